@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.base_bound import LONGEST, smallest_base
+from ropecli.analysis.base_bound import smallest_base
 from ropecli.analysis.score import first_negative, score
 from ropecli.rope import RopeGeometry
 
@@ -74,7 +74,3 @@ def test_against_a_search_through_all(geometry):
     found = smallest_base(geometry, length)
     assert expected * math.exp(-step) - 1e-9 <= found <= expected * (1 + 1e-5)
     assert lowest(geometry, found, length) >= -1e-9
-
-
-def test_beyond_a_million_tokens_it_is_not_looked_for():
-    assert math.isnan(smallest_base(HEAD, LONGEST + 1))

@@ -77,12 +77,6 @@ def test_llama_2_by_hand():
     assert found["distance_to_old_images"] == pytest.approx(math.sqrt((apart**2).mean()))
 
 
-def test_a_larger_base_moves_the_second_frequency_by_six_percent():
-    found = summarize(scale(LLAMA_2, make_spec("abf", 8.0, {"rope_theta": 5e5})), 32768)
-    assert found["frequency_over_pretrained"][1] == pytest.approx(0.94, abs=0.005)
-    assert found["granularity_limit"] == pytest.approx(0.076, abs=5e-4)
-
-
 @pytest.mark.parametrize(
     ("method", "rope_theta", "alpha"),
     [
@@ -99,15 +93,6 @@ def test_limits_are_of_frequencies_that_follow_a_power(method, rope_theta, alpha
     assert found["granularity_exact_limit"] == pytest.approx(exact_limit(rope_theta, alpha))
     bound = 2 * rope_theta / (alpha * 32767 * math.log(rope_theta))
     assert found["decay"][-1]["bound"] == pytest.approx(min(1, bound))
-
-
-@pytest.mark.parametrize("method", ["yarn", "nope"])
-def test_others_have_no_limit(method):
-    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
-    assert found["granularity"] == pytest.approx(float(np.sin(scaled(LLAMA_2, method, 8.0).inv_freq).mean()))
-    assert found["granularity_limit"] is None
-    assert found["granularity_exact_limit"] is None
-    assert all(one["bound"] is None for one in found["decay"])
 
 
 def test_where_no_pair_turns_there_is_no_wavelength(capsys):

@@ -38,12 +38,6 @@ def test_the_blogs_wavelengths():
     assert 2 * math.pi / BLOG[95] == pytest.approx(effective_range(BLOG), rel=1e-9)
 
 
-def test_three_quarters_of_the_blogs_pairs_turn_within_the_effective_range():
-    turned = [2 * math.pi / one <= effective_range(BLOG) * (1 + 1e-9) for one in BLOG]
-    assert turned == [True] * 96 + [False] * 32
-    assert share_rotated(BLOG, effective_range(BLOG)) == 0.75
-
-
 def test_turns_are_the_length_over_the_wavelength():
     """YaRN, eq. 13: λ_d = 2π·b^(2d/|D|)."""
     by_hand = [4096 / (2 * math.pi * 10_000 ** (2 * pair / 128)) for pair in range(64)]
@@ -58,10 +52,6 @@ def test_pairs_that_stand_still_have_no_wavelength():
     for quantity in (longest_wavelength, half_wavelength, effective_range):
         assert math.isnan(quantity(STILL))
     assert math.isnan(share_rotated(STILL, effective_range(STILL)))
-
-
-def test_llama_2s_critical_dimension():
-    assert critical_dimension(LLAMA_2) == 92
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,6 @@ def test_what_is_not_exact_is_refused_with_its_reason(build, model_type):
         find_layout(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_weights_of_other_precisions_are_proved_too(build, llama, dtype):
-    assert find_layout(load_uneven(llama, dtype=dtype)) == HALVES
-    with pytest.raises(PatchError, match="after the rotation"):
-        find_layout(load_uneven(build("hunyuan_v1_dense", head_dim=32), dtype=dtype))
-
-
 def test_one_head_that_does_not_rotate_is_noticed(build, monkeypatch):
     rotate = modeling_llama.apply_rotary_pos_emb
 

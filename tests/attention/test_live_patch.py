@@ -80,25 +80,6 @@ def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
 
 # What was patched before leaves no trace.
 
-TWO = {
-    "switching-static": (("dynamic", {}), ("linear", {})),
-    "static-switching": (("yarn", {}), ("dynamic", {})),
-}
-
-
-@pytest.mark.parametrize("two", TWO)
-def test_a_second_patch_takes_the_place_of_the_first(two, folder):
-    (first, params), (then, more) = TWO[two]
-    model, fresh = load(folder), load(folder)
-    live_patch(model, ropes_of(folder, first, **params))
-    logits(model, 200)
-    for one in (model, fresh):
-        live_patch(one, ropes_of(folder, then, **more))
-    for length in (30, 200):
-        assert torch.equal(logits(model, length), logits(fresh, length))
-    hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
-    assert set(hooks) == {1 if then in SWITCHING else 0}
-
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic"])
 def test_unpatched_after_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
@@ -151,17 +132,6 @@ def test_a_model_that_works_out_its_frequencies_anew_is_refused(build):
         live_patch(load(source), ropes_of(source, "yarn"))
 
 
-@pytest.mark.parametrize("method", ["yarn", "dynamic"])
-def test_frequencies_stay_in_float32_where_the_model_is_not(method, llama):
-    """In bfloat16 a position of 131072 would be off by whole turns."""
-    ropes, model = ropes_of(llama, method), load(llama, dtype=torch.bfloat16)
-    live_patch(model, ropes)
-    assert logits(model, 200).dtype == torch.bfloat16
-    (table,) = rotary_tables(model)
-    assert table.module.inv_freq.dtype == torch.float32
-    np.testing.assert_allclose(table.inv_freq, scale(ropes[None].geometry, ropes[None].spec, 200).inv_freq, rtol=1e-6)
-
-
 def test_a_rope_given_as_frequencies_alone(llama):
     """Found by measurement, of no method: what compare and tune hand over."""
     model, expected = load(llama), load(llama)
@@ -187,3 +157,23 @@ def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
     plan = make_plan(open_checkpoint(folder), make_spec("linear", 8.0))
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
         live_patch(model, plan.ropes)
+
+
+TWO = {
+    "switching-static": (("dynamic", {}), ("linear", {})),
+    "static-switching": (("yarn", {}), ("dynamic", {})),
+}
+
+
+@pytest.mark.parametrize("two", TWO)
+def test_a_second_patch_takes_the_place_of_the_first(two, folder):
+    (first, params), (then, more) = TWO[two]
+    model, fresh = load(folder), load(folder)
+    live_patch(model, ropes_of(folder, first, **params))
+    logits(model, 200)
+    for one in (model, fresh):
+        live_patch(one, ropes_of(folder, then, **more))
+    for length in (30, 200):
+        assert torch.equal(logits(model, length), logits(fresh, length))
+    hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
+    assert set(hooks) == {1 if then in SWITCHING else 0}

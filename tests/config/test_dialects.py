@@ -87,17 +87,6 @@ def test_the_share_that_turns_is_kept_in_both_dialects(
     assert config[theta] == config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 30000.0
 
 
-def test_gpt_neox_in_the_newer_dialect_is_patched_under_its_own_names_too(
-    architecture, edited, patched, config_of, live
-):
-    """By those transformers 5 reads the base and the share that rope_scaling, which it prefers, does not hold."""
-    newer = {"rope_type": "default", "rope_theta": 25000.0, "partial_rotary_factor": 1.0}
-    folder = patched(edited(architecture("gpt_neox"), rope_parameters=newer), "linear")
-    np.testing.assert_allclose(live(folder)[None].inv_freq, 25000.0 ** (-np.arange(16) / 16) / 4, rtol=2e-6)
-    config = config_of(folder)
-    assert (config["rotary_emb_base"], config["rotary_pct"]) == (25000.0, 1.0)
-
-
 def test_everything_else_in_config_json_is_left_as_it_was(llama, edited, patched, config_of):
     source = edited(llama, custom={"a": [1, {"b": None}], "ü": 0.1}, torch_dtype="float32")
     before, after = config_of(source), config_of(patched(source, "yarn"))

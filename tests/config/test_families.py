@@ -110,13 +110,6 @@ def test_where_only_sliding_layers_turn(model_type):
     assert rotates is not (model_type in families._ROTATES_ONLY_IN)
 
 
-def test_the_dense_layers_of_cohere2_moe_rotate():
-    settings = {"sliding_window": 8, "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense", "sparse"]}
-    settings |= SLIDING["cohere2_moe"]
-    assert hears_its_tables("cohere2_moe", **settings)
-    assert far_layers_rotate(settings, family_of({"model_type": "cohere2_moe"}))
-
-
 @pinned
 def test_no_type_with_sliding_layers_is_forgotten(rotary):
     """Whoever mixes them by default, in one rope for all layers, is in the test above; or has no positions to lose."""

@@ -3,7 +3,7 @@
 import pytest
 
 from ropecli.checkpoint.inspection import inspect_checkpoint
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError
@@ -61,7 +61,6 @@ LINEAR = {"rope_scaling": {"type": "linear", "factor": 4.0}}
 
 KNOWN = {
     "Qwen2.5": (QWEN2, 32768, 131072, "none", 1),
-    "Qwen2.5-Math": ({**QWEN2, "rope_theta": 1e4, "max_position_embeddings": 4096}, 4096, 4096, "none", 1),
     "Qwen2.5-1M": (
         {**QWEN2, "rope_theta": 1e7, "max_position_embeddings": 1010000, **DUAL_CHUNK},
         262144,
@@ -69,10 +68,7 @@ KNOWN = {
         "none",
         1,
     ),
-    "Qwen2.5-VL": ({**QWEN2, "model_type": "qwen2_5_vl", "max_position_embeddings": 128000}, 32768, 128000, "none", 1),
     "Qwen3": (QWEN3, 32768, 40960, "none", 1),
-    "Qwen3-2507": ({**QWEN3, "rope_theta": 5e6, "max_position_embeddings": 262144}, 262144, 262144, "none", 1),
-    "Qwen3-VL": (QWEN3_VL, 262144, 262144, "none", 1),
     "Qwen": (
         {
             "model_type": "qwen",
@@ -96,7 +92,6 @@ KNOWN = {
         "linear",
         8,
     ),
-    "Llama 4 Maverick": ({**LLAMA4, "max_position_embeddings": 1048576}, 262144, 1048576, "none", 1),
     "Llama 4 Scout": (
         {**LLAMA4, "max_position_embeddings": 10485760, "rope_scaling": STEP},
         262144,
@@ -119,18 +114,6 @@ KNOWN = {
         16384,
         "linear",
         4,
-    ),
-    "LLaMA-2-7B-32K": (
-        {
-            **LLAMA2,
-            "pretraining_tp": 1,
-            "max_position_embeddings": 32768,
-            "rope_scaling": {"type": "linear", "factor": 8.0},
-        },
-        4096,
-        32768,
-        "linear",
-        8,
     ),
     "not known": (
         {"model_type": "llama", "max_position_embeddings": 4096, **LINEAR, **SIZES},
@@ -240,14 +223,6 @@ def test_the_users_length_overrules_the_makers(tmp_path):
     assert warning.startswith("the pretraining length is 32768 tokens (Qwen2 and Qwen2.5 reports")
     with pytest.raises(MethodError, match="yarn ×1 has no effect"):
         make_plan(checkpoint, make_spec("yarn"), target_length=32768)
-
-
-def test_what_an_earlier_release_patched_keeps_its_recorded_length(tmp_path, written, patched, config_of):
-    """Such a patch took max_position_embeddings for the pretraining length."""
-    source = written({**QWEN2, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 64})
-    folder = patched(source, "yarn", 2.0, original_length=131072)
-    state = read_state(open_checkpoint(folder))
-    assert (state.pretraining_length, state.context_length) == (131072, 262144)
 
 
 # A shipped scaling is part of the model.

@@ -24,7 +24,6 @@ LAYERS = ["sliding_attention", "full_attention"]
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "layer_types": LAYERS, "sliding_window": 20}
 BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LIST = [1.0 + pair / 8 for pair in range(16)]
-VISION = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 
 
 def plan(folder, method="rerope", factor=4.0, **params):
@@ -46,14 +45,6 @@ def assert_is_the_patch_in_memory(output, folder, method="rerope", factor=4.0):
     expected, found = logits(model), logits(load(output))
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (found - logits(load(folder))).abs().max() > 1e-2 * expected.abs().max()
-
-
-@pytest.fixture(scope="module")
-def composite(build):
-    """Gemma 3 with its vision part."""
-    text = json.loads((build("gemma3_text", **GEMMA) / "config.json").read_text())
-    vision = {"hidden_size": 32, "intermediate_size": 32, **VISION}
-    return build("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=1)
 
 
 SCRIPT = """
@@ -84,13 +75,6 @@ def test_transformers_refuses_it_before_the_import_and_runs_it_after(llama, patc
     torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(load(folder)))
 
 
-LOADING = "import ropecli, sys; ropecli.load_model(ropecli.open_checkpoint(sys.argv[1]), device='cpu')"
-
-
-def test_load_model_of_the_api_needs_no_other_import(llama, patched):
-    run(LOADING, patched(llama, "rerope"))
-
-
 def test_it_names_the_attention_and_all_that_this_needs(llama, patched, config_of):
     config = config_of(patched(llama, "leaky-rerope", slope=9.0))
     assert config["attn_implementation"] == "ropecli:leaky-rerope"
@@ -110,18 +94,6 @@ def test_it_names_the_attention_and_all_that_this_needs(llama, patched, config_o
 def test_what_is_written_is_what_is_patched_in_memory(model_type, settings, build, patched):
     folder = build(model_type, **settings)
     assert_is_the_patch_in_memory(patched(folder, "rerope"), folder)
-
-
-def test_of_a_composite_model_the_text_part_alone_gets_it(composite, patched, config_of):
-    output = patched(composite, "rerope")
-    config = config_of(output)
-    assert config["attn_implementation"] == {"text_config": "ropecli:rerope"}
-    assert KEY not in config
-    assert config["text_config"][KEY]["pretrained"] == 64
-    model = load(output)
-    assert model.config.text_config._attn_implementation == "ropecli:rerope"
-    assert model.config.vision_config._attn_implementation == "sdpa"
-    assert_is_the_patch_in_memory(output, composite)
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,6 @@ def test_the_revision_is_handed_on(engine, config_only):
     assert AT_REVISION[engine] in all_said(on_hub(raised, "v1"), engine)
 
 
-def test_llama_cpp_converts_a_local_folder(config_only):
-    said = all_said(on_hub(config_only(rope_scaling=YARN), "main"), "llama.cpp")
-    assert "hf download someone/model prints" in said
-    assert "convert_hf_to_gguf.py DIR " in said
-
-
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 DEEPSEEK = {"model_type": "deepseek_v3", "qk_rope_head_dim": 16, "rope_scaling": MSCALE}
 KIMI = {"rope_theta": 50000.0, "max_position_embeddings": TARGET, **DEEPSEEK, "model_type": "kimi_k2"}
@@ -153,13 +147,6 @@ def test_sections_of_multimodal_positions_are_not_dropped(engine, config_only):
     scaling = {"type": "linear", "factor": 2.0, "mrope_section": [4, 4, 8]}
     with pytest.raises(PatchError, match="silently drops the sections"):
         export_checkpoint(config_only(rope_scaling=scaling), engine)
-
-
-@pytest.mark.parametrize("engine", ["llama.cpp", "sglang", "vllm"])
-def test_one_table_for_all_lengths_is_named(engine, patched):
-    said = export_checkpoint(patched("dynamic").checkpoint, engine).cannot[0]
-    assert f"for {TARGET} tokens" in said
-    assert f"up to {WINDOW} tokens unscaled" in said
 
 
 @pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags apply to all layers")])

@@ -58,18 +58,6 @@ def test_the_flags_make_the_patched_positions(patch_name, patched):
     assert flags["-c"] == str(TARGET)
 
 
-def test_the_file_of_dynamic_ntk_is_told_its_window(patched):
-    """Its config.json keeps the pretraining length, and the server answers no further than the file says."""
-    export = export_checkpoint(patched("dynamic").checkpoint, "llama.cpp")
-    assert "llama.context_length=int:1024" in parsed(export.command)["--override-kv"]
-
-
-def test_llama3_is_said_to_be_in_the_file(patched):
-    export = export_checkpoint(patched("llama3").checkpoint, "llama.cpp")
-    assert "rope_freqs" in export.cannot[0]
-    assert parsed(export.command)["--rope-scaling"] == "none"
-
-
 @pytest.mark.parametrize("patch_name", ["longrope", "longrope with its own attention factor"])
 def test_factors_by_pair_are_refused(patch_name, patched):
     _, rope, checkpoint = patched(patch_name)
@@ -81,14 +69,6 @@ def test_factors_by_pair_are_refused(patch_name, patched):
 def test_an_unrounded_ramp_is_refused(patched):
     with pytest.raises(PatchError, match="rounds the ends of YaRN's ramp"):
         export_checkpoint(patched("yarn", truncate=False).checkpoint, "llama.cpp")
-
-
-def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
-    """The converter stores the factors and computes the attention factor itself."""
-    checkpoint = patched_model("phi3", "yarn")
-    with pytest.raises(PatchError, match=r"stores the factors with .* = 1\.1547; this folder has 1\.1386") as refused:
-        export_checkpoint(checkpoint, "llama.cpp")
-    assert "silently drops" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

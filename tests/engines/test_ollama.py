@@ -25,8 +25,3 @@ def test_it_stops_at_max_position_embeddings(config_only):
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
     with pytest.raises(PatchError, match=f"max_position_embeddings, {WINDOW} tokens; the scaling reaches {TARGET}"):
         export_checkpoint(config_only(rope_scaling=scaling), "ollama")
-
-
-def test_layers_that_differ_are_refused(patched_model):
-    with pytest.raises(PatchError, match="the layers of gemma3_text differ"):
-        export_checkpoint(patched_model("gemma3_text", "yarn"), "ollama")

@@ -100,20 +100,6 @@ def test_two_lists_of_longrope_are_named(patched):
     assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
 
 
-def test_a_config_scaled_by_hand_is_served_at_the_window_it_reaches(config_only):
-    yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": WINDOW}
-    export = export_checkpoint(config_only(model_type="qwen2", rope_scaling=yarn), "vllm")
-    _, overrides, window = parsed(export.command)
-    assert (window, overrides["max_position_embeddings"]) == (TARGET, TARGET)
-    assert overrides["rope_parameters"]["factor"] == 4.0
-
-
-def test_the_text_part_of_a_composite_model_is_named(config_only):
-    text = {"max_position_embeddings": WINDOW, "rope_theta": 10000.0, "head_dim": 32, "model_type": "llama"}
-    export = export_checkpoint(config_only(model_type="llava", text_config=text), "vllm")
-    assert export.overrides["text_config"]["max_position_embeddings"] == WINDOW
-
-
 def test_gpt_oss_with_another_scaling_is_refused(config_only):
     with pytest.raises(PatchError, match="computes only yarn"):
         export_checkpoint(config_only(model_type="gpt_oss", head_dim=32), "vllm")
