@@ -1,6 +1,7 @@
 """The config.json of released checkpoints, fewer and narrower layers apart: nothing is found but what is there, and
 their frequencies are those that stock transformers makes of them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,265 +17,9 @@ from ropecli.checkpoint.revert import plan_reversal, revert_to
 from ropecli.checkpoint.state import read_state
 from ropecli.scaling.spec import make_spec
 
-SMALL = {
-    "vocab_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-LAYERS = ["sliding_attention", "full_attention"]
-MLA = {
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 32,
-    "max_position_embeddings": 163840,
-    "rope_theta": 10000,
-}
-PHI3 = {
-    "model_type": "phi3",
-    "hidden_size": 3072,
-    "num_attention_heads": 32,
-    "original_max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-}
-QWEN = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_window_layers": 28,
-    "rope_theta": 1000000.0,
-    "sliding_window": 131072,
-    "use_sliding_window": False,
-}
-MINISTRAL = {
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "factor": 16.0,
-    "llama_4_scaling_beta": 0.1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "rope_type": "yarn",
-    "type": "yarn",
-}
-
-
-def heads(width: int, number: int, key_values: int) -> dict:
-    return {"hidden_size": width, "num_attention_heads": number, "num_key_value_heads": key_values}
-
-
-CONFIGS = {
-    # a factor of 8 for 16 times the window, as Meta trained it
-    "Llama-3.1-8B": {
-        "model_type": "llama",
-        **heads(4096, 32, 8),
-        "max_position_embeddings": 131072,
-        "rope_scaling": {**LLAMA3, "rope_type": "llama3"},
-        "rope_theta": 500000.0,
-    },
-    "Mistral-7B-v0.1": {
-        "model_type": "mistral",
-        **heads(4096, 32, 8),
-        "max_position_embeddings": 32768,
-        "rope_theta": 10000.0,
-        "sliding_window": 4096,
-    },
-    "Mixtral-8x7B": {
-        "model_type": "mixtral",
-        **heads(4096, 32, 8),
-        "num_local_experts": 2,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1000000.0,
-        "sliding_window": None,
-    },
-    # its README: add this block, and leave the rest
-    "Qwen2.5-7B-Instruct with yarn": {
-        **QWEN,
-        "max_position_embeddings": 32768,
-        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
-    },
-    # names neither window nor base
-    "gemma-3-4b": {
-        "model_type": "gemma3",
-        "text_config": {
-            "model_type": "gemma3_text",
-            "hidden_size": 2560,
-            "intermediate_size": 64,
-            "num_hidden_layers": 6,
-            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-            "sliding_window": 1024,
-        },
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-        },
-    },
-    "Phi-3-mini-128k": {
-        **PHI3,
-        "max_position_embeddings": 131072,
-        "rope_scaling": {
-            "long_factor": np.geomspace(1.07, 65, 48).tolist(),
-            "short_factor": np.linspace(1.1, 2.9, 48).tolist(),
-            "type": "longrope",
-        },
-        "sliding_window": 262144,
-    },
-    "DeepSeek-V3": {
-        "model_type": "deepseek_v3",
-        **MLA,
-        "rope_scaling": {
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 40,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 4096,
-            "type": "yarn",
-        },
-    },
-    "gpt-oss-20b": {
-        "model_type": "gpt_oss",
-        **heads(2880, 64, 8),
-        "head_dim": 64,
-        "initial_context_length": 4096,
-        "layer_types": LAYERS,
-        "max_position_embeddings": 131072,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 150000,
-        "sliding_window": 128,
-    },
-    "Olmo-3-7B": {
-        "model_type": "olmo3",
-        **heads(4096, 32, 32),
-        "layer_types": LAYERS,
-        "max_position_embeddings": 65536,
-        "rope_scaling": {
-            "attention_factor": 1.2079441541679836,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 8.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "yarn",
-        },
-        "rope_theta": 500000,
-        "sliding_window": 4096,
-    },
-    # the layers that see the whole context have no positions
-    "c4ai-command-r7b": {
-        "model_type": "cohere2",
-        **heads(4096, 32, 8),
-        "head_dim": 128,
-        "num_hidden_layers": 4,
-        "layer_switch": 4,
-        "max_position_embeddings": 132096,
-        "rope_scaling": None,
-        "rope_theta": 50000,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-    },
-    # a base by layer type under its own name
-    "ModernBERT-base": {
-        "model_type": "modernbert",
-        **heads(768, 12, 12),
-        "num_hidden_layers": 4,
-        "cls_token_id": 0,
-        "sep_token_id": 0,
-        "global_attn_every_n_layers": 3,
-        "local_attention": 128,
-        "max_position_embeddings": 8192,
-        "global_rope_theta": 160000.0,
-        "local_rope_theta": 10000.0,
-    },
-    # rope_scaling is that of the compressed layers, without a change of the logits
-    "DeepSeek-V4-Flash": {
-        "model_type": "deepseek_v4",
-        **heads(64, 4, 1),
-        "head_dim": 512,
-        "qk_rope_head_dim": 64,
-        "num_hidden_layers": 3,
-        "compress_ratios": [0, 4, 128, 0],
-        **{"q_lora_rank": 16, "o_lora_rank": 16, "o_groups": 2, "index_head_dim": 16, "index_n_heads": 2},
-        **{"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hash_layers": 1},
-        "max_position_embeddings": 1048576,
-        "rope_scaling": {
-            **{"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536},
-            **{"beta_fast": 32, "beta_slow": 1},
-        },
-        "rope_theta": 10000,
-        "compress_rope_theta": 160000,
-    },
-    "MiMo-V2-Flash": {
-        "model_type": "mimo_v2_flash",
-        **heads(64, 4, 4),
-        **{"head_dim": 192, "v_head_dim": 128, "sliding_window": 128},
-        **{"moe_intermediate_size": 16, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
-        "max_position_embeddings": 262144,
-        "partial_rotary_factor": 0.334,
-        "rope_theta": 5000000,
-        "swa_rope_theta": 10000,
-    },
-    # lists by layer, with the layer that predicts further tokens
-    "Step-3.7-Flash": {
-        "model_type": "step3p7",
-        "text_config": {
-            **SMALL,
-            "model_type": "step3p5",
-            **heads(64, 2, 2),
-            **{"head_dim": 32, "num_attention_groups": 2, "sliding_window": 64, "num_nextn_predict_layers": 1},
-            **{"moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 16, "moe_layers_enum": "1"},
-            "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 4},
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "rope_theta": [5000000.0, 10000.0, 5000000.0],
-            "partial_rotary_factors": [0.5, 1.0, 0.5],
-            "yarn_only_types": ["full_attention"],
-            "max_position_embeddings": 262144,
-            "rope_scaling": {
-                **{"rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131072},
-                **{"low_freq_factor": 1.0, "high_freq_factor": 32.0},
-            },
-        },
-    },
-    # older than rope_type, and than raising max_position_embeddings
-    "vicuna-7b-v1.5-16k": {
-        "model_type": "llama",
-        **heads(4096, 32, 32),
-        "max_position_embeddings": 4096,
-        "max_sequence_length": 16384,
-        "rope_scaling": {"factor": 4.0, "type": "linear"},
-    },
-    "Ministral-3-8B": {
-        "model_type": "ministral3",
-        **heads(4096, 32, 8),
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
-        "rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0},
-        "sliding_window": None,
-    },
-}
+CONFIGS = json.loads(Path(__file__).with_name("released.json").read_text())
+SMALL = {"vocab_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
 FOUND = {
     "Mistral-7B-v0.1": ["sliding-window"],
     "Qwen2.5-7B-Instruct with yarn": ["window-below-scaling"],
@@ -410,7 +155,12 @@ def test_parameters_that_it_was_trained_with_are_kept_unless_others_are_set(para
 @pytest.mark.parametrize("method", ["linear", "longrope"])
 def test_the_attention_of_ministral_still_finds_its_window(method, build, tmp_path):
     """Beside llama_4_scaling_beta it reads the window, whatever the rope_type: queries grow with position // window."""
-    parameters = {**MINISTRAL, "rope_theta": 1e6, "factor": 2.0, "original_max_position_embeddings": 16}
+    parameters = {
+        **CONFIGS["Ministral-3-8B"]["rope_parameters"],
+        "rope_theta": 1e6,
+        "factor": 2.0,
+        "original_max_position_embeddings": 16,
+    }
     source = build(
         "ministral3", head_dim=32, sliding_window=None, max_position_embeddings=32, rope_parameters=parameters
     )
