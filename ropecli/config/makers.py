@@ -4,8 +4,9 @@ config.json says what a reader computes, not what was trained: Qwen2.5-7B has ma
 trained to 32,768 tokens. A row matches by fields of config.json, so it also holds for renamed and fine-tuned copies.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from ropecli.config.changes import get_path
 
 
 class Extension(NamedTuple):
@@ -174,7 +175,7 @@ _ROWS = (
 )
 
 
-def find_makers(section: Mapping[str, Any], model_type: str | None, **read: object) -> Makers | None:
+def find_makers(section: dict[str, Any], model_type: str | None, **read: object) -> Makers | None:
     """The first row that matches config.json, or None.
 
     section: the part with the RoPE fields. read: fields as read from any dialect or from defaults: scaling (the
@@ -185,7 +186,7 @@ def find_makers(section: Mapping[str, Any], model_type: str | None, **read: obje
         conditions = {"scaling": {"none"}, **row.fields}
         if model_type not in row.types or not all(_fits(fields.get(key), is_) for key, is_ in conditions.items()):
             continue
-        length = _at(section, row.length) if isinstance(row.length, str) else row.length
+        length = get_path(section, row.length) if isinstance(row.length, str) else row.length
         if isinstance(length, int) and not isinstance(length, bool) and length > 0:
             return Makers(row.model, length, row.source, isinstance(row.length, str), row.extension)
     return None
@@ -195,10 +196,3 @@ def _fits(value: Any, expected: Any) -> bool:
     if isinstance(expected, _Above):
         return isinstance(value, int) and value >= expected.least
     return value in expected if isinstance(expected, set) else value == expected
-
-
-def _at(section: Mapping[str, Any], path: str) -> Any:
-    value: Any = section
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
