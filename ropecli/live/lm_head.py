@@ -49,10 +49,10 @@ class SplitModel:
         """Compute logits, float32. hidden: shape (batch, any tokens, width), a part of outputs.last_hidden_state."""
         before, outputs.last_hidden_state = outputs.last_hidden_state, hidden
         hooked = vars(self.decoder).get("forward")  # that of Accelerate's hooks, for a model spread over devices
-        # the model's forward applies its head to `outputs` instead of running the decoder
-        self.decoder.forward = lambda *args, **kwargs: outputs
         placeholder = hidden.new_zeros(hidden.shape[:2], dtype=torch.long)
         try:
+            # the model's forward applies its head to `outputs` instead of running the decoder
+            self.decoder.forward = lambda *args, **kwargs: outputs
             return self.model(input_ids=placeholder, use_cache=False).logits.float()
         finally:
             outputs.last_hidden_state = before
