@@ -99,7 +99,7 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
         if label in labels:
             return label
     raise PatchError(
-        f"Cannot find the rotary table of layer {index} ({type(module).__name__}): its type is {layer_type!r}; expected "
+        f"Cannot find the rotary table of layer {index} ({type(module).__name__}): its type is {layer_type!r}, not "
         f"one of {sorted(map(str, labels))}."
     )
 
