@@ -76,7 +76,8 @@ class CheckpointPositions:
     @property
     def scaled(self) -> list[Parameters]:
         """The parameters of every layer type with a scaling."""
-        return [found for found in self.parameters.values() if found and found["rope_type"] != "default"]
+        by_type = self.parameters.values()
+        return [parameters for parameters in by_type if parameters and parameters["rope_type"] != "default"]
 
     @property
     def only_main_scaled(self) -> bool:
@@ -145,8 +146,8 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
     ropes, settings, rope, length = state.ropes, state.settings, state.main, state.context_length
     written = parameters_by_layer_type(section, settings.family, [])
     parameters = {
-        label: _parameters(ropes[label], own or {}, section, settings.family, length) if label in ropes else None
-        for label, own in written.items()
+        label: _parameters(ropes[label], fields or {}, section, settings.family, length) if label in ropes else None
+        for label, fields in written.items()
     }
     if rope.remapping is not None:
         use = "Fine-tune it with `ropecli finetune`." if trains else "Load it with `import ropecli.attention`."
@@ -174,7 +175,7 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
         older_fields=not section.get("rope_parameters")
         or (first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))),
         fix=fix_command(state),
-        sections=any(key in (one or {}) for one in written.values() for key in _SECTIONS),
+        sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
         latent=section.get("qk_rope_head_dim") is not None,
         warnings=state.warnings,
     )

@@ -64,7 +64,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     positions = read_positions(checkpoint, trains=engine.trains)
     for reason in _texts(engine.refused, positions):
         raise PatchError(f"{engine.title} does not support the positions of {positions.checkpoint}: {reason}")
-    notes = (Case(lambda p: True, engine.without_options(positions)), *engine.notes)
     overrides, file_name = engine.overrides(positions), str(output or engine.file_name)
     file_text = engine.file_text(overrides)
     if output:
@@ -80,12 +79,15 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, positions)),
-        notes=(*positions.warnings, *filter(None, _texts(notes, positions))),
+        notes=(*positions.warnings, *_texts((engine.without_options(positions), *engine.notes), positions)),
         file_name=file_name,
         file_text=file_text,
         written=output is not None,
     )
 
 
-def _texts(cases: Iterable[Case], positions: CheckpointPositions) -> Iterator[str]:
-    return (case.text.format(p=positions) for case in cases if case.holds(positions))
+def _texts(cases: Iterable[Case | str], positions: CheckpointPositions) -> Iterator[str]:
+    for case in cases:
+        text = case if isinstance(case, str) else case.text if case.holds(positions) else ""
+        if text:
+            yield text.format(p=positions)

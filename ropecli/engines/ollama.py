@@ -49,6 +49,6 @@ ENGINE = EngineTable(
             lambda p: p.has_two_factor_lists,
             "Once num_ctx is above {p.original_length}, every request uses long_factor.",
         ),
-        Case(lambda p: True, f"Then: ollama run {_NAME}."),
+        f"Then: ollama run {_NAME}.",
     ),
 )

@@ -191,7 +191,7 @@ def _set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
 def _configs(config: Any) -> list[Any]:
     """A config and its sub-configs; each has its own attention implementation."""
     parts = [part for key in config.sub_configs if (part := getattr(config, key, None)) is not None]
-    return [config, *(one for part in parts for one in _configs(part))]
+    return [config, *(nested for part in parts for nested in _configs(part))]
 
 
 def reset_tables(tables: list[RotaryTable], device: str | None = None) -> None:

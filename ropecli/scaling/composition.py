@@ -62,10 +62,10 @@ def _check(parts: Sequence[ScalingMethod], known: Iterable[ScalingMethod]) -> No
     if not fits:
         of_frequency = [method for method in known if method.combines and not method.remaps]
         dividing = [method.name for method in of_frequency if method.uses_factor]
-        others = [method.name for method in of_frequency if not method.uses_factor]
+        blind = [method.name for method in of_frequency if not method.uses_factor]
         raise MethodError(
             f"Cannot combine {'+'.join(part.name for part in parts)}. Expected at most one of {', '.join(dividing)}; "
-            f"any of {', '.join(others)}; and at most one distance method, at the end. abf and ntk come first."
+            f"any of {', '.join(blind)}; and at most one distance method, at the end. abf and ntk come first."
         )
 
 

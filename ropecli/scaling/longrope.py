@@ -102,9 +102,9 @@ def custom(
         params["factors"] = list(factors)
         given = rope.inv_freq() / np.array(factors, dtype=np.float64)
     else:
-        found = "neither was" if factors is None else "both were"
+        number = "neither was" if factors is None else "both were"
         raise MethodError(
-            f"custom requires a list, either inv_freq or factors, but {found} given. "
+            f"custom requires a list, either inv_freq or factors, but {number} given. "
             "Example: --factors-file FILE.json, a JSON list of factors."
         )
     return Frequencies(given, attention_factor, params=params)
