@@ -45,13 +45,6 @@ def wide(inv_freq_of: float, alpha: float = 1.0) -> float:
     return granularity(alpha * RopeGeometry(2 * 10**6, 2 * 10**6, inv_freq_of, 4096).inv_freq())
 
 
-def test_what_they_are_at_llama_2s_width():
-    assert granularity(PI) == pytest.approx(0.02902, abs=1e-5)
-    assert granularity(RAISED) == pytest.approx(0.07882, abs=1e-5)
-    by_hand = math.fsum(math.sin(BASE ** (-2 * j / 128) / 4) for j in range(64)) / 64
-    assert granularity(PI) == pytest.approx(by_hand, rel=1e-12)
-
-
 @pytest.mark.parametrize(("rope_theta", "alpha"), [(BASE, 1.0), (BASE, 0.25), (ABF, 1.0), (3.0, 1.0)])
 def test_the_exact_limit(rope_theta, alpha):
     assert exact_limit(rope_theta, alpha) == pytest.approx(wide(rope_theta, alpha), rel=1e-5)
@@ -92,19 +85,6 @@ def test_the_two_closest_images(method, length):
     found = closest_images(frequencies(method), length)
     assert found.distance == pytest.approx(apart.min(), abs=1e-9)
     assert np.diagonal(apart, found.gap) == pytest.approx(apart.min(), abs=1e-9)
-
-
-def test_they_need_not_be_neighbours():
-    """The paper's own doubt: few pairs turn nearly full circle, and come closer to older images than to neighbours."""
-    inv_freq = np.array([1.0, 0.001])
-    images = curve(inv_freq, 100)
-    apart = distances(images, images)
-    np.fill_diagonal(apart, np.inf)
-    found = closest_images(inv_freq, 100)
-    assert found.gap == 44  # seven turns but for 0.018 of a radian
-    assert found.distance == pytest.approx(apart.min())
-    assert found.distance < np.diagonal(apart, 1).min() / 10
-    assert closest_images(np.array([1.0]), 1000).gap == 710  # 113 turns, to five digits
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -95,18 +95,6 @@ def test_limits_are_of_frequencies_that_follow_a_power(method, rope_theta, alpha
     assert found["decay"][-1]["bound"] == pytest.approx(min(1, bound))
 
 
-def test_where_no_pair_turns_there_is_no_wavelength(capsys):
-    found = printed(summarize(scaled(DEMO, "nope", 8.0), 2048), capsys)
-    nothing = ("longest_wavelength", "half_wavelength", "effective_range", "share_turned_in_effective_range")
-    assert all(found[key] is None for key in (*nothing, "unique_by_slowest_pair", "first_rise", "first_negative_score"))
-    assert found["wavelength"] == [None] * 16
-    assert found["closest_images"] == 0
-    assert found["decay"][-1] == {
-        "distance": 2047, "score": 1, "magnitude": 1, "estimate": 1, "bound": None,
-        "sinusoidal": pytest.approx(float(score(DEMO.inv_freq(), 2047)) / 32),
-    }  # fmt: skip
-
-
 def test_remapped_distances_are_what_turns_and_decays():
     found = summarize(scaled(DEMO, "rerope", 8.0), 2048)
     assert found["largest_distance"] == 128

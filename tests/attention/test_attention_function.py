@@ -151,21 +151,6 @@ def test_a_generated_token_rotates_no_key_again(model, monkeypatch):
 # copies, and all that wraps a model
 
 
-def test_in_half_precision_its_own_arithmetic_is_float32(llama, patched, expected):
-    """The written and the in-memory patch agree to the bit, and are off as the plain model is."""
-    plain, live, written = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        for folder in (llama, llama, patched(llama, "rerope"))
-    )
-    exact = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()(ROW).logits
-    live_patch(live, ropes(llama))
-    found = written(ROW).logits
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(live(ROW).logits, found)
-    usual = (plain(ROW).logits.float() - exact).abs().mean()
-    assert (found.float() - expected).abs().mean() < 1.5 * usual
-
-
 def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama):
     model = make(llama)
     with torch.inference_mode():

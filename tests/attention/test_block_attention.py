@@ -150,13 +150,6 @@ def test_kept_keys_are_used_only_for_equal_keys(remapping, monkeypatch):
         torch.testing.assert_close(found.double(), expected, atol=1e-11 if keys.dtype == key.dtype else 1e-5, rtol=0)
 
 
-def test_softcap_and_sinks():
-    remapping, heads, options = REMAPPINGS["far in groups"], make_heads(), {"softcap": 1.5, "sinks": SINKS}
-    expected = brute_force(remapping, HALVES, *heads, 0, 0, 0.4, **options)
-    result = attend(BlockAttention(remapping, HALVES), HALVES, *heads, **options)
-    torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
-
-
 @pytest.mark.parametrize("remapping", REMAPPINGS.values(), ids=REMAPPINGS)
 def test_gradients_equal_those_of_brute_force(remapping):
     heads = [one.requires_grad_() for one in (*make_heads(), torch.tensor([0.1, -1.0, 1.0, 0.0], dtype=torch.float64))]

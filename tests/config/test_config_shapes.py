@@ -14,7 +14,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.families import family_of
 from ropecli.config.settings import read_settings
-from ropecli.errors import CheckpointError, PatchError, RopecliError
+from ropecli.errors import PatchError, RopecliError
 from ropecli.scaling.spec import make_spec
 
 LAYERS = ["sliding_attention", "full_attention"]
@@ -75,15 +75,6 @@ def test_a_method_that_keeps_still_pairs_is_written_natively(
     assert after[TURNING - 1] == pytest.approx(before[TURNING - 1] / 4, rel=2e-6)
     parameters = config_of(folder)["rope_parameters"]["full_attention"]
     assert (parameters["rope_type"], parameters["partial_rotary_factor"]) == ("proportional", 0.25)
-
-
-def test_a_composite_model_in_another_format_is_not_patched(written):
-    """As LLaVA 1.5 was first released: transformers reads text_config alone, and takes its defaults without."""
-    flat = {**TINY, "model_type": "llava", "rope_theta": 20000.0, "mm_hidden_size": 32}
-    source = open_checkpoint(written(flat))
-    plan = make_plan(source, make_spec("linear", 4.0))
-    assert "no text_config, and transformers reads the language model of llava only from there" in plan.unwritable
-    assert [finding.rule for finding in find_faults(read_state(source))] == ["outside-text-config"]
 
 
 # Which layers rotate, by the fields of each layer.
@@ -170,14 +161,24 @@ def test_a_key_that_a_type_saves_under_another_name_is_read_and_written(
             assert {config_of(after)[name] for name in names} == {4 * stock.max_position_embeddings}
 
 
-def granite(**values) -> dict:
-    return {**TINY, "model_type": "granite_swa", "layer_types": LAYERS, "sliding_window": 32, **values}
+BASES = {"rope_theta": 30000.0, "layer_rope_theta": [30000.0, 50000.0], "layer_types": LAYERS, "sliding_window": 32}
+SCALED = {"rope_scaling": {"type": "linear", "factor": 2.0}}
 
 
-def test_bases_that_differ_from_layer_to_layer_are_refused(written):
-    source = open_checkpoint(written(granite(rope_theta=30000.0, layer_rope_theta=[30000.0, 50000.0])))
-    with pytest.raises(CheckpointError, match=r"layer_rope_theta .* expected the same base for all layers"):
-        make_plan(source, make_spec("linear", 4.0))
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("granite_swa", BASES, "layer_rope_theta .* expected the same base for all layers"),
+        ("gpt_oss", {}, "gpt_oss is scaled by default"),
+        ("granitemoehybrid", {}, "position_embedding_type in config.json is not 'rope'"),
+        ("my_own", {}, "no RoPE field that ropecli knows .* no language model of type 'my_own'. .* custom code"),
+        ("my_own", SCALED, "has no rope_theta.*Add the base that the model was trained with"),
+        ("llava", {"rope_theta": 20000.0}, "no text_config, and transformers reads the language model of llava only"),
+    ],
+)
+def test_a_config_whose_meaning_is_not_known_is_refused(model_type, fields, message, written, patched):
+    with pytest.raises(RopecliError, match=message):
+        patched(written({**TINY, "model_type": model_type, **fields}), "linear")
 
 
 def test_dbrx_keeps_its_base_where_transformers_does_not_look(written, patched, live):
@@ -222,16 +223,3 @@ def test_a_config_that_is_silent_is_read_by_the_types_defaults(model_type, writt
         assert_inspection_is_live(folder)
         assert warnings_of(folder) == ""  # every reader has these defaults
         assert_inspection_is_live(patched(folder, "yarn"))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "message"),
-    [
-        ("gpt_oss", "gpt_oss is scaled by default"),
-        ("granitemoehybrid", "position_embedding_type in config.json is not 'rope'"),
-        ("my_own", "no RoPE field that ropecli knows .* no language model of type 'my_own'. .* custom code"),
-    ],
-)
-def test_a_silent_config_whose_meaning_is_not_known_is_refused(model_type, message, written):
-    with pytest.raises(RopecliError, match=message):
-        read_state(open_checkpoint(written({**TINY, "model_type": model_type})))

@@ -112,9 +112,3 @@ def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
     folder = edited(llama, **{key: value})
     with pytest.raises(CheckpointError, match=named):
         _ = read_state(open_checkpoint(folder)).ropes
-
-
-def test_a_base_left_out_is_an_error_where_the_default_is_not_known(llama, edited):
-    folder = edited(llama, model_type="my_own", rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
-    with pytest.raises(CheckpointError, match=r"has no rope_theta.*Add the base that the model was trained with"):
-        _ = read_state(open_checkpoint(folder)).ropes

@@ -42,6 +42,7 @@ def test_the_revision_is_handed_on(engine, config_only):
 
 
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+SECTIONS = {"type": "linear", "factor": 2.0, "mrope_section": [4, 4, 8]}
 DEEPSEEK = {"model_type": "deepseek_v3", "qk_rope_head_dim": 16, "rope_scaling": MSCALE}
 KIMI = {"rope_theta": 50000.0, "max_position_embeddings": TARGET, **DEEPSEEK, "model_type": "kimi_k2"}
 MINISTRAL = {**MSCALE, "rope_theta": 1e8, "rope_type": "yarn", "llama_4_scaling_beta": 0.1}
@@ -86,14 +87,6 @@ def test_a_released_scaling_that_the_engine_reads_gets_the_plain_command(model, 
     assert export.command == WITHOUT_OPTIONS[engine].format(checkpoint.name).replace("1024", length)
 
 
-@pytest.mark.transformers("5.14", "knows deepseek_v4")
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_deepseek_v4_as_released_gets_the_plain_command(engine, config_only):
-    fields = {"model_type": "deepseek_v4", "qk_rope_head_dim": 16, "head_dim": 32, "compress_rope_theta": 160000}
-    checkpoint = config_only(**fields, rope_scaling=YARN, max_position_embeddings=TARGET)
-    assert export_checkpoint(checkpoint, engine).command == WITHOUT_OPTIONS[engine].format(checkpoint.name)
-
-
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_only_the_length_is_overridden_where_config_json_does_not_state_it(engine, config_only):
     export = export_checkpoint(config_only(**DEEPSEEK), engine)
@@ -133,20 +126,14 @@ def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, 
             "ignores the factor of rope_type 'proportional'",
             ["llama.cpp", "ollama", "sglang", "vllm"],
         ),
+        ({"rope_scaling": SECTIONS}, "silently drops the sections", ["sglang", "vllm"]),
     ],
-    ids=["latent", "latent, without mscale", "mscale", "mscale in Ollama", "factor"],
+    ids=["latent", "latent, without mscale", "mscale", "mscale in Ollama", "factor", "sections"],
 )
 def test_what_an_engine_reads_differently_is_refused(fields, said, engines, config_only):
     for engine in engines:
         with pytest.raises(PatchError, match=said):
             export_checkpoint(config_only(**fields), engine)
-
-
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_sections_of_multimodal_positions_are_not_dropped(engine, config_only):
-    scaling = {"type": "linear", "factor": 2.0, "mrope_section": [4, 4, 8]}
-    with pytest.raises(PatchError, match="silently drops the sections"):
-        export_checkpoint(config_only(rope_scaling=scaling), engine)
 
 
 @pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags apply to all layers")])

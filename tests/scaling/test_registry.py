@@ -45,20 +45,6 @@ def test_methods_of_other_distances_settle_every_parameter():
         }
 
 
-def test_all_the_methods_are_found():
-    assert list(scaling_methods()) == [
-        "abf", "cope", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
-        "ntk-by-parts", "p-rope", "resonance", "unscaled", "yarn",
-        "dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string",
-    ]  # fmt: skip
-
-
-def test_other_names_lead_to_one_method_each_and_hide_none():
-    others = [other for method in scaling_methods().values() for other in method.other_names]
-    assert len(others) == len(set(others)) > 0
-    assert not set(others) & set(scaling_methods())
-
-
 def test_the_knobs_of_yarn():
     number = "a positive number of at most 1e+30"
     assert find_method("yarn").parameters == (
@@ -98,9 +84,6 @@ NOT_COMBINED = {
     "distances-first": "rerope+yarn",
     "two-distances": "rerope+dual-chunk",
     "by-the-length": "yarn+dynamic",
-    "given-numbers": "yarn+custom",
-    "no-rotation": "nope+cope",
-    "twice": "cope+cope",
 }
 
 
@@ -121,17 +104,6 @@ def test_a_combination_is_a_method_with_the_parameters_of_its_parts(name):
 @pytest.mark.parametrize("name", NOT_COMBINED.values(), ids=NOT_COMBINED)
 def test_what_cannot_be_combined(name):
     assert refusal(name).startswith(f"Cannot combine {name}. Expected at most one of linear, llama3, ntk, ntk-by-parts")
-
-
-def test_no_two_methods_share_a_parameter_unless_they_cannot_be_combined():
-    methods = [method.name for method in scaling_methods().values() if method.combines]
-    for one in methods:
-        for other in methods:
-            try:
-                find_method(f"{one}+{other}")
-            except MethodError:
-                continue
-            assert not find_method(one).signature.keys() & find_method(other).signature.keys(), (one, other)
 
 
 NUMBER, NUMBERS = "expected a positive number of at most 1e+30", "expected a list of non-negative numbers"
