@@ -23,15 +23,10 @@ def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> Non
         raise MethodError(f"{name} has {len(numbers)} entries; this model has {rope.pairs} rotary pairs.")
 
 
-@scaling_method(
-    "longrope",
-    source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
-    training="depends on the factors",
-    uses_factor=False,
-    h="θ_d/long_factor_d, or θ_d/short_factor_d up to L",
-    rope_type="longrope",
-    other_names=("su",),
-)
+@scaling_method("longrope", source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
+                training="depends on the factors", uses_factor=False,
+                h="θ_d/long_factor_d, or θ_d/short_factor_d up to L", rope_type="longrope",
+                other_names=("su",))  # fmt: skip
 def longrope(
     rope: RopeGeometry,
     s: float,
@@ -69,14 +64,8 @@ def longrope(
     return Frequencies(inv_freq, attention_factor, params=params)
 
 
-@scaling_method(
-    "custom",
-    source="user-supplied values",
-    training="depends on the values",
-    uses_factor=False,
-    h="inv_freq_d, or θ_d/factors_d",
-    other_names=("file",),
-)
+@scaling_method("custom", source="user-supplied values", training="depends on the values", uses_factor=False,
+                h="inv_freq_d, or θ_d/factors_d", other_names=("file",))  # fmt: skip
 def custom(
     rope: RopeGeometry,
     s: float,

@@ -7,14 +7,9 @@ from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method(
-    "nope",
-    source="DroPE, Gelberg et al. 2025, arXiv:2512.12167; Kazemnejad et al. 2023, arXiv:2305.19466",
-    training="needed",
-    uses_factor=False,
-    h="0",
-    other_names=("drope",),
-)
+@scaling_method("nope",
+                source="DroPE, Gelberg et al. 2025, arXiv:2512.12167; Kazemnejad et al. 2023, arXiv:2305.19466",
+                training="needed", uses_factor=False, h="0", other_names=("drope",))  # fmt: skip
 def nope(rope: RopeGeometry, s: float) -> Frequencies:
     """DroPE: set all frequencies to zero; only the causal mask encodes the order.
 
@@ -24,13 +19,8 @@ def nope(rope: RopeGeometry, s: float) -> Frequencies:
     return Frequencies(np.zeros(rope.pairs))
 
 
-@scaling_method(
-    "p-rope",
-    source="Barbero et al. 2024, arXiv:2410.06205, section 6",
-    training="needed",
-    uses_factor=False,
-    h="θ_d of the fastest ⌊p·|D|/2⌋ pairs, 0 of the others",
-)
+@scaling_method("p-rope", source="Barbero et al. 2024, arXiv:2410.06205, section 6", training="needed",
+                uses_factor=False, h="θ_d of the fastest ⌊p·|D|/2⌋ pairs, 0 of the others")  # fmt: skip
 def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> Frequencies:
     """p-RoPE: keep the fastest share p of the pairs and set the frequencies of the others to zero.
 

@@ -29,14 +29,9 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
     return theta
 
 
-@scaling_method(
-    "ntk",
-    source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16",
-    training="no",
-    h="(b·s^(|D|/(|D|-2)))^(-2d/|D|)",
-    rope_type="default",
-    other_names=("ntk-aware",),
-)
+@scaling_method("ntk", source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16",
+                training="no", h="(b·s^(|D|/(|D|-2)))^(-2d/|D|)", rope_type="default",
+                other_names=("ntk-aware",))  # fmt: skip
 def ntk(rope: RopeGeometry, s: float) -> Frequencies:
     """NTK-aware scaling: change the base to b·s^(d/(d-2)), which barely changes fast pairs.
 
@@ -47,14 +42,9 @@ def ntk(rope: RopeGeometry, s: float) -> Frequencies:
     return Frequencies(rope.inv_freq(theta), rope_theta=theta)
 
 
-@scaling_method(
-    "dynamic",
-    source="emozilla 2023, 'Dynamically Scaled RoPE'; YaRN, appendix B.3",
-    training="no",
-    h="(b·(s·max(1, l/L) - s + 1)^(|D|/(|D|-2)))^(-2d/|D|)",
-    rope_type="dynamic",
-    other_names=("dynamic-ntk",),
-)
+@scaling_method("dynamic", source="emozilla 2023, 'Dynamically Scaled RoPE'; YaRN, appendix B.3",
+                training="no", h="(b·(s·max(1, l/L) - s + 1)^(|D|/(|D|-2)))^(-2d/|D|)", rope_type="dynamic",
+                other_names=("dynamic-ntk",))  # fmt: skip
 def dynamic(rope: RopeGeometry, s: float, length: int) -> Frequencies:
     """Dynamic NTK: NTK-aware scaling by (s·l/L) - (s - 1), where l is the current length, at least L.
 

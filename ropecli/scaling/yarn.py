@@ -58,14 +58,9 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     return rope.inv_freq() * (interpolated / s + (1 - interpolated))
 
 
-@scaling_method(
-    "ntk-by-parts",
-    source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19",
-    training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
-    targeted=True,
-    rope_type="yarn",
-)
+@scaling_method("ntk-by-parts", source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19", training="a little",
+                h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast", targeted=True,
+                rope_type="yarn")  # fmt: skip
 def ntk_by_parts(
     rope: RopeGeometry, s: float, *, beta_fast: BetaFast = 32.0, beta_slow: BetaSlow = 1.0, truncate: bool = True
 ) -> Frequencies:
@@ -79,14 +74,10 @@ def ntk_by_parts(
     return Frequencies(inv_freq, params=params)
 
 
-@scaling_method(
-    "yarn",
-    source="Peng et al. 2023, arXiv:2309.00071, section 3.4, eq. 21-22",
-    training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
-    targeted=True,
-    rope_type="yarn",
-)
+@scaling_method("yarn", source="Peng et al. 2023, arXiv:2309.00071, section 3.4, eq. 21-22",
+                training="a little",
+                h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast", targeted=True,
+                rope_type="yarn")  # fmt: skip
 def yarn(
     rope: RopeGeometry,
     s: float,
@@ -121,14 +112,11 @@ def yarn(
     return Frequencies(inv_freq, attention_factor, params=params)
 
 
-@scaling_method(
-    "dynamic-yarn",
-    source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN instead of NTK",
-    training="no",
-    uses_factor=False,
-    h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
-    targeted=True,
-)
+@scaling_method("dynamic-yarn",
+                source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN instead of NTK",
+                training="no", uses_factor=False,
+                h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
+                targeted=True)  # fmt: skip
 def dynamic_yarn(
     rope: RopeGeometry,
     s: float,
