@@ -63,11 +63,7 @@ def remapped_attention(
             "config.json."
         )
     kernel = _kernel(module, sliding_window)
-    options = {
-        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
-        "softcap": softcap,
-        "sinks": s_aux,
-    }
+    options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "sinks": s_aux}
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
     earlier = _ROTATED.pop(module, {})  # removed while in use, so that no other thread writes to them

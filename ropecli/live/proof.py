@@ -30,9 +30,7 @@ _SAME_ANGLE = 1e-5
 
 
 def prove(
-    folder: "Path | PreTrainedConfig",
-    ropes: Mapping[str | None, ScaledRope],
-    original: dict[str, Any] | None = None,
+    folder: "Path | PreTrainedConfig", ropes: Mapping[str | None, ScaledRope], original: dict[str, Any] | None = None
 ) -> int:
     """Compare every rotary table of folder/config.json with `ropes` (by layer type). Returns the number of tables.
 

@@ -118,13 +118,7 @@ def yarn(
                 h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
                 targeted=True)  # fmt: skip
 def dynamic_yarn(
-    rope: RopeGeometry,
-    s: float,
-    length: int,
-    *,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
+    rope: RopeGeometry, s: float, length: int, *, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
 ) -> Frequencies:
     """Dynamic YaRN: YaRN with factor max(1, l/L), where l is the current length and L the pretraining length.
 

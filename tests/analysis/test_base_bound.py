@@ -32,8 +32,7 @@ def first_that_holds(geometry: RopeGeometry, length: int, step: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("length", "published", "digits"),
-    [(1024, 4.3e3, 1), (4096, 2.7e4, 1), (8192, 8.4e4, 1), (32768, 6.3e5, 1)],
+    ("length", "published", "digits"), [(1024, 4.3e3, 1), (4096, 2.7e4, 1), (8192, 8.4e4, 1), (32768, 6.3e5, 1)]
 )
 def test_published_figures(length, published, digits):
     found = smallest_base(HEAD, length)
@@ -54,11 +53,7 @@ def test_at_2k_the_paper_has_not_the_smallest():
 
 @pytest.mark.parametrize(
     "geometry",
-    [
-        HEAD,
-        RopeGeometry(80, 20, 500.0, 256),
-        RopeGeometry(64, 64, 1e4, 64, None, 5),
-    ],
+    [HEAD, RopeGeometry(80, 20, 500.0, 256), RopeGeometry(64, 64, 1e4, 64, None, 5)],
     ids=["d=128", "d=20", "5 still"],
 )
 def test_against_a_search_through_all(geometry):

@@ -23,11 +23,7 @@ def by_quadrature(inv_freq: np.ndarray, distance: float) -> complex:
 
 @pytest.mark.parametrize(
     "inv_freq",
-    [
-        LLAMA_2,
-        np.array([1.0, 0.4, 0.05, 0.02]),
-        np.array([0.5, 0.5 * (1 + 3e-6), 0.5, 0.5]),
-    ],
+    [LLAMA_2, np.array([1.0, 0.4, 0.05, 0.02]), np.array([0.5, 0.5 * (1 + 3e-6), 0.5, 0.5])],
     ids=["llama 2", "steps", "level"],
 )
 @pytest.mark.parametrize("distance", [1, 200])

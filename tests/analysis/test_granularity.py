@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ropecli.analysis.granularity import (
-    closest_images,
-    distance_to_old_images,
-    exact_limit,
-    granularity,
-)
+from ropecli.analysis.granularity import closest_images, distance_to_old_images, exact_limit, granularity
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec

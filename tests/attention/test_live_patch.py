@@ -26,10 +26,7 @@ LAYERS = ["sliding_attention", "full_attention"]
 SWITCHING = {
     "dynamic": {},
     "dynamic-yarn": {},
-    "longrope": {
-        "long_factor": np.linspace(1, 6, 16).tolist(),
-        "short_factor": np.linspace(1, 1.3, 16).tolist(),
-    },
+    "longrope": {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.3, 16).tolist()},
 }
 
 
@@ -123,10 +120,7 @@ def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
         live_patch(model, plan.ropes)
 
 
-TWO = {
-    "switching-static": (("dynamic", {}), ("linear", {})),
-    "static-switching": (("yarn", {}), ("dynamic", {})),
-}
+TWO = {"switching-static": (("dynamic", {}), ("linear", {})), "static-switching": (("yarn", {}), ("dynamic", {}))}
 
 
 @pytest.mark.parametrize("two", TWO)

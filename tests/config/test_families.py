@@ -269,11 +269,7 @@ PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_p
 
 
 @pytest.mark.parametrize(
-    ("method", "params"),
-    [
-        ("longrope", {"long_factor": LONG, "attention_factor": 1.3}),
-        ("yarn", {}),
-    ],
+    ("method", "params"), [("longrope", {"long_factor": LONG, "attention_factor": 1.3}), ("yarn", {})]
 )
 def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, written, patched):
     """It computes its frequencies again in each pass, and takes its temperature from short_mscale and long_mscale."""

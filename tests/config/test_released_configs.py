@@ -115,12 +115,7 @@ def test_a_head_dim_that_transformers_takes_for_null_is_written(method, released
 
 # Those that ship already scaled are scaled again from their pretraining length, by the fields they have.
 
-ORIGINAL = {
-    "Llama-3.1-8B": 8192,
-    "Qwen2.5-7B-Instruct with yarn": 32768,
-    "gpt-oss-20b": 4096,
-    "Ministral-3-8B": 16384,
-}
+ORIGINAL = {"Llama-3.1-8B": 8192, "Qwen2.5-7B-Instruct with yarn": 32768, "gpt-oss-20b": 4096, "Ministral-3-8B": 16384}
 METHODS = {"yarn": {}, "ntk": {}, "longrope": {"long_factor": np.linspace(1, 9, 64).tolist()}}
 
 

@@ -93,10 +93,7 @@ def test_only_the_length_is_overridden_where_config_json_does_not_state_it(engin
     assert export.overrides == {"max_position_embeddings": TARGET}
 
 
-@pytest.mark.parametrize(
-    ("model_type", "engines"),
-    [("gpt_oss", ["llama.cpp", "ollama", "mlx"]), ("llama", [])],
-)
+@pytest.mark.parametrize(("model_type", "engines"), [("gpt_oss", ["llama.cpp", "ollama", "mlx"]), ("llama", [])])
 def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, config_only):
     """Released without rounding, and served so by all; in other checkpoints, truncate=false is refused."""
     scaling = {**YARN, "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}

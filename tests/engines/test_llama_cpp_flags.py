@@ -115,11 +115,7 @@ def test_unsupported_positions_are_refused(fields, said, config_only):
     [
         ({"model_type": "gemma2"}, "llama-server -m model.gguf -c 256 -np 1"),
         (
-            {
-                "model_type": "gemma2",
-                "rope_scaling": {"type": "linear", "factor": 4.0},
-                "max_position_embeddings": 256,
-            },
+            {"model_type": "gemma2", "rope_scaling": {"type": "linear", "factor": 4.0}, "max_position_embeddings": 256},
             "llama-server -m model.gguf -c 1024 -np 1",
         ),
         (

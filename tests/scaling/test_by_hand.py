@@ -38,13 +38,7 @@ STATIC = {
     # YaRN, eq. 22: √(1/t) = 0.1·ln 4 + 1
     "yarn": ("yarn", 4, {}, [1, 0.1, 0.00625, 0.00025], 1.1386294361119891),
     # DeepSeek's: (0.1·2·ln 4 + 1) / (0.1·0.5·ln 4 + 1) = 1.2772589/1.0693147
-    "yarn-mscale": (
-        "yarn",
-        4,
-        {"mscale": 2.0, "mscale_all_dim": 0.5},
-        [1, 0.1, 0.00625, 0.00025],
-        1.1944648761,
-    ),
+    "yarn-mscale": ("yarn", 4, {"mscale": 2.0, "mscale_all_dim": 0.5}, [1, 0.1, 0.00625, 0.00025], 1.1944648761),
     # Ding et al.: √(1 + ln s/ln L) with s = √L is √1.5
     "longrope": ("longrope", math.sqrt(WINDOW), {"long_factor": [1, 2, 4.0, 8]}, RAISED, 1.2247448713915890),
     "p-rope": ("p-rope", 4, {"p": 0.5}, [1, 0.1, 0, 0], 1),
@@ -54,13 +48,7 @@ STATIC = {
     "cope": ("cope", 4, {}, BASE, 1),
     "cope-three": ("cope", 4, {"clipped_pairs": 3}, [1, 0.1, 0.005, 0], 1),  # (1 + cos φ)/2 is 1, 1/2, 0
     "resonance": ("resonance", 4, {}, [TURN / 6, TURN / 63, TURN / 628, TURN / 6283], 1),
-    "yarn+resonance": (
-        "yarn+resonance",
-        4,
-        {},
-        [TURN / 6, TURN / 63, TURN / 1005, TURN / 25133],
-        1.1386294361119891,
-    ),
+    "yarn+resonance": ("yarn+resonance", 4, {}, [TURN / 6, TURN / 63, TURN / 1005, TURN / 25133], 1.1386294361119891),
     "yarn+cope": ("yarn+cope", 4, {"clipped_pairs": 3}, [1, 0.1, 0.003125, 0], 1.1386294361119891),
     "abf+cope": ("abf+cope", 4, {"beta": 16.0, "clipped_pairs": 3}, [1, 0.05, 0.00125, 0], 1),
     # with base 160000 the ramp still goes from pair 1 to pair 3, 4·log(31.25) and 4·log(1000) of log(160000)

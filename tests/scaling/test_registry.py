@@ -149,12 +149,7 @@ def test_a_number_must_be_positive_and_finite():
         assert f"yarn: beta_fast is {value!r}; {NUMBER}" in refusal("yarn", beta_fast=value)
 
 
-NO_LISTS = {
-    "text": "1,2",
-    "nan": [math.nan, *ONES[1:]],
-    "negative": [-1e-9, *ONES[1:]],
-    "true": [True] * 16,
-}
+NO_LISTS = {"text": "1,2", "nan": [math.nan, *ONES[1:]], "negative": [-1e-9, *ONES[1:]], "true": [True] * 16}
 
 
 @pytest.mark.parametrize("value", NO_LISTS.values(), ids=NO_LISTS)
