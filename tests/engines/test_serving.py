@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ropecli.engines.engine_export import export_checkpoint
-from ropecli.errors import PatchError
 from ropecli.scaling.yarn import by_parts
 
 WINDOW, TARGET = 256, 1024
@@ -97,19 +96,3 @@ def test_two_lists_of_longrope_are_named(patched):
     switching = export_checkpoint(patched("longrope", short_factor=[1.0] * 16).checkpoint, "vllm")
     assert f"once --max-model-len is above {WINDOW}" in switching.cannot[0]
     assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
-
-
-REFUSED = {
-    "vllm": ({"model_type": "gpt_oss"}, "computes only yarn"),
-    "sglang": (
-        {"model_type": "gemma2", "rope_scaling": {"type": "linear", "factor": 2.0}},
-        "gemma2 reads rope_theta and",
-    ),
-}
-
-
-@pytest.mark.parametrize("engine", REFUSED)
-def test_classes_that_drop_the_scaling_are_refused(engine, config_only):
-    fields, message = REFUSED[engine]
-    with pytest.raises(PatchError, match=message):
-        export_checkpoint(config_only(head_dim=32, **fields), engine)
