@@ -7,7 +7,6 @@ import pytest
 
 from ropecli.analysis.score import changes, first_negative, first_rise, largest_distance, score, scores, seen_distances
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
@@ -54,20 +53,6 @@ def test_pairs_that_stand_still_hold_the_score_up():
 
 
 GEOMETRY = RopeGeometry(32, 32, 10_000.0, 64)
-REMAPPING = [name for name, method in scaling_methods().items() if method.remaps and method.uses_factor]
-
-
-@pytest.mark.parametrize("method", REMAPPING)
-@pytest.mark.parametrize("factor", [1.0, 3.3])
-def test_they_are_the_last_tokens(method, factor):
-    rope, target = scale(GEOMETRY, make_spec(method, factor)), round(64 * factor)
-    seen = seen_distances(rope, target)
-    rows = rope.remapping.distances(np.arange(target), np.arange(target))
-    assert seen.shape == (target,)
-    for distance in range(target):
-        np.testing.assert_equal(seen[distance], rows[target - 1, target - 1 - distance])
-    some = np.array([0, 5, target - 1])
-    np.testing.assert_array_equal(seen_distances(rope, target, some), seen[some])
 
 
 def test_plain_attention_sees_all_as_they_are():

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.granularity import exact_limit
 from ropecli.analysis.score import score
 from ropecli.analysis.summary import summarize
 from ropecli.cli.terminal import print_json
@@ -75,24 +74,6 @@ def test_llama_2_by_hand():
     # the last of PI's images, at 32,767/8, is seven eighths of a token beyond the last old one; no other is as far
     apart = 2 * np.sin(7 / 8 * LLAMA_2.inv_freq() / 2)
     assert found["distance_to_old_images"] == pytest.approx(math.sqrt((apart**2).mean()))
-
-
-@pytest.mark.parametrize(
-    ("method", "rope_theta", "alpha"),
-    [
-        ("none", 1e4, 1),
-        ("linear", 1e4, 1 / 8),
-        ("abf", 5e5, 1),
-        ("ntk", 1e4 * 8 ** (128 / 126), 1),
-        ("custom", 1e4, 0.5),
-    ],
-)
-def test_limits_are_of_frequencies_that_follow_a_power(method, rope_theta, alpha):
-    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
-    assert found["granularity_limit"] == pytest.approx(alpha / math.log(rope_theta))
-    assert found["granularity_exact_limit"] == pytest.approx(exact_limit(rope_theta, alpha))
-    bound = 2 * rope_theta / (alpha * 32767 * math.log(rope_theta))
-    assert found["decay"][-1]["bound"] == pytest.approx(min(1, bound))
 
 
 def test_remapped_distances_are_what_turns_and_decays():

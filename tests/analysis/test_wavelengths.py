@@ -22,18 +22,7 @@ from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScaledRope, make_spec
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
-BLOG = RopeGeometry(256, 256, 10_000.0, 4096).inv_freq()
-"""Its d = 256 has 128 pairs, 0 to 127."""
 STILL = np.zeros(4)
-
-
-def test_the_blogs_wavelengths():
-    assert longest_wavelength(BLOG) == pytest.approx(58_470, abs=5)
-    assert longest_wavelength(BLOG) == pytest.approx(2 * math.pi * 10_000 ** (127 / 128))
-    assert half_wavelength(BLOG) == pytest.approx(29_235, abs=5)  # 29.24k
-    assert effective_range(BLOG) == pytest.approx(5_847, abs=5)
-    # the blog's 5.84k is cut off, not rounded
-    assert 2 * math.pi / BLOG[95] == pytest.approx(effective_range(BLOG), rel=1e-9)
 
 
 def test_pairs_that_stand_still_have_no_wavelength():

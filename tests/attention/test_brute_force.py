@@ -32,21 +32,11 @@ METHODS = {
 }
 # One rope for all layers, and one whose near layers slide: the caches differ, whatever else an architecture does.
 BATCHED = ["llama", "gemma2"]
-# the near window is all of the pretraining length
-IDENTITIES = {
-    "rerope": {"window": 64},
-    "leaky-rerope": {"window": 63},
-    "self-extend": {"window": 64},
-    "lm-infinite": {"window": 64},
-    "streaming": {},
-    "dual-chunk": {"chunk": 64},
-    "string": {"shift": 64, "score_factor": 1.0},
-}
 
 
 def test_every_method_is_here():
     remapping = {name for name, method in scaling_methods().items() if method.remaps}
-    assert METHODS.keys() == IDENTITIES.keys() == remapping
+    assert METHODS.keys() == remapping
 
 
 class Case(NamedTuple):
@@ -144,17 +134,6 @@ def test_generating(case, cache):
         assert len(tokens) == TOKENS + 6
         expected = case.subject.reference.logits(tokens[PADDING[row] : -1], case.method, case.params)[-6:]
         assert difference(of_row, expected) < WITHIN
-
-
-def test_identity_parameters_leave_the_model_as_it_is(subject):
-    ids = IDS[:1, :64]
-    expected = subject.plain(ids, use_cache=False).logits
-    for method, params in IDENTITIES.items():
-        with unpatched_after(subject.patched):
-            live_patch(subject.patched, ropes_of(subject, method, params))
-            assert subject.patched.config._attn_implementation == f"ropecli:{method}"
-            assert difference(subject.patched(ids, use_cache=False).logits, expected) < WITHIN, method
-            assert difference(read_in_pieces(subject.patched, ids, [60, 1, 1, 1, 1]), expected) < WITHIN, method
 
 
 @pytest.mark.parametrize("subject", BATCHED, indirect=True)

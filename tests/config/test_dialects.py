@@ -35,17 +35,6 @@ def test_both_dialects_are_patched_to_the_same_rope(method, params, llama, edite
     assert one["rope_theta"] == one["rope_parameters"]["rope_theta"]
 
 
-@pytest.mark.parametrize("method", ["yarn", "linear", "ntk"])
-def test_a_reader_of_one_dialect_alone_gets_the_same_rope(method, llama, patched, edited, live):
-    """transformers 4 does not know rope_parameters, and drops it; a later one may drop rope_scaling."""
-    whole = patched(llama, method)
-    both = live(whole)[None]
-    for removed in ("rope_parameters", "rope_scaling"):
-        one = live(edited(whole, removed, **{removed: ...}))[None]
-        np.testing.assert_array_equal(one.inv_freq, both.inv_freq)
-        assert one.attention_factor == both.attention_factor
-
-
 def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warning(
     llama, edited, assert_inspection_is_live
 ):
@@ -112,3 +101,14 @@ def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
     folder = edited(llama, **{key: value})
     with pytest.raises(CheckpointError, match=named):
         _ = read_state(open_checkpoint(folder)).ropes
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk"])
+def test_a_reader_of_one_dialect_alone_gets_the_same_rope(method, llama, patched, edited, live):
+    """transformers 4 does not know rope_parameters, and drops it; a later one may drop rope_scaling."""
+    whole = patched(llama, method)
+    both = live(whole)[None]
+    for removed in ("rope_parameters", "rope_scaling"):
+        one = live(edited(whole, removed, **{removed: ...}))[None]
+        np.testing.assert_array_equal(one.inv_freq, both.inv_freq)
+        assert one.attention_factor == both.attention_factor

@@ -141,12 +141,6 @@ def test_it_is_scaled_from_its_pretraining_window(name, method, released, patche
     assert config_of(folder)["max_position_embeddings"] == 64 * window
 
 
-@pytest.mark.parametrize("params", [{}, {"truncate": True}])
-def test_parameters_that_it_was_trained_with_are_kept_unless_others_are_set(params, released):
-    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), make_spec("yarn", 64.0, params))
-    assert plan.spec.params == {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **params}
-
-
 @pytest.mark.parametrize("method", ["linear", "longrope"])
 def test_the_attention_of_ministral_still_finds_its_window(method, build, tmp_path):
     """Beside llama_4_scaling_beta it reads the window, whatever the rope_type: queries grow with position // window."""

@@ -1,7 +1,5 @@
 """The embedded checkpoint: stock software loads it, and beyond its window it fails, which is what it is there for."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -37,17 +35,6 @@ def test_its_weights_are_bfloat16_safetensors_and_small():
     assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) <= 12 * 2**20
 
 
-def test_its_tokenizer_gives_back_any_text(model):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    text = "def naïve(x):\n\treturn '✓ ' + x  # 名前\r\n    \n"
-    ids = tokenizer(text)["input_ids"]
-    assert ids[0] == tokenizer.bos_token_id
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert len(tokenizer) == model.config.vocab_size
-
-
 def test_it_knows_python_within_its_window_and_fails_beyond(model, documents):
     nll = []
     with torch.no_grad():
@@ -59,13 +46,3 @@ def test_it_knows_python_within_its_window_and_fails_beyond(model, documents):
     within, beyond = nll[:, :255].mean().exp(), nll.mean().exp()
     assert within < 40
     assert beyond > 2 * within
-
-
-def test_the_command_line_finds_it_by_name(ropecli, model, documents):
-    report = json.loads(ropecli("eval-ppl", "demo", "-d", "demo", "-l", "256", "--max-documents", 4, "--json").out)
-    rows = [torch.from_numpy(ids[:256])[None] for ids in documents[:4]]
-    with torch.no_grad():
-        losses = [model(input_ids=row, labels=row).loss for row in rows]
-    # the first four documents in the order of their names are long ones
-    assert report["rows"][0]["ppl"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
-    assert report["rows"][0]["documents"] == 4

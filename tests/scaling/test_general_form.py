@@ -63,17 +63,3 @@ def test_what_is_targeted_goes_by_the_window():
         spec = make_spec(method, 4.0, PARAMETERS.get(method, {}))
         same = np.array_equal(scale(GEOMETRY, spec).inv_freq, scale(longer, spec).inv_freq)
         assert scaling_methods()[method].targeted is not same, method
-
-
-def test_every_method_has_its_word():
-    words = {name: method.interpolation for name, method in scaling_methods().items()}
-    assert {name for name, word in words.items() if word == "targeted"} == {
-        "yarn", "ntk-by-parts", "dynamic-yarn", "llama3", "cope",
-    }  # fmt: skip
-    assert {name for name, word in words.items() if word == "as given"} == {"longrope", "custom"}
-    assert {name for name, word in words.items() if word == "none"} == {"none", "unscaled"} | (
-        set(words) - set(FREQUENCY_METHODS)
-    )
-    assert {name for name, word in words.items() if word == "blind"} == {
-        "linear", "ntk", "abf", "dynamic", "p-rope", "nope", "resonance",
-    }  # fmt: skip

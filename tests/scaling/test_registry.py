@@ -7,7 +7,6 @@ import pytest
 
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.method import Parameter
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import make_spec
@@ -43,18 +42,6 @@ def test_methods_of_other_distances_settle_every_parameter():
             "yarn_temperature",
             "llama4_temperature",
         }
-
-
-def test_the_knobs_of_yarn():
-    number = "a positive number of at most 1e+30"
-    assert find_method("yarn").parameters == (
-        Parameter("beta_fast", number, 32.0, False),
-        Parameter("beta_slow", number, 1.0, False),
-        Parameter("truncate", "true or false", True, False),
-        Parameter("attention_factor", number, None, False),
-        Parameter("mscale", number, None, False),
-        Parameter("mscale_all_dim", number, None, False),
-    )
 
 
 NAMES = {
