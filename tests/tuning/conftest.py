@@ -74,7 +74,7 @@ def make_run(evaluator, sequences):
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import Calibration
     from ropecli.tuning.task import TuningTask
-    from ropecli.tuning.tune_settings import TuneSettings
+    from ropecli.tuning.task import TuneSettings
 
     def make(
         folder: Path,

@@ -7,7 +7,7 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning import search
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import TuneSettings
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
 

@@ -8,7 +8,7 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.tuning.search import grid_points, halve, rounds, search_constants
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import TuneSettings
 
 GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
 

@@ -11,8 +11,8 @@ from ropecli.errors import NotFiniteError
 from ropecli.training.loss import NextTokenLoss
 from ropecli.tuning.learners import HeadGains
 from ropecli.tuning.learning import learn
-from ropecli.tuning.tune_report import Score
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import Score
+from ropecli.tuning.task import TuneSettings
 
 START = Score(100.0, 100.0, 125.0, 3)
 SETTINGS = TuneSettings(steps=6, batch_size=2, evaluate_every=2)

@@ -16,7 +16,7 @@ from ropecli.scaling.spec import make_spec
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import difference, logits_of
 from ropecli.tuning.procedure import write_tuned
-from ropecli.tuning.tune_report import Point
+from ropecli.tuning.task import Point
 
 FEW = {"population": 4, "iterations": 2, "mutations": 2, "crossovers": 2, "parents": 2, "documents": 2}
 SETTINGS = {

@@ -20,7 +20,7 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 from ropecli.table import clean
-from ropecli.tuning.tune_report import TuneReport
+from ropecli.tuning.task import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
