@@ -30,12 +30,11 @@ from ropecli.evaluation.results import LengthResult, paired_change
 from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
-from ropecli.tuning.procedure import run_task
-from ropecli.tuning.task import make_task
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.procedure import make_task, run_task
+from ropecli.tuning.task import TuneSettings
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
-LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
+LEVELS = ("base", "yarn", "grid", "heads", "search-8", "search-40", "full")
 """search-N: N generations; 8 take about as long as `heads`, 40 is the published setting."""
 FULL_RATE = 5e-4
 
