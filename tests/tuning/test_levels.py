@@ -9,7 +9,6 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import NotFiniteError
-from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import make_spec
@@ -31,16 +30,21 @@ def state_of(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def plain_objective(run, spec):
-    """Of the checkpoint as it is, by the evaluator's documents."""
-    model = AutoModelForCausalLM.from_pretrained(run.checkpoint.folder).eval()
-    live_patch(model, make_plan(run.checkpoint, spec).ropes)
-    rows = evaluate_perplexity(model, run.evaluator.documents, [64, 128], protocol=Protocol("tail", targets=32))
-    return rows[1].nll + 0.25 * rows[0].nll
+@pytest.fixture
+def plain_objective(evaluate):
+    """plain_objective(run, spec) -> that of the checkpoint as it is, by the evaluator's documents."""
+
+    def measure(run, spec):
+        model = AutoModelForCausalLM.from_pretrained(run.checkpoint.folder).eval()
+        live_patch(model, make_plan(run.checkpoint, spec).ropes)
+        short, target = evaluate(model, run.evaluator.documents, [64, 128], Protocol("tail", targets=32))
+        return target.value + 0.25 * short.value
+
+    return measure
 
 
 @pytest.mark.parametrize("level", SETTINGS)
-def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run, tmp_path, level):
+def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run, plain_objective, tmp_path, level):
     points: list[Point] = []
     run = make_run(llama, level=level, on_point=points.append, **SETTINGS[level])
     before = state_of(run.model)
@@ -91,7 +95,7 @@ def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypa
     assert (tmp_path / "tuned" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
 
-def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
+def test_the_grid_finds_the_best_of_several_methods(llama, make_run, plain_objective):
     """By brute force: every point that it names, measured anew on all documents."""
     points = []
     run = make_run(llama, level="grid", methods=("yarn", "ntk", "abf", "llama3"), points=12, on_point=points.append)
@@ -113,10 +117,7 @@ def test_what_was_measured_is_not_measured_again(llama, make_run, monkeypatch, t
     points, again = [], []
     one = make_run(llama, level=level, on_point=points.append, **SETTINGS[level]).tune(tmp_path)
 
-    def refuse(*arguments):
-        pytest.fail("a document was read again")
-
-    monkeypatch.setattr("ropecli.evaluation.perplexity._Meter.measure", refuse)
+    monkeypatch.setattr("ropecli.evaluation.tasks.perplexity.Perplexity.score", pytest.fail)
     other = make_run(llama, level=level, on_point=again.append, **SETTINGS[level]).tune(tmp_path)
     assert other.plan.spec == one.plan.spec
     assert again == points  # the seconds too
