@@ -191,7 +191,9 @@ def test_a_search_on_needles_resumes_and_is_told(ropecli, llama, tmp_path, stopp
 
 
 def test_key_tokens_of_an_evaluator_are_the_score(ropecli, llama, arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr("ropecli.evaluation.tasks.keys.MIN_GAIN", 0.2)  # a model with random weights has no loss below 2 nats
+    monkeypatch.setattr(
+        "ropecli.evaluation.tasks.keys.MIN_GAIN", 0.2
+    )  # a model with random weights has no loss below 2 nats
     monkeypatch.setattr("ropecli.evaluation.tasks.keys.MAX_LOSS", 8.0)
     options = ["--level", "grid", "--objective", "longppl", "--evaluator", llama]
     outcome = ropecli(*arguments(tmp_path / "out", *options))
