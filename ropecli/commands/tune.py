@@ -182,8 +182,8 @@ def tune(
 
 
 def _tune(task: "TuningTask", state: Path) -> "Tuned":
-    from ropecli.reporting.tuning_progress import watching
     from ropecli.evaluation.subject import load
+    from ropecli.reporting.tuning_progress import watching
     from ropecli.tuning.procedure import run_task
 
     model = load(task.checkpoint, task.tokenizer, **task.loading, whole=True)

@@ -117,12 +117,12 @@ def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]
     """
     measured = [(report, False) for report in reports]
     for report, _ in list(measured):
-        if report.baseline and not any(_is_the_same(report.baseline, other) for other, _ in measured):
+        if report.baseline and not any(_is_the_same(report.baseline, known) for known, _ in measured):
             measured.append((report.baseline, True))
     same = _of_same_text if metric is BITS_PER_BYTE else comparable
     sets: list[list[tuple[Report, bool]]] = []
     for report, baseline in measured:
-        members = next((members for members in sets if all(same(report, other) for other, _ in members)), None)
+        members = next((members for members in sets if all(same(report, member) for member, _ in members)), None)
         if members is None:
             sets.append(members := [])
         members.append((report, baseline))

@@ -20,7 +20,7 @@ from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_table
+from ropecli.reporting.tuning_tables import gains_table, of_same_tokens, tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
@@ -137,7 +137,7 @@ def _results(lines: Sequence[Line]) -> PageSection:
         kinds += ["scores"]
     else:
         tables = tables or report_tables(report, verbose=False)
-        kinds += ["perplexity", "context"]
+        kinds.append("perplexity")
     title = f"{task_name(report)}, {reading(report)}, {sample_count(report)} of {clean(report.source)}"
     return PageSection(
         title[:1].upper() + title[1:], tables, *_drawn([(kind, "ppl") for kind in kinds], _reports(lines))
@@ -159,17 +159,17 @@ def _reports(lines: Sequence[Line]) -> list[Report]:
 
 
 def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:
-    pictures, skipped = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
-    other = "Different checkpoints, data or lengths: the perplexities are not comparable."
-    notes = skipped if of_same_tokens(reports) else [other, *skipped]
+    pictures, skipped = _drawn([("tuning", "ppl")], reports)
+    warning = "Different checkpoints, data or lengths: the perplexities are not comparable."
+    notes = skipped if of_same_tokens(reports) else [warning, *skipped]
     return PageSection("Comparison of tuning runs", [tuning_runs(reports)], pictures, notes)
 
 
 def _tuning(report: TuneReport) -> PageSection:
-    kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
-    pictures, skipped = _drawn([(kind, "ppl") for kind in kinds], [report])
+    pictures, skipped = _drawn([("tuning", "ppl")], [report])
     title = f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_table(report)], pictures, skipped)
+    tables = [tuning_table(report), *([gains_table(report)] if report.gains else [])]
+    return PageSection(title, tables, pictures, skipped)
 
 
 def _measured(report: AnyReport) -> PageSection:

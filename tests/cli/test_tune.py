@@ -13,7 +13,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-
 FEW = ["--points", 3, "--steps", 4, "--batch-size", 2, "--max-documents", 10, "--targets", 16]
 SMALL_SEARCH = ["--level", "search", "--population", 4, "--iterations", 1]
 TIMES = ("seconds", "command")
