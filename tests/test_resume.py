@@ -115,7 +115,7 @@ def test_a_state_is_resumed_by_its_own_request_alone(output, tmp_path):
         open_state(output, REQUEST),
     ):
         pass
-    assert read_records(folder / "documents-0.jsonl") == [1]
+    assert read_records(folder / "samples-0.jsonl") == [1]
     remove_state(output)
     refuse_interrupted(output, resume=True)
     assert list(tmp_path.iterdir()) == []
