@@ -91,9 +91,9 @@ def _nearest(images: np.ndarray, old: np.ndarray, original_length: int) -> np.nd
     best, nearest = np.full(len(images), -np.inf), np.zeros(len(images))
     for start in range(0, original_length, _BLOCK):
         similar = images @ _images(old, np.arange(start, min(start + _BLOCK, original_length))).T
-        found = similar.argmax(axis=1)
-        highest = similar[np.arange(len(images)), found]
-        nearest = np.where(highest > best, start + found, nearest)
+        index = similar.argmax(axis=1)
+        highest = similar[np.arange(len(images)), index]
+        nearest = np.where(highest > best, start + index, nearest)
         best = np.maximum(best, highest)
     return nearest
 

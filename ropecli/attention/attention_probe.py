@@ -37,9 +37,8 @@ class AttentionCall(NamedTuple):
 
     @property
     def name(self) -> str:
-        index = getattr(self.module, "layer_idx", None)
-        own = type(self.module).__name__
-        return own if index is None else f"Layer {index} ({own})"
+        index, name = getattr(self.module, "layer_idx", None), type(self.module).__name__
+        return name if index is None else f"Layer {index} ({name})"
 
 
 class AttentionProbe:

@@ -21,15 +21,8 @@ from ropecli.live.stock_transformers import (
     refuse_encoder,
 )
 
-DTYPES = {
-    "auto": "auto",
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-}
+DTYPES = {name: name for name in ("auto", "float32", "bfloat16", "float16")}
+DTYPES |= {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Dtypes by the names that users may write."""
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -52,8 +45,8 @@ def choose_device(name: str = "auto") -> str:
     """
     import torch
 
-    own = os.environ.get("LOCAL_RANK")
-    gpu = "cuda" if own is None else f"cuda:{own}"
+    rank = os.environ.get("LOCAL_RANK")
+    gpu = "cuda" if rank is None else f"cuda:{rank}"
     if name == "auto":
         if torch.cuda.is_available():
             return gpu
@@ -110,9 +103,9 @@ def load_model(
         raise CheckpointError(
             f"{checkpoint.name} uses the attention of {saved.method}; attn {attn!r} would replace it. Use attn auto."
         )
-    asked, (dtype, device) = dtype, settle(dtype, device)
+    requested, (dtype, device) = dtype, settle(dtype, device)
     if _quantized_with(checkpoint) in ("fp8", "mxfp8") and device == "cpu":  # transformers makes it bfloat16 there
-        dtype = "bfloat16" if asked == "auto" else dtype
+        dtype = "bfloat16" if requested == "auto" else dtype
         if dtype != "bfloat16":
             raise CheckpointError(f"{checkpoint.name} is quantized with fp8. On a CPU it needs dtype bfloat16 or auto.")
     _refuse_unsupported(checkpoint, bits, device)

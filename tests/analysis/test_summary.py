@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.granularity import exact_limit
 from ropecli.analysis.score import score
 from ropecli.analysis.summary import summarize
 from ropecli.cli.terminal import print_json
@@ -75,51 +74,6 @@ def test_llama_2_by_hand():
     # the last of PI's images, at 32,767/8, is seven eighths of a token beyond the last old one; no other is as far
     apart = 2 * np.sin(7 / 8 * LLAMA_2.inv_freq() / 2)
     assert found["distance_to_old_images"] == pytest.approx(math.sqrt((apart**2).mean()))
-
-
-def test_a_larger_base_moves_the_second_frequency_by_six_percent():
-    found = summarize(scale(LLAMA_2, make_spec("abf", 8.0, {"rope_theta": 5e5})), 32768)
-    assert found["frequency_over_pretrained"][1] == pytest.approx(0.94, abs=0.005)
-    assert found["granularity_limit"] == pytest.approx(0.076, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("method", "rope_theta", "alpha"),
-    [
-        ("none", 1e4, 1),
-        ("linear", 1e4, 1 / 8),
-        ("abf", 5e5, 1),
-        ("ntk", 1e4 * 8 ** (128 / 126), 1),
-        ("custom", 1e4, 0.5),
-    ],
-)
-def test_limits_are_of_frequencies_that_follow_a_power(method, rope_theta, alpha):
-    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
-    assert found["granularity_limit"] == pytest.approx(alpha / math.log(rope_theta))
-    assert found["granularity_exact_limit"] == pytest.approx(exact_limit(rope_theta, alpha))
-    bound = 2 * rope_theta / (alpha * 32767 * math.log(rope_theta))
-    assert found["decay"][-1]["bound"] == pytest.approx(min(1, bound))
-
-
-@pytest.mark.parametrize("method", ["yarn", "nope"])
-def test_others_have_no_limit(method):
-    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
-    assert found["granularity"] == pytest.approx(float(np.sin(scaled(LLAMA_2, method, 8.0).inv_freq).mean()))
-    assert found["granularity_limit"] is None
-    assert found["granularity_exact_limit"] is None
-    assert all(one["bound"] is None for one in found["decay"])
-
-
-def test_where_no_pair_turns_there_is_no_wavelength(capsys):
-    found = printed(summarize(scaled(DEMO, "nope", 8.0), 2048), capsys)
-    nothing = ("longest_wavelength", "half_wavelength", "effective_range", "share_turned_in_effective_range")
-    assert all(found[key] is None for key in (*nothing, "unique_by_slowest_pair", "first_rise", "first_negative_score"))
-    assert found["wavelength"] == [None] * 16
-    assert found["closest_images"] == 0
-    assert found["decay"][-1] == {
-        "distance": 2047, "score": 1, "magnitude": 1, "estimate": 1, "bound": None,
-        "sinusoidal": pytest.approx(float(score(DEMO.inv_freq(), 2047)) / 32),
-    }  # fmt: skip
 
 
 def test_remapped_distances_are_what_turns_and_decays():

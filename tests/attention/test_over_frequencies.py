@@ -10,7 +10,6 @@ import ropecli.attention  # noqa: F401
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.state import read_state
 from ropecli.scaling.spec import make_spec
 
 IDS = torch.from_numpy(np.random.default_rng(3).integers(1, 512, (1, 150)))
@@ -51,22 +50,3 @@ def test_dual_chunk_over_frequencies(architecture, frequencies, params, build, p
         half = model(IDS[:, :70], use_cache=True)
         rest = model(IDS[:, 70:], past_key_values=half.past_key_values)
     assert difference(torch.cat([half.logits, rest.logits], 1)[0], expected) < WITHIN
-
-
-def test_what_the_folder_says(llama, patched):
-    """config.json has yarn ×2 with the pretraining length, and the distances from there to the target."""
-    whole = patched(llama, "yarn+rerope", 8.0, frequency_factor=2.0)
-    opened = open_checkpoint(whole)
-    parameters = opened.config["rope_parameters"]
-    assert (parameters["rope_type"], parameters["factor"]) == ("yarn", 2.0)
-    assert parameters["original_max_position_embeddings"] == 64
-    saved = opened.config["ropecli_remapping"]
-    assert (saved["method"], saved["pretrained"], saved["target"]) == ("rerope", 128, 512)
-    assert opened.config["max_position_embeddings"] == 512
-    state = read_state(opened)
-    assert (state.main.spec.method.name, state.context_length, state.pretraining_length) == ("yarn+rerope", 512, 64)
-    (whole / "ropecli.yaml").unlink()
-    again = read_state(open_checkpoint(whole)).main
-    np.testing.assert_array_equal(again.inv_freq, state.main.inv_freq)
-    assert again.attention_factor == state.main.attention_factor
-    assert again.remapping.params == state.main.remapping.params

@@ -28,13 +28,8 @@ RUNNER = Path(__file__).with_name("run_trainer.py")
 PINNED = {
     "trl": ["trl==1.16.0"],
     "axolotl": [
-        *(
-            "axolotl==0.19.0",
-            "transformers==5.16.1",
-            "huggingface_hub==1.17.0",
-            "datasets==4.8.4",
-            "accelerate==1.13.0",
-        ),
+        *("axolotl==0.19.0", "transformers==5.16.1", "huggingface_hub==1.17.0", "datasets==4.8.4"),
+        "accelerate==1.13.0",
         *("trl==1.9.0", "peft==0.20.0", "tokenizers==0.23.1", "pydantic==2.12.5", "pydantic_core==2.41.5"),
         *("addict==2.4.0", "fire==0.7.1", "python-dotenv==1.0.1", "posthog==6.7.11", "bitsandbytes==0.50.2"),
         *("numba", "llvmlite", "fastcore", "httpx", "httpcore", "certifi", "colorama", "requests", "urllib3"),
@@ -69,13 +64,6 @@ def test_a_distance_method_is_trained_by_ropecli_only(engine, llama, tmp_path):
     patch_to(plan, tmp_path / "rerope", verify=False)
     with pytest.raises(PatchError, match=r"uses rerope.* `ropecli finetune`"):
         export_checkpoint(ropecli.open_checkpoint(tmp_path / "rerope"), engine)
-
-
-def test_axolotl_would_switch_dynamic_off(patched):
-    """It raises max_position_embeddings, from which dynamic counts."""
-    with pytest.raises(PatchError, match="raises max_position_embeddings to 1024"):
-        export_checkpoint(patched("dynamic").checkpoint, "axolotl")
-    assert export_checkpoint(patched("dynamic").checkpoint, "trl").overrides["max_length"] == 1024
 
 
 @pytest.mark.parametrize("engine", TRAINERS)
