@@ -52,10 +52,11 @@ def test_a_short_text_is_repeated_and_said(ask, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["passkey", "needle"])
-def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, edited, stopping, tmp_path, command):
+def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, corpus, edited, stopping, tmp_path, command):
     """Within the second checkpoint: 2 lengths, 2 depths, 2 prompts."""
     checkpoints, output = [llama, edited(llama, rms_norm_eps=1e-3)], tmp_path / "reports.json"
-    options = ["--lengths", "280,330", "--depths", "0,1", "--trials", 2]
+    options = ["--lengths", "280,330", "--depths", "0,1", "--trials", 2, "--device", "cpu"]
+    options += ["--data", corpus] if command == "needle" else []
     with stopping(11):
         assert ropecli(command, *checkpoints, *options, "--output", output).code == 130
     with stopping(0) as samples:
@@ -71,9 +72,9 @@ def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, edited,
 
 
 def test_compare_asks_for_the_same_needles(ropecli, ask, llama, corpus):
-    options = ["--measure", "needle", "--methods", "none,yarn", "--lengths", "80,150", "--samples", 2, "--json"]
+    options = ["--measure", "needle", "--methods", "none,yarn", "--lengths", "280,330", "--samples", 2, "--json"]
     compared = json.loads(ropecli("compare", llama, "--data", corpus, *options).out)
-    alone = json.loads(ask("--method", "yarn", "--factor", 4, "--json").out)
+    alone = json.loads(ask("--method", "yarn", "--factor", 4, "--json", lengths="280,330").out)
     assert [report["method"] for report in compared] == ["none", "yarn"]
     assert [compared[1][key] for key in ("cells", "fingerprint")] == [alone[key] for key in ("cells", "fingerprint")]
 

@@ -84,7 +84,7 @@ def test_bits_per_byte_and_retrieval(ropecli, files, tmp_path):
     assert ropecli("plot", files / "one.json", "--metric", "bits-per-byte", "-o", plot).code == 0
     assert "bits per byte (lower is better)" in texts(plot)
     assert ropecli("plot", files / "found.json", "-o", plot).code == 0
-    assert "depth of the key (0 to 1)" in texts(plot)
+    assert "depth of the key (0: start, 1: end)" in texts(plot)
 
 
 def test_different_data_are_warned_of(ropecli, files, tmp_path):
@@ -99,7 +99,6 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
     ("arguments", "expected"),
     [
         (["missing.json"], "Cannot read missing.json"),
-        (["one.json", "tail.json"], "different protocols"),
         (["one.json", "found.json"], "different kinds"),
         (["one.json", "--kind", "contxt"], "Did you mean 'context'"),
         (["one.json", "--kind", "retrieval"], "cannot draw a perplexity report"),

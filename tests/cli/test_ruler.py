@@ -159,7 +159,7 @@ def test_compare_puts_measures_side_by_side(ropecli, tmp_path):
     )  # fmt: skip
     assert found[3]["cells"] == alone[0]["cells"]
     assert found[3]["fingerprint"] == alone[0]["fingerprint"]
-    assert "RULER (%) at 512" in outcome.out
+    assert "RULER (rank, %) at 512" in outcome.out
     assert f"{found[1]['rows'][0]['ppl']:.2f}" in outcome.out
 
 
