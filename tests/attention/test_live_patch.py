@@ -129,8 +129,8 @@ def test_a_second_patch_takes_the_place_of_the_first(two, folder):
     model, fresh = load(folder), load(folder)
     live_patch(model, ropes_of(folder, first, **params))
     logits(model, 200)
-    for one in (model, fresh):
-        live_patch(one, ropes_of(folder, then, **more))
+    for each in (model, fresh):
+        live_patch(each, ropes_of(folder, then, **more))
     for length in (30, 200):
         assert torch.equal(logits(model, length), logits(fresh, length))
     hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
