@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.results import LengthResult, paired_change
+from ropecli.evaluation.saved_progress import EvalProgress
 
 import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sources import DEMO, DEMO_TRAIN, read_texts
-from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.results import LengthResult, paired_change
-from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
 from ropecli.tuning.procedure import make_task, run_task

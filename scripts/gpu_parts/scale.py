@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 import train_demo
+from ropecli.evaluation.results import LengthResult, paired_change
 
 import ropecli
 from gpu_parts.measuring import Part
 from ropecli.demo import corpus
-from ropecli.evaluation.results import LengthResult, paired_change
 from ropecli.scaling.registry import scaling_methods
 
 METHODS = [
