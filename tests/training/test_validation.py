@@ -34,10 +34,11 @@ def prepared():
 @pytest.fixture(scope="session")
 def as_eval_ppl(corpus):
     """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
+    from ropecli.evaluation.perplexity import evaluate_perplexity
+
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.data.documents import read_documents
     from ropecli.data.sources import read_texts
-    from ropecli.evaluation.perplexity import evaluate_perplexity
     from ropecli.live.loading import load_model, load_tokenizer
 
     def measure(folder: Path, lengths, documents):

@@ -26,6 +26,7 @@ def evaluator(documents):
     from dataclasses import replace
 
     from ropecli.evaluation.saved_progress import EvalProgress
+
     from ropecli.tuning.calibration import Evaluator
 
     def make(

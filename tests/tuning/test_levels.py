@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from ropecli.evaluation.perplexity import evaluate_perplexity
 from transformers import AutoModelForCausalLM
 
 from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import NotFiniteError
-from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import make_spec
