@@ -19,22 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.results import LengthResult, paired_change
-from ropecli.evaluation.saved_progress import EvalProgress
 
 import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sources import DEMO, DEMO_TRAIN, read_texts
+from ropecli.evaluation.measure import Store, read
 from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.report import Cell, loss_change
+from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
-from ropecli.tuning.procedure import make_task, run_task
-from ropecli.tuning.task import TuneSettings
+from ropecli.tuning.procedure import run_task
+from ropecli.tuning.task import make_task
+from ropecli.tuning.tune_settings import TuneSettings
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
-LEVELS = ("base", "yarn", "grid", "heads", "search-8", "search-40", "full")
+LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
 """search-N: N generations; 8 take about as long as `heads`, 40 is the published setting."""
 FULL_RATE = 5e-4
 
@@ -57,9 +59,9 @@ def held_out(tokenizer: Any, target: int, source: str = DEMO) -> Documents:
     return read_documents(read_texts(source), tokenizer, target, most=HELD_OUT, cut=target)
 
 
-def measured(model: Any, documents: Documents, target: int) -> list[LengthResult]:
-    lengths = sorted({WINDOW, target})
-    return evaluate_perplexity(model, documents, lengths, protocol=Protocol("tail", targets=TARGETS))
+def measured(model: Any, documents: Documents, target: int) -> list[Cell]:
+    task = Perplexity(documents, [WINDOW, target], Protocol("tail", targets=TARGETS))
+    return task.cells(read(task, LiveReader(model)))
 
 
 def measure(level: str, factor: float, seed: int, texts: Texts, judges: list[str]) -> list[dict[str, Any]]:
@@ -87,7 +89,7 @@ def measure(level: str, factor: float, seed: int, texts: Texts, judges: list[str
         started = time.perf_counter()
         if level == "full":
             live_patch(model, untuned.ropes)
-            evaluator = Evaluator(task.calibration.evaluated, WINDOW, target, 0.25, TARGETS, EvalProgress())
+            evaluator = Evaluator(task.calibration.evaluated, WINDOW, target, 0.25, TARGETS, Store())
             best = learn(
                 model,
                 [(list(model.parameters()), FULL_RATE)],
@@ -115,8 +117,8 @@ def measure(level: str, factor: float, seed: int, texts: Texts, judges: list[str
             "step": step,
             "params": params,
             "rows": [
-                {key: value for key, value in vars(row).items() if key != "by_context"}
-                for row in measured(model, held_out(tokenizer, target, judge), target)
+                {**{key: value for key, value in vars(cell).items() if key != "by_context"}, "ppl": cell.ppl}
+                for cell in measured(model, held_out(tokenizer, target, judge), target)
             ],
         }
         for judge in judges
@@ -166,7 +168,7 @@ def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[
 
 
 def _change(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    changes = [paired_change(_row(one), _row(other)) for one, other in pairs]
+    changes = [loss_change(_row(one), _row(other)) for one, other in pairs]
     if not changes:
         return ""
     low, high = (_mean([getattr(change, end) for change in changes]) for end in ("low", "high"))
@@ -177,8 +179,8 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _row(values: dict[str, Any]) -> LengthResult:
-    return LengthResult(**{**values, **{name: tuple(values[name]) for name in ("document_nll", "document_weights")}})
+def _row(values: dict[str, Any]) -> Cell:
+    return Cell("tail", values["length"], tuple(values["sums"]), tuple(values["weights"]))
 
 
 def main() -> None:

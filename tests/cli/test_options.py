@@ -26,7 +26,7 @@ REQUIRED = {
     "passkey": ["demo", "--method", "yarn", "--factor", "4"],
     "patch": ["demo", "--method", "yarn", "--factor", "4", "--dry-run"],
     "plan": ["demo"],
-    "plot": ["demo", "--kind", "wavelengths", "--methods", "yarn", "--factor", "4"],
+    "plot": ["demo", "--kind", "frequencies", "--methods", "yarn", "--factor", "4"],
     "ruler": ["demo", "--method", "yarn", "--factor", "4"],
     "theory": ["demo", "--methods", "yarn", "--factor", "4"],
     "tune": ["demo", "--data", "demo-train", "--factor", "4", "--output", "out"],

@@ -70,7 +70,7 @@ def test_no_picture_lands_in_a_checkpoints_folder(ropecli, files, llama, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("perplexity", "plot.svg"), ("context", "plot.pdf"), ("comparison", "plot.PNG")]
+    ("kind", "name"), [("perplexity", "plot.svg"), ("perplexity", "plot.pdf"), ("comparison", "plot.PNG")]
 )
 def test_a_picture_of_every_kind_and_format(ropecli, files, tmp_path, kind, name):
     result = ropecli("plot", files / "one.json", files / "several.json", "--kind", kind, "-o", tmp_path / name)
@@ -100,17 +100,17 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
     [
         (["missing.json"], "Cannot read missing.json"),
         (["one.json", "found.json"], "different kinds"),
-        (["one.json", "--kind", "contxt"], "Did you mean 'context'"),
+        (["one.json", "--kind", "perplxity"], "Did you mean 'perplexity'"),
         (["one.json", "--kind", "retrieval"], "cannot draw a perplexity report"),
         (["one.json", "--metric", "nll"], "Unknown metric 'nll'"),
-        (["one.json", "--kind", "context", "--metric", "bits-per-byte"], "works only for plots of perplexity"),
+        (["found.json", "--kind", "scores", "--metric", "bits-per-byte"], "works only for plots of perplexity"),
         (["one.json", "--output", "plot.docx"], "unknown image format"),
         (["one.json", "--output", "one.json/plot.png"], "could not be written"),
         (["one.json", "--methods", "yarn"], "--methods works only for plots of a checkpoint"),
         (["."], "is not a report"),
         (["demo"], "Plot a checkpoint with --kind"),
         (["demo", "--kind", "decay", "--set", "beta_fast=8"], "--set needs --methods"),
-        (["demo", "--kind", "helix", "--methods", "yarm"], "Did you mean 'yarn'"),
+        (["demo", "--kind", "decay", "--methods", "yarm"], "Did you mean 'yarn'"),
         (["demo", "demo", "--kind", "decay"], "draws one checkpoint; 2 were given"),
     ],
 )

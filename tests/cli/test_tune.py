@@ -224,8 +224,6 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     assert outcome.err.rstrip().endswith(" at step 0")
     report = read_report(tmp_path / "out")
     assert (report["step"], report["learned"], report["gains"]) == (0, 0, [])
-    drawn = ropecli("plot", tmp_path / "out" / "tune.json", "--kind", "gains", "-o", tmp_path / "gains.png")
-    refused(drawn, "has no gains: heads did not improve on the best constants. Use --kind tuning.")
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
 

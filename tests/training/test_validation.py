@@ -34,6 +34,8 @@ def prepared():
 @pytest.fixture(scope="session")
 def as_eval_ppl(corpus, evaluate):
     """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
+    from ropecli.evaluation.perplexity import evaluate_perplexity
+
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.data.documents import read_documents
     from ropecli.data.sources import read_texts
