@@ -34,18 +34,15 @@ def prepared():
 @pytest.fixture(scope="session")
 def as_eval_ppl(corpus):
     """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
-    from ropecli.evaluation.perplexity import evaluate_perplexity
 
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.data.documents import read_documents
-    from ropecli.data.sources import read_texts
-    from ropecli.live.loading import load_model, load_tokenizer
+    import ropecli
 
     def measure(folder: Path, lengths, documents):
-        checkpoint = open_checkpoint(folder)
-        text = read_documents(read_texts(str(corpus)), load_tokenizer(checkpoint), max(lengths), most=documents)
-        rows = evaluate_perplexity(load_model(checkpoint, device="cpu"), text, lengths, protocol="tail")
-        return {str(row.length): row.ppl for row in rows}, rows[0].tokens
+        report = ropecli.eval_ppl(
+            str(folder), data=str(corpus), lengths=list(lengths), max_documents=documents, protocol="tail", device="cpu"
+        )
+        rows = report.as_json()["rows"]
+        return {str(row["length"]): row["ppl"] for row in rows}, rows[0]["tokens"]
 
     return measure
 
