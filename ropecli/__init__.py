@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ropecli.scaling.spec import ScaledRope as ScaledRope
     from ropecli.scaling.spec import ScalingSpec as ScalingSpec
     from ropecli.scaling.spec import make_spec as make_spec
-    from ropecli.tuning.tune_report import TuneReport as TuneReport
+    from ropecli.tuning.task import TuneReport as TuneReport
 
 _HOMES = {
     "ropecli.commands": (
@@ -64,7 +64,7 @@ _HOMES = {
     "ropecli.reporting.outputs": "Reports",
     "ropecli.rope": "RopeGeometry",
     "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
-    "ropecli.tuning.tune_report": "TuneReport",
+    "ropecli.tuning.task": "TuneReport",
     # for notebooks: the mathematics, and a model patched in memory
     "ropecli.attention": "load_model",
     "ropecli.attention.patching": "live_patch",

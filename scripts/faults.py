@@ -52,7 +52,7 @@ FAULTS: list[tuple[str, str]] = [
     ("2 * math.pi / np.round(2 * math.pi / inv_freq[rotating])", "2 * math.pi / np.floor(2 * math.pi / inv_freq[rotating])"),
     ("np.linspace(0, math.pi, clipped_pairs)", "np.linspace(0, math.pi, clipped_pairs + 1)[1:]"),
     ("rope.powers() * rope.original_max_position_embeddings < 2 * math.pi", "rope.powers() * rope.original_max_position_embeddings < math.pi"),
-    ("attention_factor *= found.attention_factor", "attention_factor = found.attention_factor"),
+    ("attention_factor *= scaled.attention_factor", "attention_factor = scaled.attention_factor"),
     ("theta = math.nan if rope_type is None else rope.rope_theta", "theta = rope.rope_theta"),
     ("factor = math.sqrt(self.factor) if part.uses_factor else 1.0", "factor = self.factor if part.uses_factor else 1.0"),
     ("np.maximum(1.0, form(n + 1.0, pretrained))", "np.maximum(1.0, form(n + 2.0, pretrained))"),
@@ -65,7 +65,7 @@ FAULTS: list[tuple[str, str]] = [
     ("shift = window - window // group", "shift = window // group"),
     ("np.minimum(n % stride + stride, chunk)", "np.minimum(n % stride, chunk)"),
     ("last = sinks + window - 1", "last = sinks + window"),
-    ("(one * cos - two * sin, two * cos + one * sin)", "(one * cos + two * sin, two * cos - one * sin)"),
+    ("(x * cos - y * sin, y * cos + x * sin)", "(x * cos + y * sin, y * cos - x * sin)"),
     ("query.flatten(1, 2) * self.scaling", "query.flatten(1, 2)"),
     ("done = _equal_tokens(earlier, sums)", "done = min(earlier.shape[2], stop)"),
     ("(kept[padding] or RotatedKeys()) if _reads_cache(query, key) else None", "None"),
@@ -126,9 +126,9 @@ FAULTS: list[tuple[str, str]] = [
     ("angles = positions[axes] * pairs", "angles = positions[0] * pairs"),
     ("return AutoModelForMultimodalLM, AutoModelForCausalLM, AutoModelForMaskedLM", "return AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForMaskedLM"),
     ("factors = scaled.geometry.powers(scaled.rope_theta) / scaled.inv_freq", "factors = scaled.inv_freq / scaled.geometry.powers()"),
-    ("parameters = {**(legacy or new)}", "parameters = {**(new or legacy)}"),
+    ("(legacy or new or _dynamic_of_qwen(section))", "(new or legacy or _dynamic_of_qwen(section))"),
     ("set_path(config, change.path, change.before)", "set_path(config, change.path, change.after)"),
-    ('return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type', "return rope_type"),
+    ('return "ntk-by-parts" if rope_type == "yarn" and without_temperature else rope_type', "return rope_type"),
     ("if original_length and original_length > max_positions:", "if False:"),
     ("name not in self.local_layers and not any(word in name for word in _LOCAL_WORDS)", "name not in self.local_layers"),
     # push
@@ -149,10 +149,10 @@ FAULTS: list[tuple[str, str]] = [
     ("render(messages[: number + 1]).removesuffix(closing)", "render(messages[: number + 1])"),
     ("~separator if store.masked and separator is not None else separator", "separator"),
     ("self._store.masked or stop - start < self.length or stop > tokens", "stop - start < self.length or stop > tokens"),
-    ("self.decoder.forward = own", "pass"),
+    ("self.decoder.forward = hooked", "pass"),
     ('"mps" if torch.backends.mps.is_available() else "cpu"', '"cpu"'),
     ('elif device != "cpu" or bits:  # DeepSpeed', "elif bits:  # DeepSpeed"),
-    ('dtype = "bfloat16" if asked == "auto" else dtype', "pass"),
+    ('dtype = "bfloat16" if requested == "auto" else dtype', "pass"),
 ]  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def remapped_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_ids: Tensor | None = None,
-    **others: Any,
+    **unused: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers' AttentionInterface.
 
@@ -73,7 +73,7 @@ def remapped_attention(
     else:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row in dict.fromkeys(rows):
-            alike = torch.tensor([index for index, other in enumerate(rows) if other == row], device=query.device)
+            alike = torch.tensor([index for index, padded in enumerate(rows) if padded == row], device=query.device)
             attended = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options, kept)
             output = output.index_copy(0, alike, attended)
     _ROTATED[module] = kept

@@ -32,7 +32,7 @@ def describe_padding(
     local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **others: Any,
+    **unused: Any,
 ) -> Tensor:
     """Mask function for transformers' AttentionMaskInterface that returns each row's padding instead of a mask.
 

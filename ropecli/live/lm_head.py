@@ -34,12 +34,12 @@ class SplitModel:
         self.vocabulary, _ = self.head.weight.shape
         self.plain_head: bool = like.plain_head if like else self._probe()
 
-    def decode(self, ids: torch.Tensor, **others: torch.Tensor) -> Any:
+    def decode(self, ids: torch.Tensor, **inputs: torch.Tensor) -> Any:
         """Run the decoder. ids: shape (batch, tokens). Output last_hidden_state: shape (batch, tokens, width).
 
-        others: position_ids and attention_mask, as in transformers.
+        inputs: position_ids and attention_mask, as in transformers.
         """
-        return self.decoder(input_ids=ids, use_cache=False, **others)
+        return self.decoder(input_ids=ids, use_cache=False, **inputs)
 
     def decode_on(self, ids: torch.Tensor, cache: Any) -> Any:
         """Run the decoder on tokens that follow those in `cache` (None: empty). past_key_values holds all of them."""

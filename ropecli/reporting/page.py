@@ -32,7 +32,7 @@ from ropecli.reporting.wording import (
     task_name,
 )
 from ropecli.table import Bold, Table, clean
-from ropecli.tuning.tune_report import TuneReport
+from ropecli.tuning.task import TuneReport
 from ropecli.version import GENERATOR
 
 if TYPE_CHECKING:

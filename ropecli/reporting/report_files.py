@@ -11,8 +11,8 @@ from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.report import SCHEMA_VERSION, Cell, Report, of_schema_2
 from ropecli.evaluation.statistics import LARGEST_NLL
-from ropecli.tuning.tune_report import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
-from ropecli.tuning.tune_report import LayerGains, TuneReport
+from ropecli.tuning.task import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
+from ropecli.tuning.task import LayerGains, TuneReport
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

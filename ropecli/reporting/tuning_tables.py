@@ -8,7 +8,7 @@ import numpy as np
 from ropecli.reporting.lines import numbered
 from ropecli.reporting.wording import duration, number
 from ropecli.table import Table, clean
-from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
+from ropecli.tuning.task import TRAINING, Score, TuneReport
 
 OVERFLOW = 700.0
 """Nats; perplexity overflows float64 above this."""

@@ -28,34 +28,34 @@ def by_quadrature(inv_freq: np.ndarray, distance: float) -> complex:
 )
 @pytest.mark.parametrize("distance", [1, 200])
 def test_it_is_the_integral(inv_freq, distance):
-    found = decay_estimate(inv_freq, np.array([distance]))
-    assert found == pytest.approx(np.array([by_quadrature(inv_freq, distance)]), abs=1e-8)
+    values = decay_estimate(inv_freq, np.array([distance]))
+    assert values == pytest.approx(np.array([by_quadrature(inv_freq, distance)]), abs=1e-8)
 
 
 @pytest.mark.parametrize("rope_theta", [10_000.0, 500_000.0])
 def test_of_plain_frequencies_it_is_the_blogs_exponential_integral(rope_theta):
     mpmath = pytest.importorskip("mpmath")
-    found = decay_estimate(RopeGeometry(128, 128, rope_theta, 4096).inv_freq(), DISTANCES)
-    for distance, one in zip(DISTANCES.tolist(), found, strict=True):
+    values = decay_estimate(RopeGeometry(128, 128, rope_theta, 4096).inv_freq(), DISTANCES)
+    for distance, value in zip(DISTANCES.tolist(), values, strict=True):
         ends = [mpmath.ei(mpmath.mpc(0, end)) for end in (distance / rope_theta, distance)]
-        assert abs(one - complex((ends[1] - ends[0]) / math.log(rope_theta))) < 1e-10
+        assert abs(value - complex((ends[1] - ends[0]) / math.log(rope_theta))) < 1e-10
 
 
 @pytest.mark.parametrize("rope_theta", [100.0, 500_000.0])
 def test_the_bound_by_parts(rope_theta):
     distances = np.unique(np.geomspace(1, 1e9, 400).round())
-    found = np.abs(decay_estimate(RopeGeometry(64, 64, rope_theta, 4096).inv_freq(), distances))
+    values = np.abs(decay_estimate(RopeGeometry(64, 64, rope_theta, 4096).inv_freq(), distances))
     bound = decay_bound(rope_theta, distances)
-    assert (found <= bound).all()
+    assert (values <= bound).all()
     assert bound.max() == 1
     # not loose by more than a factor of about two, where it is of use
-    assert (found[distances > 10 * rope_theta] > bound[distances > 10 * rope_theta] / 3).all()
+    assert (values[distances > 10 * rope_theta] > bound[distances > 10 * rope_theta] / 3).all()
 
 
 def test_the_sinusoidal_embedding_as_it_is_written():
-    found = sinusoidal_embedding(np.array([0, 3, 17]), 8)
-    assert found.shape == (3, 8)
-    for row, position in zip(found, (0, 3, 17), strict=True):
+    values = sinusoidal_embedding(np.array([0, 3, 17]), 8)
+    assert values.shape == (3, 8)
+    for row, position in zip(values, (0, 3, 17), strict=True):
         for pair in range(4):
             angle = position / 10_000 ** (2 * pair / 8)
             assert row[2 * pair] == pytest.approx(math.sin(angle))

@@ -49,7 +49,7 @@ def test_the_exact_limit(rope_theta, alpha):
 def test_theorem_1_with_the_2_that_it_lacks(x, position, inv_freq):
     """2·min x_k²/‖x‖²·C_d and 2·max x_k²/‖x‖²·C_d: each sine is weighed by two squares."""
     total = math.fsum(np.sin(inv_freq))
-    low, high = (2 * one / (x**2).sum() * total for one in ((x**2).min(), (x**2).max()))
+    low, high = (2 * square / (x**2).sum() * total for square in ((x**2).min(), (x**2).max()))
     assert low * (1 - 1e-9) <= sine(x, inv_freq, position) + 1e-9
     assert sine(x, inv_freq, position) <= high * (1 + 1e-9) + 1e-9
 
@@ -77,9 +77,9 @@ def test_the_two_closest_images(method, length):
     images = curve(frequencies(method), length)
     apart = distances(images, images)
     np.fill_diagonal(apart, np.inf)
-    found = closest_images(frequencies(method), length)
-    assert found.distance == pytest.approx(apart.min(), abs=1e-9)
-    assert np.diagonal(apart, found.gap) == pytest.approx(apart.min(), abs=1e-9)
+    closest = closest_images(frequencies(method), length)
+    assert closest.distance == pytest.approx(apart.min(), abs=1e-9)
+    assert np.diagonal(apart, closest.gap) == pytest.approx(apart.min(), abs=1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)

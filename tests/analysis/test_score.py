@@ -21,7 +21,7 @@ TABLES = {
 
 
 def by_hand(inv_freq: np.ndarray, distance: int) -> float:
-    return math.fsum(2 * math.cos(distance * one) for one in inv_freq.tolist())
+    return math.fsum(2 * math.cos(distance * frequency) for frequency in inv_freq.tolist())
 
 
 @pytest.mark.parametrize("name", TABLES)

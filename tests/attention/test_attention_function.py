@@ -56,15 +56,15 @@ def without_gradients():
         yield
 
 
-def assert_close(found, expected):
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+def assert_close(actual, expected):
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def generate(model, ids=IDS[:, :60], padding=23, **options):
     """Greedily, the second row padded at the left; (tokens, logits)."""
     mask = torch.ones_like(ids)
     mask[1:, :padding] = 0
-    found = model.generate(
+    actual = model.generate(
         ids * mask,
         attention_mask=mask,
         max_new_tokens=20,
@@ -73,7 +73,7 @@ def generate(model, ids=IDS[:, :60], padding=23, **options):
         output_logits=True,
         **options,
     )
-    return found.sequences, torch.stack(found.logits, 1)
+    return actual.sequences, torch.stack(actual.logits, 1)
 
 
 # refusals
@@ -118,11 +118,11 @@ def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, bui
     model = make(folder)
     tokens, logits = generate(model)
     for options in ({"use_cache": False}, {"cache_implementation": "static"}):
-        again, found = generate(model, **options)
+        again, actual = generate(model, **options)
         assert torch.equal(again, tokens)
-        assert_close(found, logits)
+        assert_close(actual, logits)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    hidden = [one(ROW, use_cache=False, output_hidden_states=True).hidden_states[1] for one in (plain, model)]
+    hidden = [each(ROW, use_cache=False, output_hidden_states=True).hidden_states[1] for each in (plain, model)]
     assert_close(hidden[1], hidden[0])  # the first layer slides
 
 

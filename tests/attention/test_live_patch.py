@@ -10,11 +10,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables, unpatched_after
 from ropecli.scaling.scale import scale
@@ -39,8 +39,12 @@ def logits(model, length: int = TARGET, **options) -> torch.Tensor:
     return model(IDS[:, :length], **{"use_cache": False, **options}).logits
 
 
+def plan_of(folder, method: str, **params) -> PatchPlan:
+    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params))
+
+
 def ropes_of(folder, method: str, **params) -> dict[str | None, ScaledRope]:
-    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params)).ropes
+    return plan_of(folder, method, **params).ropes
 
 
 def fixed(ropes: dict[str | None, ScaledRope], length: int) -> dict[str | None, ScaledRope]:
@@ -129,9 +133,52 @@ def test_a_second_patch_takes_the_place_of_the_first(two, folder):
     model, fresh = load(folder), load(folder)
     live_patch(model, ropes_of(folder, first, **params))
     logits(model, 200)
-    for one in (model, fresh):
-        live_patch(one, ropes_of(folder, then, **more))
+    for each in (model, fresh):
+        live_patch(each, ropes_of(folder, then, **more))
     for length in (30, 200):
         assert torch.equal(logits(model, length), logits(fresh, length))
     hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
     assert set(hooks) == {1 if then in SWITCHING else 0}
+
+
+# Distance methods.
+
+
+def test_a_loaded_checkpoint_has_its_own_back_after_another(llama, patched):
+    model = load(patched(llama, "rerope"))
+    before = logits(model)
+    with unpatched_after(model):
+        live_patch(model, ropes_of(llama, "yarn"))
+        assert model.config._attn_implementation == "sdpa"
+        assert not torch.equal(logits(model), before)
+    assert torch.equal(logits(model), before)
+
+
+def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp_path):
+    """The proof compares with the model's own attention, so scaled scores are detected."""
+
+    def another(*arguments, **options):
+        return attend(*arguments, **{**options, "scaling": 0.5 * options["scaling"]})
+
+    attend = AttentionInterface._global_mapping["ropecli:rerope"]
+    monkeypatch.setitem(AttentionInterface._global_mapping, "ropecli:rerope", another)
+    with pytest.raises(
+        PatchError, match=r"too short for rerope to change any distance, the output changes by 0\.\d+ of its"
+    ):
+        patch_to(plan_of(llama, "rerope"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    model = load(llama)
+    with pytest.raises(PatchError, match="too short for rerope to change any distance"):
+        live_patch(model, ropes_of(llama, "rerope"))
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [({"AutoModelForCausalLM": "own.Own"}, True), ({"AutoConfig": "own.Own"}, False), (["AutoModel"], False)],
+)
+def test_code_of_the_checkpoints_own_is_warned_of(names, warned, llama, edited):
+    """It may run an attention of its own under the method's name."""
+    source = edited(llama, auto_map=names)
+    assert any("custom code (auto_map)" in warning for warning in plan_of(source, "rerope").writing_warnings) is warned
+    assert not any("auto_map" in warning for warning in plan_of(source, "yarn").writing_warnings)

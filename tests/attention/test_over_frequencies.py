@@ -15,11 +15,11 @@ from ropecli.scaling.spec import make_spec
 IDS = torch.from_numpy(np.random.default_rng(3).integers(1, 512, (1, 150)))
 FAR = {"chunk": 50, "local_window": 9, "log_n": True}
 WITHIN = 1e-4
-"""Of the largest logit."""
+"""Relative to the largest logit."""
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((found.double() - expected).abs().max() / expected.abs().max()).item()
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((actual.double() - expected).abs().max() / expected.abs().max()).item()
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_dual_chunk_over_frequencies(architecture, frequencies, params, build, p
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     live_patch(plain, make_plan(open_checkpoint(folder), make_spec(method, 8.0, all_params)).ropes)
     with torch.no_grad():
-        for one in (model, plain):
-            assert difference(one(IDS, use_cache=False).logits[0], expected) < WITHIN
+        for patched_model in (model, plain):
+            assert difference(patched_model(IDS, use_cache=False).logits[0], expected) < WITHIN
         half = model(IDS[:, :70], use_cache=True)
         rest = model(IDS[:, 70:], past_key_values=half.past_key_values)
     assert difference(torch.cat([half.logits, rest.logits], 1)[0], expected) < WITHIN

@@ -60,7 +60,7 @@ STILL = {
     "vocab_size_per_layer_input": 0,
     "rope_parameters": PROPORTIONAL,
 }
-TURNING = 8  # of 32 pairs: a quarter of a head 64 wide
+ROTATING = 8  # of 32 pairs: a quarter of a head 64 wide
 
 
 def test_a_method_that_keeps_still_pairs_is_written_natively(
@@ -71,8 +71,8 @@ def test_a_method_that_keeps_still_pairs_is_written_natively(
     folder = patched(source, "ntk")
     assert_inspection_is_live(folder)
     before, after = live(source)["full_attention"].inv_freq, live(folder)["full_attention"].inv_freq
-    np.testing.assert_array_equal(after[TURNING:], 0.0)
-    assert after[TURNING - 1] == pytest.approx(before[TURNING - 1] / 4, rel=2e-6)
+    np.testing.assert_array_equal(after[ROTATING:], 0.0)
+    assert after[ROTATING - 1] == pytest.approx(before[ROTATING - 1] / 4, rel=2e-6)
     parameters = config_of(folder)["rope_parameters"]["full_attention"]
     assert (parameters["rope_type"], parameters["partial_rotary_factor"]) == ("proportional", 0.25)
 
@@ -102,8 +102,8 @@ def test_a_scaling_that_distant_tokens_do_not_notice_is_refused(name, tmp_path):
     config, rotates = FAR_LAYERS[name]
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "rope_theta": 1e4, **config}))
     source = open_checkpoint(tmp_path)
-    found = [finding.rule for finding in find_faults(read_state(source))]
-    assert ("far-layers-do-not-turn" in found) is not rotates
+    rules = [finding.rule for finding in find_faults(read_state(source))]
+    assert ("far-layers-do-not-turn" in rules) is not rotates
     for method in ("yarn", "rerope"):
         if rotates:
             make_plan(source, make_spec(method, 4.0))
@@ -137,9 +137,9 @@ def renamed(model_type: str, key: str, given: str) -> dict:
     config = CONFIG_MAPPING[model_type](**small, **OWN[model_type]).to_dict()
     names = family_of(config).names[key]
     saved = next(name for name in names if name in config)
-    other = next(name for name in names if name != saved)
+    alias = next(name for name in names if name != saved)
     value = config.pop(saved)
-    values = {"saved": {saved: value}, "other": {other: value}, "both": {saved: value, other: 2 * value}}
+    values = {"saved": {saved: value}, "other": {alias: value}, "both": {saved: value, alias: 2 * value}}
     return dict(sorted({**config, **values[given]}.items()))
 
 

@@ -29,10 +29,10 @@ def architecture(build):
 def test_both_dialects_are_patched_to_the_same_rope(method, params, llama, edited, patched, config_of):
     older = edited(llama, "older", rope_parameters=..., rope_theta=20000.0, rope_scaling=None)
     newer = edited(llama, "newer", rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
-    one, other = (config_of(patched(folder, method, **params)) for folder in (older, newer))
+    first, second = (config_of(patched(folder, method, **params)) for folder in (older, newer))
     for key in ROPE_FIELDS:
-        assert one.get(key) == other.get(key), key
-    assert one["rope_theta"] == one["rope_parameters"]["rope_theta"]
+        assert first.get(key) == second.get(key), key
+    assert first["rope_theta"] == first["rope_parameters"]["rope_theta"]
 
 
 def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warning(
@@ -51,11 +51,11 @@ def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warn
 @pytest.mark.parametrize("method", ["yarn", "unscaled"])
 def test_what_is_no_scaling_stays_in_rope_parameters(method, llama, edited, patched, config_of):
     """Sections of multimodal positions and the like, which other parts of a model read there."""
-    own = {"mrope_section": [4, 6, 6], "llama_4_scaling_beta": 0.1}
+    kept = {"mrope_section": [4, 6, 6], "llama_4_scaling_beta": 0.1}
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 8.0}
-    folder = edited(llama, rope_parameters={"rope_theta": 1e4, **scaling, **own})
+    folder = edited(llama, rope_parameters={"rope_theta": 1e4, **scaling, **kept})
     parameters = config_of(patched(patched(folder, "linear"), method))["rope_parameters"]
-    assert {key: parameters[key] for key in own} == own
+    assert {key: parameters[key] for key in kept} == kept
     assert "beta_fast" not in parameters or method == "yarn"
 
 
@@ -109,6 +109,6 @@ def test_a_reader_of_one_dialect_alone_gets_the_same_rope(method, llama, patched
     whole = patched(llama, method)
     both = live(whole)[None]
     for removed in ("rope_parameters", "rope_scaling"):
-        one = live(edited(whole, removed, **{removed: ...}))[None]
-        np.testing.assert_array_equal(one.inv_freq, both.inv_freq)
-        assert one.attention_factor == both.attention_factor
+        first = live(edited(whole, removed, **{removed: ...}))[None]
+        np.testing.assert_array_equal(first.inv_freq, both.inv_freq)
+        assert first.attention_factor == both.attention_factor

@@ -45,7 +45,7 @@ def quiet():
 
 @pytest.fixture(scope="module")
 def rotary() -> list[str]:
-    """The types of the table that turn by config.json, text parts of larger ones apart."""
+    """The types of the table that rotate by config.json, text parts of larger ones apart."""
     table = json.loads(families._DATA.read_text())
     alone = (name for name, entry in table.items() if entry.get("rotary", True) and "text_type" not in entry)
     return [name for name in alone if name in CONFIG_MAPPING]
@@ -208,37 +208,37 @@ def test_which_layer_types_read_which_flat_fields(rotary):
     expected["olmo3"] = {"full_attention": "rope_theta"}  # the sliding layers get the default, which all released have
     assert {name: names for name, names in bases.items() if names} == expected
     del scaling["dots3_note_text"]  # takes rope_theta for the sliding layers too, if rope_scaling is there
-    found = {name: labels for name, labels in scaling.items() if labels}
-    assert found == {name: set(labels) for name, labels in BY_HAND["flat_scaling"].items()}
+    types = {name: labels for name, labels in scaling.items() if labels}
+    assert types == {name: set(labels) for name, labels in BY_HAND["flat_scaling"].items()}
 
 
 @pinned
 def test_who_reads_the_base_and_the_share_by_names_of_its_own(rotary):
-    found = set()
+    types = set()
     for model_type in rotary:
-        linear = {"rope_type": "linear", "factor": 3.0}  # anew for each: config classes write into what they are given
+        linear = {"rope_type": "linear", "factor": 3.0}  # a new one each: config classes write into what they are given
         parameters = _rope_parameters(model_type, rope_scaling=linear, rotary_emb_base=12345.0, rotary_pct=0.75)
         if (parameters.get("rope_theta"), parameters.get("partial_rotary_factor")) == (12345.0, 0.75):
-            found.add(model_type)
-    assert found == set(BY_HAND["own_names"])
+            types.add(model_type)
+    assert types == set(BY_HAND["own_names"])
 
 
 @pinned
 def test_who_reads_rotary_dim(rotary):
     fields = {"rope_theta": 1e4, "head_dim": 64, "rotary_dim": 24}
-    found = {name for name in rotary if _rope_parameters(name, **fields).get("partial_rotary_factor") == 0.375}
-    assert found == BY_HAND["reads_rotary_dim"]
+    types = {name for name in rotary if _rope_parameters(name, **fields).get("partial_rotary_factor") == 0.375}
+    assert types == BY_HAND["reads_rotary_dim"]
 
 
 @pinned
 def test_whose_attention_reads_mscale_all_dim(rotary):
-    found = set()
+    types = set()
     for model_type in rotary:
-        own = type(coverage.config_of(model_type)).__module__.replace("configuration_", "modeling_")
+        extra = type(coverage.config_of(model_type)).__module__.replace("configuration_", "modeling_")
         with contextlib.suppress(ModuleNotFoundError):  # a type with the model of another
-            if "mscale_all_dim" in inspect.getsource(importlib.import_module(own)):
-                found.add(model_type)
-    assert found == BY_HAND["reads_mscale_all_dim"]
+            if "mscale_all_dim" in inspect.getsource(importlib.import_module(extra)):
+                types.add(model_type)
+    assert types == BY_HAND["reads_mscale_all_dim"]
 
 
 LONGROPE_ALONE = [name for name, kinds in BY_HAND["rope_types"].items() if "longrope" in kinds]
@@ -248,8 +248,8 @@ LONGROPE_ALONE = [name for name, kinds in BY_HAND["rope_types"].items() if "long
 def test_types_that_honour_longrope_alone(model_type, written):
     """Any other fails there, in one way or another; so ropecli writes all of them as longrope."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    own = {"num_local_experts": 2} if model_type == "phimoe" else {}
-    config = {**TINY, **own, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
+    extra = {"num_local_experts": 2} if model_type == "phimoe" else {}
+    config = {**TINY, **extra, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
     with pytest.raises(Exception, match=r"rope|mscale|factor"):
         turned(build_without_weights(written(config)), 3)
     plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), make_spec("yarn", 4.0))

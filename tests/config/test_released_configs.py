@@ -94,8 +94,10 @@ def test_a_yarn_that_does_not_change_the_logits_stays_so(released):
     plan = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0))
     assert plan.ropes["compress"].attention_factor == 1.0
     assert not any("attention factor" in warning for warning in plan.warnings)
-    own = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0, {"attention_factor": 1.2}))
-    assert own.ropes["compress"].attention_factor == 1.2
+    other_plan = make_plan(
+        open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0, {"attention_factor": 1.2})
+    )
+    assert other_plan.ropes["compress"].attention_factor == 1.2
 
 
 def test_a_base_that_transformers_does_not_read_is_written_where_it_does(released, patched, live):

@@ -42,9 +42,9 @@ def logits(model):
 def assert_is_the_patch_in_memory(output, folder, method="rerope", factor=4.0):
     model = load(folder)
     live_patch(model, plan(folder, method, factor).ropes)
-    expected, found = logits(model), logits(load(output))
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
-    assert (found - logits(load(folder))).abs().max() > 1e-2 * expected.abs().max()
+    expected, actual = logits(model), logits(load(output))
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (actual - logits(load(folder))).abs().max() > 1e-2 * expected.abs().max()
 
 
 SCRIPT = """
@@ -152,8 +152,8 @@ def test_a_block_that_is_off_is_one_sentence():
     assert parse_saved_remapping(BLOCK, "rerope") == SavedRemapping(**BLOCK)
     for fault, change in FAULTS.items():
         block = {key: value for key, value in {**BLOCK, **change}.items() if value is not ...}
-        said = rf"^{KEY} in config.json is not a valid rerope: .*{fault}.*again"
-        with pytest.raises(CheckpointError, match=said):
+        message = rf"^{KEY} in config.json is not a valid rerope: .*{fault}.*again"
+        with pytest.raises(CheckpointError, match=message):
             parse_saved_remapping(block, "rerope")
 
 

@@ -41,7 +41,7 @@ def model(written):
 
 
 def softmax_scale(folder) -> float:
-    """Of every attention alike, in the model that stock transformers builds."""
+    """The same for every attention, in the model that stock transformers builds."""
     import torch
 
     with torch.device("meta"):

@@ -30,7 +30,7 @@ def on_hub(checkpoint, revision: str):
     return dataclasses.replace(checkpoint, name="someone/model", revision=revision, commit="0" * 40)
 
 
-def all_said(checkpoint, engine: str) -> str:
+def all_texts(checkpoint, engine: str) -> str:
     export = export_checkpoint(checkpoint, engine)
     return "\n".join([export.command, export.file_text, *export.notes])
 
@@ -38,7 +38,7 @@ def all_said(checkpoint, engine: str) -> str:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_revision_is_handed_on(engine, config_only):
     raised = config_only(rope_scaling=YARN, max_position_embeddings=TARGET)  # Ollama reads no further
-    assert AT_REVISION[engine] in all_said(on_hub(raised, "v1"), engine)
+    assert AT_REVISION[engine] in all_texts(on_hub(raised, "v1"), engine)
 
 
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -100,8 +100,8 @@ def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, 
     checkpoint, served = config_only(**fields, rope_scaling=scaling), []
     for engine in ("llama.cpp", "ollama", "mlx"):
         with contextlib.suppress(PatchError):
-            said = export_checkpoint(checkpoint, engine).cannot[0]
-            assert "nine of its 32 pairs" in said
+            message = export_checkpoint(checkpoint, engine).cannot[0]
+            assert "nine of its 32 pairs" in message
             served.append(engine)
     assert served == engines
     rope = read_state(checkpoint).main
@@ -162,17 +162,17 @@ def test_ollama_refuses_what_a_gguf_does_not_store(patch, patched):
             export_checkpoint(checkpoint, "ollama")
 
 
-@pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags apply to all layers")])
-def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine, said, patched_model):
-    with pytest.raises(PatchError, match=said):
+@pytest.mark.parametrize(("engine", "message"), [("sglang", "gemma3"), ("llama.cpp", "flags apply to all layers")])
+def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine, message, patched_model):
+    with pytest.raises(PatchError, match=message):
         export_checkpoint(patched_model("gemma3_text", "yarn", ["sliding_attention"]), engine)
 
 
 @pytest.mark.transformers("5.20", "gemma3 saves null for a layer type without layers")
 def test_vllm_is_told_which_layers_are_scaled(patched_model):
     export = export_checkpoint(patched_model("gemma3_text", "linear", ["sliding_attention"]), "vllm")
-    told = export.overrides["rope_parameters"]
-    assert {label: (one["rope_type"], one["rope_theta"]) for label, one in told.items()} == {
+    parameters = export.overrides["rope_parameters"]
+    assert {label: (fields["rope_type"], fields["rope_theta"]) for label, fields in parameters.items()} == {
         "sliding_attention": ("linear", 10000.0),
         "full_attention": ("default", 1000000.0),
     }

@@ -123,9 +123,9 @@ def test_commands_give_transformers_logits_and_refusals_are_true(folders, enviro
     settings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run([python, RUNNER, home], capture_output=True, text=True, env=settings)
     assert result.returncode == 0, result.stderr
-    found = np.load(home / "logits.npz")
+    logits = np.load(home / "logits.npz")
     for name, theirs in expected.items():
-        difference = np.abs(found[name] - theirs).max() / np.abs(theirs).max()
+        difference = np.abs(logits[name] - theirs).max() / np.abs(theirs).max()
         try:
             export_checkpoint(ropecli.open_checkpoint(home / name), "mlx")
         except PatchError:

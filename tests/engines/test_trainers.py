@@ -121,10 +121,10 @@ def test_the_trainer_loads_the_patch(engine, plans, run, texts):
     run(engine, RUNNER, engine, home, cwd=home)
     results = json.loads((home / "result.json").read_text())
     for name, (plan, _) in plans.items():
-        found = results[name]["tables"]
-        assert set(found) == {label or "" for label in plan.ropes}, name
+        tables = results[name]["tables"]
+        assert set(tables) == {label or "" for label in plan.ropes}, name
         for label, rope in plan.ropes.items():
-            table = found[label or ""]
+            table = tables[label or ""]
             np.testing.assert_allclose(table["inv_freq"], rope.inv_freq, rtol=1e-6, atol=1e-12, err_msg=name)
             assert table["attention_factor"] == pytest.approx(rope.attention_factor, rel=1e-6), name
         assert results[name]["max_length"] == plan.target_length
@@ -145,7 +145,7 @@ def test_what_trl_trained_has_the_patch(plans, run, texts, tmp_path):
     np.testing.assert_allclose(state.main.inv_freq, plan.ropes[None].inv_freq)
     assert (state.main.attention_factor, state.context_length) == (YARN["attention_factor"], plan.target_length)
     assert "rope_scaling" not in trained.config
-    [finding] = [one for one in find_faults(state) if one.rule == "one-dialect"]
+    [finding] = [fault for fault in find_faults(state) if fault.rule == "one-dialect"]
     words = shlex.split(finding.fix.replace("DIR", str(tmp_path / "fixed")))
     subprocess.run([sys.executable, "-m", *words], check=True, **TEXT)
     fixed = ropecli.open_checkpoint(tmp_path / "fixed")

@@ -104,12 +104,12 @@ def logits_of(model: torch.nn.Module) -> np.ndarray:
 
 def test_every_method_has_a_case():
     """But for those that stock software does not have: live ones, and relative-position methods."""
-    others = {
+    live_only = {
         name
         for name, method in scaling_methods().items()
         if (not method.rope_type and method.depends_on_length) or method.remaps
     }
-    assert {method for method, _ in CASES.values() if "+" not in method} == set(scaling_methods()) - others
+    assert {method for method, _ in CASES.values() if "+" not in method} == set(scaling_methods()) - live_only
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -121,6 +121,6 @@ def test_stock_logits_are_those_of_the_live_patch(name, plans, stock_logits, bas
 def test_no_two_cases_give_the_same_logits(stock_logits):
     """So that no case passes by being written as another."""
     names = sorted({"unpatched", *CASES} - {"none", "unscaled"})
-    for index, one in enumerate(names):
-        for other in names[index + 1 :]:
-            assert np.abs(stock_logits[one] - stock_logits[other]).max() > 1e-4, (one, other)
+    for index, first in enumerate(names):
+        for second in names[index + 1 :]:
+            assert np.abs(stock_logits[first] - stock_logits[second]).max() > 1e-4, (first, second)

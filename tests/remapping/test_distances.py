@@ -17,7 +17,7 @@ METHODS = [name for name, method in scaling_methods().items() if method.remaps]
 REACHING = [name for name in METHODS if scaling_methods()[name].uses_factor]
 
 
-def settle(method: str, pretrained: int, target: int, **params: object) -> Remapping:
+def remapping_for(method: str, pretrained: int, target: int, **params: object) -> Remapping:
     return remapping_of(make_spec(method, 1.0, params), pretrained, target)
 
 
@@ -46,8 +46,8 @@ def test_the_figure_of_self_extend():
         [6, 6, 5, 5, 4, 3, 2, 1, 0],
         [6, 6, 5, 5, 4, 4, 3, 2, 1, 0],
     ]
-    found = table(settle("self-extend", 7, 10, window=4, group=2), 10)
-    assert [row[: n + 1].tolist() for n, row in enumerate(found)] == expected
+    rows = table(remapping_for("self-extend", 7, 10, window=4, group=2), 10)
+    assert [row[: n + 1].tolist() for n, row in enumerate(rows)] == expected
 
 
 def test_the_figure_of_dual_chunk():
@@ -69,15 +69,15 @@ def test_the_figure_of_dual_chunk():
         [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
         [10, 9, 8, 7, 6, 5, 5, 4, 3, 2, 1, 0],
     ]
-    found = table(settle("dual-chunk", 10, 12, chunk=10, local_window=4), 13)
-    assert [row[: n + 1].tolist() for n, row in enumerate(found[:12])] == expected
-    assert found[12].tolist() == [10, 9, 8, 7, 6, 5, 6, 5, 4, 3, 2, 1, 0], "the first block is two back now"
+    rows = table(remapping_for("dual-chunk", 10, 12, chunk=10, local_window=4), 13)
+    assert [row[: n + 1].tolist() for n, row in enumerate(rows[:12])] == expected
+    assert rows[12].tolist() == [10, 9, 8, 7, 6, 5, 6, 5, 4, 3, 2, 1, 0], "the first block is two back now"
 
 
 def test_the_figure_of_streaming():
     """Figure 4 of Xiao et al.: four sinks and the last four of ten tokens are at 0 to 7 in the cache."""
-    found = table(settle("streaming", 8, 64, window=4, sinks=4), 10)[9]
-    np.testing.assert_array_equal(found, [7, 6, 5, 4, NAN, NAN, 3, 2, 1, 0])
+    rows = table(remapping_for("streaming", 8, 64, window=4, sinks=4), 10)[9]
+    np.testing.assert_array_equal(rows, [7, 6, 5, 4, NAN, NAN, 3, 2, 1, 0])
 
 
 DEFAULTS = {
@@ -99,7 +99,7 @@ DEFAULTS = {
 
 
 def test_the_parameters_that_are_settled_by_default():
-    assert {asked: settle(*asked).params for asked in DEFAULTS} == DEFAULTS
+    assert {arguments: remapping_for(*arguments).params for arguments in DEFAULTS} == DEFAULTS
 
 
 windows = st.integers(1, 80)
@@ -107,7 +107,7 @@ few = settings(max_examples=60, deadline=None)
 
 
 @st.composite
-def settled(draw) -> tuple[str, Remapping]:
+def any_remapping(draw) -> tuple[str, Remapping]:
     """Any method with any parameters that it takes."""
     method = draw(st.sampled_from(METHODS))
     pretrained = draw(windows)
@@ -117,16 +117,16 @@ def settled(draw) -> tuple[str, Remapping]:
     names = draw(st.sets(st.sampled_from(sorted(scaling_methods()[method].signature.keys() - OF_SCORES))))
     params = {name: draw(windows) for name in names}
     try:
-        return method, settle(method, pretrained, target, **params)
+        return method, remapping_for(method, pretrained, target, **params)
     except MethodError as error:
-        said = str(error)
-    assert said.startswith(f"{method}: ")
-    assert any(f"{name} is " in said for name in scaling_methods()[method].signature)
-    return "rerope", settle("rerope", pretrained, target)
+        message = str(error)
+    assert message.startswith(f"{method}: ")
+    assert any(f"{name} is " in message for name in scaling_methods()[method].signature)
+    return "rerope", remapping_for("rerope", pretrained, target)
 
 
 @few
-@given(settled())
+@given(any_remapping())
 def test_what_holds_of_every_method(drawn):
     method, remapping = drawn
     at = np.arange(remapping.target)
@@ -140,12 +140,12 @@ def test_what_holds_of_every_method(drawn):
         assert (stop <= at + 1).all(), "no query sees a later key"
         counts += (at >= start[:, None]) & (at < stop[:, None])
     assert counts.max() == 1, "no key is seen twice"
-    found = remapping.distances(at, at)
-    np.testing.assert_array_equal(np.isnan(found), counts == 0)
-    assert (np.diagonal(found) == 0).all()
-    assert np.nanmin(found) >= 0
-    assert np.nanmax(found) <= remapping.pretrained + 1e-9
-    np.testing.assert_allclose(found, distances(method, at.size, dict(remapping.params)), atol=1e-9)
+    rows = remapping.distances(at, at)
+    np.testing.assert_array_equal(np.isnan(rows), counts == 0)
+    assert (np.diagonal(rows) == 0).all()
+    assert np.nanmin(rows) >= 0
+    assert np.nanmax(rows) <= remapping.pretrained + 1e-9
+    np.testing.assert_allclose(rows, distances(method, at.size, dict(remapping.params)), atol=1e-9)
 
 
 REFUSED = {

@@ -138,7 +138,7 @@ def tuning():
     from ropecli.rope import RopeGeometry
     from ropecli.scaling.scale import scale
     from ropecli.scaling.spec import make_spec
-    from ropecli.tuning.tune_report import LayerGains, Point, Score, TuneReport
+    from ropecli.tuning.task import LayerGains, Point, Score, TuneReport
 
     def score(target, window, documents=16):
         target, window = math.log(target), math.log(window)

@@ -9,7 +9,7 @@ import pytest
 
 from ropecli.errors import DataError
 from ropecli.reporting.report_files import read_reports
-from ropecli.tuning.tune_report import Score
+from ropecli.tuning.task import Score
 
 
 def test_reports_come_back_as_they_were(report, with_baseline, retrieval, tuning, written):
@@ -22,7 +22,7 @@ def test_reports_come_back_as_they_were(report, with_baseline, retrieval, tuning
 
 def test_what_the_tuning_writes_is_read_with_what_overflowed(tuning, tmp_path):
     from ropecli.evaluation.report import write_report
-    from ropecli.tuning.tune_report import files_of
+    from ropecli.tuning.task import files_of
 
     run = tuning("heads")
     lost = Score(math.inf, math.inf, math.inf, 0)

@@ -1,6 +1,6 @@
 """Every method on numbers that a pencil gives: eight dimensions and base 10000 turn by 1, 1/10, 1/100 and 1/1000.
 
-The window where the number of turns matters, 6283, is next to 2000π: its pairs turn 1000, 100, 10 and 1 times in it,
+The window where the number of turns matters, 6283, is next to 2000π: its pairs rotate 1000, 100, 10 and 1 times in it,
 up to 3 parts in 100,000.
 """
 
@@ -31,7 +31,7 @@ STATIC = {
     "linear": ("linear", 4, {}, [0.25, 0.025, 0.0025, 0.00025], 1),
     "abf-base": ("abf", 4, {"rope_theta": 160_000.0}, RAISED, 1),
     "abf-beta": ("abf", 4, {"beta": 16.0}, RAISED, 1),
-    # YaRN, eq. 16: b' = b·s^(d/(d-2)) = 10000·8^(8/6) = 160000; the slowest pair turns 8 times slower
+    # YaRN, eq. 16: b' = b·s^(d/(d-2)) = 10000·8^(8/6) = 160000; the slowest pair rotates 8 times slower
     "ntk": ("ntk", 8, {}, RAISED, 1),
     # Ramp from pair ⌊log10(1000/32)⌋ = 1 to pair ⌈log10(1000/1)⌉ = 3: pair 2 is half way, 0.01·(1/2 + 1/8).
     "ntk-by-parts": ("ntk-by-parts", 4, {}, [1, 0.1, 0.00625, 0.00025], 1),
@@ -86,7 +86,7 @@ def test_cope_clips_the_pairs_that_do_not_rotate_whole_in_pretraining(method):
     ],
 )
 def test_where_distances_begin_to_extend(method, params, reached):
-    """At ×4, yarn's own factor is 2 unless it is given, and the distance method goes on from there."""
+    """At ×4, yarn's own factor is 2 unless it is given, and the distance method starts there."""
     ours = scale(GEOMETRY, make_spec(method, 4, params))
     assert (ours.remapping.pretrained, ours.remapping.target) == (reached, 4 * WINDOW)
     frequencies = make_spec(method.split("+")[0], reached / WINDOW, {"beta": 16} if "beta" in params else {})
@@ -97,16 +97,16 @@ def test_where_distances_begin_to_extend(method, params, reached):
 @pytest.mark.parametrize(("option", "last"), [("log_n", 2), ("yarn_temperature", 0.1 * math.log(64) + 1)])
 def test_temperatures_of_a_model_that_was_trained_on_64_tokens(option, last):
     """The first, the 64th and the 4,096th token: ln 4096 is 2·ln 64, and 4096 is 64·64."""
-    found = remapping_of(make_spec("rerope", 4, {option: True}), 64, 256)
-    np.testing.assert_allclose(found.score_factor(np.array([0, 63, 4095])), [1, 1, last], rtol=1e-12)
-    assert found.params[option] is True
+    remapping = remapping_of(make_spec("rerope", 4, {option: True}), 64, 256)
+    np.testing.assert_allclose(remapping.score_factor(np.array([0, 63, 4095])), [1, 1, last], rtol=1e-12)
+    assert remapping.params[option] is True
 
 
 def test_llama_4s_temperature_is_that_of_transformers():
     positions = np.arange(1000)
-    found = remapping_of(make_spec("rerope", 4, {"llama4_temperature": True}), 64, 256).score_factor(positions)
+    remapping = remapping_of(make_spec("rerope", 4, {"llama4_temperature": True}), 64, 256).score_factor(positions)
     expected = get_llama_4_attn_scale(torch.from_numpy(positions)[None], 0.1, 64).flatten()
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(remapping, expected, rtol=1e-6)
 
 
 def test_methods_of_other_distances_leave_the_frequencies():
@@ -131,7 +131,7 @@ def test_only_another_base_is_written_as_one(method, params, written):
     assert scale(GEOMETRY, make_spec(method, 8, params)).rope_theta == pytest.approx(written, rel=1e-12)
 
 
-# The slowest pair was pretrained without turning, and goes on so.
+# The slowest pair was pretrained without rotation, and stays so.
 STILL = {
     "linear": ("linear", 8, {}, [0.125, 0.0125, 0.00125, 0]),
     # the slowest pair that turns is pair 2: 8^(8/4) = 64 times the base makes it turn 8 times slower

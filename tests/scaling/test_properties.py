@@ -23,7 +23,7 @@ factors = st.floats(1.0, 1000.0)
 
 @st.composite
 def geometries(draw, still: bool = True) -> RopeGeometry:
-    """At least two pairs turn; at least a quarter of all, since NTK's base grows with s to the power d/2k."""
+    """At least two pairs rotate; at least a quarter of all, since NTK's base grows with s to the power d/2k."""
     pairs = draw(st.integers(2, 128))
     at_most = min(pairs - 2, 3 * pairs // 4) if still else 0
     theta = draw(st.floats(math.log(2), math.log(1e8)).map(math.exp))
@@ -33,7 +33,7 @@ def geometries(draw, still: bool = True) -> RopeGeometry:
 
 
 def turns(geometry: RopeGeometry) -> np.ndarray:
-    """How often each pair turns in the pretraining length."""
+    """How often each pair rotates in the pretraining length."""
     return geometry.inv_freq() * geometry.original_max_position_embeddings / (2 * math.pi)
 
 
@@ -64,8 +64,8 @@ def test_yarn_stays_between_none_and_linear_or_is_refused(geometry, factor, fast
         try:
             inv_freq = scale(geometry, make_spec("yarn", factor, params)).inv_freq
         except MethodError:
-            turning = count[count > 0]
-            assert (turning < fast / spread * (1 + 1e-9)).all() or (turning > fast * (1 - 1e-9)).all()
+            rotating = count[count > 0]
+            assert (rotating < fast / spread * (1 + 1e-9)).all() or (rotating > fast * (1 - 1e-9)).all()
         else:
             assert (inv_freq <= base * (1 + 1e-9)).all()
             assert (inv_freq >= base / factor * (1 - 1e-9)).all()
@@ -105,10 +105,10 @@ def test_longrope_and_custom_carry_any_static_method(carrier, given, geometry, f
     method, params = given
     if method in WITH_A_RAMP:
         assume_a_ramp(geometry)
-    wanted = scale(geometry, make_spec(method, factor, params))
+    target = scale(geometry, make_spec(method, factor, params))
     with np.errstate(divide="ignore"):
-        divisors = np.minimum(geometry.inv_freq() / wanted.inv_freq, 1e30).tolist()
+        divisors = np.minimum(geometry.inv_freq() / target.inv_freq, 1e30).tolist()
     name = "long_factor" if carrier == "longrope" else "factors"
-    carried = scale(geometry, make_spec(carrier, factor, {name: divisors, "attention_factor": wanted.attention_factor}))
-    np.testing.assert_allclose(carried.inv_freq, wanted.inv_freq, rtol=1e-12, atol=1e-30)
-    assert carried.attention_factor == wanted.attention_factor
+    carried = scale(geometry, make_spec(carrier, factor, {name: divisors, "attention_factor": target.attention_factor}))
+    np.testing.assert_allclose(carried.inv_freq, target.inv_freq, rtol=1e-12, atol=1e-30)
+    assert carried.attention_factor == target.attention_factor

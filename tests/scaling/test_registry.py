@@ -36,8 +36,8 @@ def test_methods_of_other_distances_settle_every_parameter():
     assert {name for name, method in scaling_methods().items() if method.remaps} == REMAPPING
     for name in REMAPPING:
         factor = 4.0 if find_method(name).uses_factor else 1.0
-        settled = scale(GEOMETRY, make_spec(name, factor)).remapping.params
-        assert settled.keys() == find_method(name).signature.keys() - {
+        params = scale(GEOMETRY, make_spec(name, factor)).remapping.params
+        assert params.keys() == find_method(name).signature.keys() - {
             "log_n",
             "yarn_temperature",
             "llama4_temperature",
@@ -78,9 +78,9 @@ NOT_COMBINED = {
 def test_a_combination_is_a_method_with_the_parameters_of_its_parts(name):
     method, parts = find_method(name), [find_method(part) for part in name.split("+")]
     assert method.name == name
-    own = {"frequency_factor"} if parts[-1].remaps else set()
-    assert method.signature.keys() == own.union(*(part.signature for part in parts))
-    assert len(method.signature) == len(own) + sum(len(part.signature) for part in parts), "no name is in two parts"
+    added = {"frequency_factor"} if parts[-1].remaps else set()
+    assert method.signature.keys() == added.union(*(part.signature for part in parts))
+    assert len(method.signature) == len(added) + sum(len(part.signature) for part in parts), "no name is in two parts"
     for part in parts:
         assert part.summary in method.summary
         assert part.source in method.source
@@ -159,9 +159,9 @@ def test_a_ramp_beyond_the_slowest_pair_is_refused():
 
 
 @pytest.mark.parametrize("method", ["ntk", "dynamic"])
-@pytest.mark.parametrize(("width", "still", "turning"), [(2, 0, 1), (8, 3, 1), (8, 4, 0)])
-def test_ntk_requires_two_rotating_pairs(method, width, still, turning):
-    with pytest.raises(MethodError, match=rf"two rotating pairs; this model has {turning}\."):
+@pytest.mark.parametrize(("width", "still", "rotating"), [(2, 0, 1), (8, 3, 1), (8, 4, 0)])
+def test_ntk_requires_two_rotating_pairs(method, width, still, rotating):
+    with pytest.raises(MethodError, match=rf"two rotating pairs; this model has {rotating}\."):
         scale(RopeGeometry(width, width, 1e4, 64, still_pairs=still), make_spec(method, 4.0))
 
 

@@ -32,7 +32,7 @@ def prepared():
 
 
 @pytest.fixture(scope="session")
-def as_eval_ppl(corpus):
+def as_eval_ppl(corpus, evaluate):
     """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
     from ropecli.evaluation.perplexity import evaluate_perplexity
 
@@ -44,8 +44,8 @@ def as_eval_ppl(corpus):
     def measure(folder: Path, lengths, documents):
         checkpoint = open_checkpoint(folder)
         text = read_documents(read_texts(str(corpus)), load_tokenizer(checkpoint), max(lengths), most=documents)
-        rows = evaluate_perplexity(load_model(checkpoint, device="cpu"), text, lengths, protocol="tail")
-        return {str(row.length): row.ppl for row in rows}, rows[0].tokens
+        cells = evaluate(load_model(checkpoint, device="cpu"), text, lengths, "tail")
+        return {str(cell.length): cell.ppl for cell in cells}, cells[0].tokens
 
     return measure
 

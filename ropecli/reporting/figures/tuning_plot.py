@@ -10,7 +10,7 @@ from ropecli.reporting.figures import style
 from ropecli.reporting.tuning_tables import OVERFLOW, of_same_tokens, ppl_of, ppl_words, tuning_names, tuning_subject
 from ropecli.reporting.wording import number
 from ropecli.table import clean
-from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
+from ropecli.tuning.task import TRAINING, Score, TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
