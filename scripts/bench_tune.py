@@ -32,8 +32,7 @@ from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
 from ropecli.tuning.procedure import run_task
-from ropecli.tuning.task import make_task
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import TuneSettings, make_task
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
