@@ -86,7 +86,7 @@ FAULTS: list[tuple[str, str]] = [
     ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
     ("spans[:, 1] <= stops[interval]", "spans[:, 0] < stops[interval]"),
     ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
-    ("rank, margin = 1 + int((others >= right).sum())", "rank, margin = 1 + int((others > right).sum())"),
+    ("rank, margin = 1 + int((wrong >= right).sum())", "rank, margin = 1 + int((wrong > right).sum())"),
     # data
     ("text[ahead], text[ahead + 1], positions", "text[ahead], text[ahead], positions"),
     ("labels[begin : end - 1] = ids[begin + 1 : end]", "labels[begin:end] = np.append(ids[begin + 1 : end], 0)"),
