@@ -34,7 +34,7 @@ class ShippedFile:
 def recipe_files(*kinds: Kind) -> dict[str, ShippedFile]:
     """The files of these kinds, by name."""
     # in an installed package, or else in the source tree
-    folder = next(one / "recipes" for one in (_PACKAGE, _PACKAGE.parent) if (one / "recipes").is_dir())
+    folder = next(path for path in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes") if path.is_dir())
     files = [ShippedFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.yaml"))]
     return {file.name: file for file in files}
 

@@ -120,7 +120,7 @@ def is_converted(model: "PreTrainedModel") -> bool:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
-    return any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
+    return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
 
 
 def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:

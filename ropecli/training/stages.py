@@ -25,7 +25,7 @@ from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_chec
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
+from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.data import sources
 from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
@@ -116,7 +116,12 @@ def _plan_stage(
     """Resolve the lengths. Sequences default to the context length, with gaps to the pretraining length."""
     if any(source.data == sources.DEMO for source in recipe.sources):
         raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
-    pretraining_length, context_length = _lengths(checkpoint, in_effect)
+    if in_effect is None:
+        state = read_state(checkpoint)
+        pretraining_length, context_length = state.pretraining_length, state.context_length
+    else:
+        geometry = in_effect.ropes[in_effect.scaled[0]].geometry
+        pretraining_length, context_length = geometry.original_max_position_embeddings, in_effect.target_length
     reach = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
     refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
@@ -128,18 +133,10 @@ def _plan_stage(
     refuse_method_conflicts(recipe, method)
     longest = length if recipe.positions == "full" else reach
     warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
-    if method and _changes_nothing(method, length):
+    last, keys = np.array([length - 1]), np.arange(length)
+    if method and np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
         warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
     return Stage(number, recipe, plan, in_effect, length, reach, tuple(warnings))
-
-
-def _lengths(checkpoint: Checkpoint, in_effect: PatchPlan | None) -> tuple[int, int]:
-    """(pretraining length, context length), tokens."""
-    if in_effect is None:
-        state = read_state(checkpoint)
-        return state.pretraining_length, state.context_length
-    geometry = in_effect.ropes[in_effect.scaled[0]].geometry
-    return geometry.original_max_position_embeddings, in_effect.target_length
 
 
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_length: int) -> Iterator[str]:
@@ -151,12 +148,6 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_leng
         yield f"warmup_steps is {recipe.warmup_steps} of {recipe.steps} steps: the peak learning rate is never reached."
     if section_of(checkpoint.config).get("router_aux_loss_coef"):
         yield "training uses only the next-token loss, without the routers' load-balancing loss."
-
-
-def _changes_nothing(method: SavedRemapping, length: int) -> bool:
-    """Return whether the method leaves all distances in sequences of `length` tokens unchanged."""
-    last, keys = np.array([length - 1]), np.arange(length)
-    return np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys)
 
 
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
@@ -249,7 +240,10 @@ def _run_in_turn(
             say(heading)
             source = open_checkpoint(trained, weights=True) if trained else checkpoint
             if stage.recipe.patch:
-                source = _patched(source, stage.recipe.patch, patched, first, say)
+                if first and not patched.exists():  # if it exists, it is complete
+                    patch_to(_plan_patch(source, stage.recipe.patch), patched, say=say)
+                _wait_for(patched)
+                source = open_checkpoint(patched, weights=True)
 
             def counted(progress: Any, before: int = steps) -> None:
                 on_step(replace(progress, step=before + progress.step))
@@ -264,14 +258,6 @@ def _run_in_turn(
         steps, trained = steps + stage.recipe.steps, folder
     if first:
         _move_up(output / STAGES / str(len(stages)), output)
-
-
-def _patched(checkpoint: Checkpoint, patch: Patch, folder: Path, first: bool, say: Callable[[str], None]) -> Checkpoint:
-    """Open the patched checkpoint in `folder`, which the first process writes."""
-    if first and not folder.exists():  # if it exists, it is complete
-        patch_to(_plan_patch(checkpoint, patch), folder, say=say)
-    _wait_for(folder)
-    return open_checkpoint(folder, weights=True)
 
 
 def _wait_for(patched: Path) -> None:

@@ -77,9 +77,11 @@ def find_setups(
     memory: bytes of one GPU. host: bytes of main memory of one machine. Raises CheckpointError.
     """
     engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
+    # the recipe's own adapter, then those that need less memory
+    smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
     return [
         _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory, host)
-        for adapter in _adapters(recipe)
+        for adapter in (recipe.adapter, *smaller)
         for engine in engines
     ]
 
@@ -166,14 +168,6 @@ def _saving(estimator: MemoryEstimator, recipe: Recipe, trained: int, *, sharded
     return own if recipe.save == "adapter" else own + 4 * total + cast
 
 
-def _adapters(recipe: Recipe) -> tuple[str, ...]:
-    """The recipe's own adapter, then those that need less memory."""
-    known = ("none", "lora", "qlora")
-    own = recipe.adapter if recipe.adapter in known else "lora"
-    rest = known[known.index(own) + 1 :]
-    return (recipe.adapter, *rest)
-
-
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
     """Yield the messages with which `finetune` would refuse a setup."""
     integers = recipe.adapter == "qlora"
@@ -196,20 +190,15 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
             words += ["--set", f"{key}={value}"]
-    return (
-        f"accelerate launch {' '.join(_launch(setup))} -m ropecli finetune {shlex.join([*words, '--output', 'OUTPUT'])}"
-    )
-
-
-def _launch(setup: Setup) -> Iterator[str]:
     if setup.engine == "ddp":
-        yield "--multi_gpu --num_machines 1"
+        launch = ["--multi_gpu --num_machines 1"]
     else:
-        yield f'--config_file "$(ropecli recipe --path {_BY_CONFIG[setup.engine]})"'
-    yield f"--num_processes {setup.world}"
+        launch = [f'--config_file "$(ropecli recipe --path {_BY_CONFIG[setup.engine]})"']
+    launch.append(f"--num_processes {setup.world}")
     if setup.engine == "ulysses":
-        yield f"--parallelism_config_sp_size {setup.world}"
-    yield f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}"
+        launch.append(f"--parallelism_config_sp_size {setup.world}")
+    launch.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
+    return f"accelerate launch {' '.join(launch)} -m ropecli finetune {shlex.join([*words, '--output', 'OUTPUT'])}"
 
 
 def parse_size(text: str, name: str) -> int:
