@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
-from ropecli.errors import DataError, DivergedError, NotFiniteError
+from ropecli.errors import DataError, DivergedError, NotFiniteError, OutputError
 from ropecli.live.loading import load_tokenizer
 from ropecli.training.recipe import make_recipe
 
