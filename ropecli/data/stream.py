@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ropecli.training.recipe import Recipe, Source
 
 _FORMAT = 1
-"""Of the fingerprint."""
+"""Version of the fingerprint. Runs with another one cannot be resumed."""
 
 
 @dataclass(frozen=True)

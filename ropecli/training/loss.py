@@ -85,11 +85,11 @@ class NextTokenLoss(torch.nn.Module):
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, packed: bool) -> Any:
         """The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
-        others = {} if positions is None else {"position_ids": positions}
+        options = {} if positions is None else {"position_ids": positions}
         if positions is not None and not packed:
             # without a mask, transformers treats every gap in the positions as a document boundary
-            others["attention_mask"] = torch.ones_like(ids)
-        return self._split.decode(ids, **others)
+            options["attention_mask"] = torch.ones_like(ids)
+        return self._split.decode(ids, **options)
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         if not self.offload:

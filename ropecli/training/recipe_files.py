@@ -46,9 +46,9 @@ def find_file(name: str, files: dict[str, ShippedFile]) -> ShippedFile:
     return files[name]
 
 
-def recipe_path(given: Path | None) -> Path | None:
+def recipe_path(recipe: Path | None) -> Path | None:
     """The file of a recipe that the user gave by name or by path. Raises RecipeError for an unknown name."""
-    if given is None or given.name != str(given) or given.suffix in (".yaml", ".yml"):
-        return given
+    if recipe is None or recipe.name != str(recipe) or recipe.suffix in (".yaml", ".yml"):
+        return recipe
     files = recipe_files("finetune")
-    return given if given.is_file() and str(given) not in files else find_file(str(given), files).path
+    return recipe if recipe.is_file() and str(recipe) not in files else find_file(str(recipe), files).path

@@ -110,8 +110,8 @@ def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 files[name], shapes[name] = path, file.get_slice(name).get_shape()
     targets = _tensors_of(model)
-    found = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
-    exact = all(len(names) == 1 for names in found) and len(found) == len(files)
+    matches = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
+    exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)
     return files if exact and not is_converted(model) else {}
 
 

@@ -49,8 +49,8 @@ class Stage:
     """One run of a recipe, with the lengths that follow from the checkpoint.
 
     number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
-    stage's; None for an unchanged checkpoint. length: tokens per sequence. reach: tokens that positions with gaps may
-    span. warnings: shown before it runs.
+    stage's; None for an unchanged checkpoint. length: tokens per sequence. position_span: tokens that positions
+    with gaps may span. warnings: shown before it runs.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Stage:
     plan: PatchPlan | None
     in_effect: PatchPlan | None
     length: int
-    reach: int
+    position_span: int
     warnings: tuple[str, ...] = ()
 
     def sequences_per_step(self, processes: int = 1) -> int:
@@ -122,21 +122,21 @@ def _plan_stage(
     else:
         geometry = in_effect.ropes[in_effect.scaled[0]].geometry
         pretraining_length, context_length = geometry.original_max_position_embeddings, in_effect.target_length
-    reach = recipe.window or context_length
+    position_span = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
-    refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
+    refuse_impossible_positions(recipe.positions, length, position_span, recipe.pose_chunks)
     if recipe.loss == "longce" and length <= (first := short_context(pretraining_length).first):
         raise RecipeError(
             f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
     method = read_saved_remapping(in_effect.config if in_effect else checkpoint.config)
     refuse_method_conflicts(recipe, method)
-    longest = length if recipe.positions == "full" else reach
+    longest = length if recipe.positions == "full" else position_span
     warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
     last, keys = np.array([length - 1]), np.arange(length)
     if method and np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
         warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
-    return Stage(number, recipe, plan, in_effect, length, reach, tuple(warnings))
+    return Stage(number, recipe, plan, in_effect, length, position_span, tuple(warnings))
 
 
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_length: int) -> Iterator[str]:
@@ -155,7 +155,7 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
     sentences = []
     for stage in stages:
         run, tokens = stage.recipe, stage.tokens_per_step(processes)
-        gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.reach:,}"
+        gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.position_span:,}"
         weights = sum(source.weight for source in run.sources)
         data = " + ".join(
             f"{source.data} ({source.sequences})" + (f" {source.weight / weights:.0%}" if run.mixture else "")
@@ -216,7 +216,9 @@ def run_stages(
 
 
 def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, **options: Any) -> None:
-    finetune_checkpoint(checkpoint, stage.recipe, output, length=stage.length, reach=stage.reach, **options)
+    finetune_checkpoint(
+        checkpoint, stage.recipe, output, length=stage.length, position_span=stage.position_span, **options
+    )
 
 
 def _run_in_turn(

@@ -101,14 +101,14 @@ def _smallest_change(
     memory: int,
     host: int,
 ) -> Setup:
-    own = recipe.model_copy(update={"adapter": adapter})
-    if refused := next(refusals(estimator, own, length, engine, gpus), ""):
-        return Setup(engine, gpus, {}, own, MemoryEstimate(), HostMemory(), False, refused)
+    with_adapter = recipe.model_copy(update={"adapter": adapter})
+    if refused := next(refusals(estimator, with_adapter, length, engine, gpus), ""):
+        return Setup(engine, gpus, {}, with_adapter, MemoryEstimate(), HostMemory(), False, refused)
 
-    def setup(own: Recipe, change: dict[str, Any]) -> Setup:
+    def setup(base: Recipe, change: dict[str, Any]) -> Setup:
         changes = {} if adapter == recipe.adapter else {"adapter": adapter}
-        changes |= {key: value for key, value in change.items() if getattr(own, key) != value}
-        changed = own.model_copy(update=change)
+        changes |= {key: value for key, value in change.items() if getattr(base, key) != value}
+        changed = base.model_copy(update=change)
         estimate = estimator.estimate(changed, length, engine, gpus)
         needed = estimate_host(estimator, estimate, changed, engine, gpus)
         fits = estimate.total <= memory and needed.most <= host
@@ -117,16 +117,17 @@ def _smallest_change(
     possible = [
         change
         for change in _CHANGES
-        if not any(refusals(estimator, own.model_copy(update=change), length, engine, gpus))
+        if not any(refusals(estimator, with_adapter.model_copy(update=change), length, engine, gpus))
     ]
     recomputed = recipe.gradient_checkpointing == "auto"
-    least = setup(own.model_copy(update={"gradient_checkpointing": True}) if recomputed else own, possible[-1])
+    base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
+    least = setup(base, possible[-1])
     if least.estimate.total > memory:  # then so does every other
         return least
-    own = estimator.resolve_checkpointing(own, length, engine, gpus, memory)
+    base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, memory)
     tried = []
     for change in possible:
-        tried.append(setup(own, change))
+        tried.append(setup(base, change))
         if tried[-1].fits:
             return tried[-1]
     return min(tried, key=lambda setup: setup.estimate.total)
@@ -164,8 +165,8 @@ def _saving(estimator: MemoryEstimator, recipe: Recipe, trained: int, *, sharded
     cast = item * total if item < 4 else 0
     if recipe.adapter == "none":
         return min(item * total, _FILE) if sharded else 4 * total + cast
-    own = 8 * trained if sharded else 8 * trained + 2 * total
-    return own if recipe.save == "adapter" else own + 4 * total + cast
+    adapter = 8 * trained if sharded else 8 * trained + 2 * total
+    return adapter if recipe.save == "adapter" else adapter + 4 * total + cast
 
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
