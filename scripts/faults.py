@@ -89,7 +89,7 @@ FAULTS: list[tuple[str, str]] = [
     ("rank, margin = 1 + int((wrong >= right).sum())", "rank, margin = 1 + int((wrong > right).sum())"),
     # data
     ("text[ahead], text[ahead + 1], positions", "text[ahead], text[ahead], positions"),
-    ("labels[begin : end - 1] = ids[begin + 1 : end]", "labels[begin:end] = np.append(ids[begin + 1 : end], 0)"),
+    ("trained[begin] = False", "pass"),
     ("at = bisect_left(rooms, size)", "at = min(bisect_left(rooms, size) + 1, len(rooms))"),
     ("shares[by_remainder[: free - shares.sum()]] += 1", "shares[by_remainder[: free - shares.sum() - 1]] += 1"),
     ("(lengths >= long_from) | (chances < keep_short)", "(lengths >= long_from) | (chances > keep_short)"),
@@ -104,12 +104,12 @@ FAULTS: list[tuple[str, str]] = [
     ("if found[name] != listed[name]]", "if False]"),
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
     ("checksum == _checksum(text)", "checksum"),
-    ('others["attention_mask"] = torch.ones_like(ids)', "pass"),
+    ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
     ("length, engine, world, gpu).total <= _USABLE * memory", "length, engine, world, gpu).total <= memory"),
     ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),
-    ("exact = all(len(names) == 1 for names in found) and len(found) == len(files)", "exact = True"),
+    ("exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)", "exact = True"),
     ("4 * largest * processes // world", "4 * largest * processes"),
     # tune
     ("changed[..., second_row] = sin * first + cos * second", "changed[..., second_row] = cos * second - sin * first"),
@@ -145,9 +145,9 @@ FAULTS: list[tuple[str, str]] = [
     # big models and large sources
     ("return rows if whole else islice(rows, HUB_DOCUMENTS)", "return rows"),
     # conversations
-    ("(starts >= first) & (starts < end)", "(starts > first) & (starts < end)"),
+    ("return passed % 2 == 1", "return reached % 2 == 1"),
     ("render(messages[: number + 1]).removesuffix(closing)", "render(messages[: number + 1])"),
-    ("~separator if store.masked and separator is not None else separator", "separator"),
+    ("self._separator, not self._store.masked", "self._separator, True"),
     ("self._store.masked or stop - start < self.length or stop > tokens", "stop - start < self.length or stop > tokens"),
     ("self.decoder.forward = hooked", "pass"),
     ('"mps" if torch.backends.mps.is_available() else "cpu"', '"cpu"'),

@@ -87,8 +87,10 @@ def plan(
     opened = open_checkpoint(checkpoint, revision=revision)
     stages = plan_stages(opened, make_recipe(recipe_file, {**named, **given}))
     stage = max(stages, key=lambda stage: stage.length)
-    if stage.length > stage.reach:
-        warn(f"{stage.length} tokens exceed the context length of {opened.name}, {stage.reach}: patch it first.")
+    if stage.length > stage.position_span:
+        warn(
+            f"{stage.length} tokens exceed the context length of {opened.name}, {stage.position_span}: patch it first."
+        )
     return TrainingPlan(_make_report(opened, stage, gpus, memory, host, flops, mfu, recipe, given))
 
 

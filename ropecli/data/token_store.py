@@ -179,12 +179,8 @@ def source_identity(source: str, split: str, cache: Path) -> list[Any]:
         return ["hub", source, split, None]
     if isinstance(place, HubDataset):
         return ["hub", source, split, _commit(place.name, cache)]
-    return ["files", *map(_stamp, files_of(place) if place.is_dir() else [place])]
-
-
-def _stamp(path: Path) -> list[Any]:
-    status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    files = [(path.resolve(), path.stat()) for path in (files_of(place) if place.is_dir() else [place])]
+    return ["files", *([str(path), file.st_size, file.st_mtime_ns, file.st_ctime_ns] for path, file in files)]
 
 
 def _commit(dataset: str, cache: Path) -> str | None:

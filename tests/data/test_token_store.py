@@ -179,18 +179,6 @@ class TestIdentity:
         os.utime(path, ns=(1, 1))
         assert self.of(path, tmp_path) != before
 
-    def test_a_folder_is_the_files_that_are_read(self, tmp_path):
-        folder = tmp_path / "texts"
-        (folder / "below").mkdir(parents=True)
-        (folder / "below" / "a.txt").write_text("some text")
-        seen = [self.of(folder, tmp_path)]
-        (folder / "picture.png").write_text("")
-        assert self.of(folder, tmp_path) == seen[0]
-        (folder / "b.md").write_text("more")
-        seen.append(self.of(folder, tmp_path))
-        (folder / "b.md").unlink()
-        assert self.of(folder, tmp_path) == seen[0] != seen[1]
-
     def test_a_dataset_is_its_commit_and_offline_the_one_seen_last(self, tmp_path, monkeypatch):
         import huggingface_hub
 

@@ -77,7 +77,10 @@ class MemoryEstimator:
         self.item = (dtype or torch.bfloat16).itemsize  # building the model sets the config's dtype
         with torch.device("meta"):
             self.model = build(config)
-            self.varies = _follows_length(self.model)
+            self.varies = False
+            with suppress(PatchError):  # no rotary tables at all
+                tables = rotary_tables(self.model)
+                self.varies = any(table.rope_type in ("dynamic", "longrope") for table in tables)
         self.shape = model_shape(self.model)
         self.fake_steps = FakeSteps(config, kinds_of_layers(self.model))
         self._steps: dict[Any, FakeStep] = {}
@@ -165,12 +168,6 @@ def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
 def _shards(engine: Engine, world: int) -> int:
     """Number of processes that share weights, gradients and optimizer state."""
     return world if engine in ("fsdp2", "ulysses") else 1
-
-
-def _follows_length(model: Any) -> bool:
-    with suppress(PatchError):  # no rotary tables at all
-        return any(table.rope_type in ("dynamic", "longrope") for table in rotary_tables(model))
-    return False
 
 
 def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> float:

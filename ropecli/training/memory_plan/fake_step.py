@@ -120,7 +120,10 @@ def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in model.parameters() for size in weight.shape}
         shorts = range(block, sys.maxsize, block)
-        least = max(loss_of.constant_from, block * block // 32)  # long against the block × block scores of a block
+        chunks = loss_of._chunk * (
+            1 if loss_of._split.plain_head else _CHUNKS
+        )  # more tokens take the head no more memory
+        least = max(chunks, block * block // 32)  # long against the block × block scores of a block
         return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
 
 
@@ -335,11 +338,6 @@ class _WatchedLoss(NextTokenLoss):
         with AllocationCounter() as counter:
             self._split.decode(torch.zeros(1, tokens, dtype=torch.long))
         return counter.operations
-
-    @property
-    def constant_from(self) -> int:
-        """Tokens from which on the head takes the same memory."""
-        return self._chunk * (1 if self._split.plain_head else _CHUNKS)
 
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
