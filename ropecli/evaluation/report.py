@@ -267,7 +267,9 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
     return headlines
 
 
-EvalReport = RetrievalReport = RulerReport = Report
+EvalReport = Report
+RetrievalReport = Report
+RulerReport = Report
 """The names of earlier releases, which had a class for each."""
 _MOST_TRIALS = 1_000_000
 _DEFAULTS = {entry.name: entry.default for entry in fields(Cell)}
