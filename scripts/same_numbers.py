@@ -291,7 +291,7 @@ def written(name: str) -> Any:
                 "tune", "demo", "--data", "demo-train", "--factor", "2", "--level", level, "--points", "3",
                 "--steps", "2", "--population", "4", "--iterations", "1", "--max-documents", "12",
             ]
-            for level in ("grid", "heads", "lora", "search")
+            for level in ("grid", "heads", "search")
         },
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -309,7 +309,7 @@ PARTS: dict[str, tuple[Callable[[str], Any], Callable[[], list[str]]]] = {
         written,
         lambda: [
             "patched", "fine-tuned", "fine-tuned pose", "fine-tuned packed", "lora", "adapter", "tuned grid",
-            "tuned heads", "tuned lora", "tuned search",
+            "tuned heads", "tuned search",
         ],
     ),
     "evaluations": (evaluations, lambda: list(EVALUATIONS)),

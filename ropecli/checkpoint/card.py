@@ -34,7 +34,8 @@ _METADATA = re.compile(
 def with_section(readme: bytes, section: str) -> bytes:
     """Put the section, Markdown, between the metadata and the text of a README.md. Replaces an earlier section."""
     readme = without_section(readme)
-    start = _text_start(readme)
+    metadata = _METADATA.match(readme)
+    start = metadata.end() if metadata else 0
     section = section.strip().replace("<!--", "<! --")  # a name in it could end it
     block = f"\n{_BEGIN}\n\n{section}\n\n{_END}\n"
     return readme[:start] + block.encode() + readme[start:]
@@ -50,12 +51,7 @@ def without_section(readme: bytes) -> bytes:
 def split_metadata(readme: bytes) -> tuple[str, bytes]:
     """The YAML of the metadata block, empty if there is none, and the text after the block. Raises ValueError."""
     found = _METADATA.match(readme)
-    return (found[1].decode() if found else ""), readme[_text_start(readme) :]
-
-
-def _text_start(readme: bytes) -> int:
-    found = _METADATA.match(readme)
-    return found.end() if found else 0
+    return (found[1].decode(), readme[found.end() :]) if found else ("", readme)
 
 
 def add_section(readme: Path, checkpoint: Checkpoint) -> None:
@@ -188,25 +184,22 @@ def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
 
 def rope_table(state: CheckpointState) -> str:
     """The rotary embeddings in effect, one column per layer type."""
-    ropes = state.ropes
-    rows = [["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)]]
-    rows += [[name, *(show(rope) for rope in ropes.values())] for name, show in _ROPE_ROWS.items()]
-    return markdown(Table("", ["", *(label or "" for label in ropes)], rows))
+    ropes = state.ropes.values()
+    rows = [
+        ["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)],
+        ["pretraining length", *(f"{rope.geometry.original_max_position_embeddings:,} tokens" for rope in ropes)],
+        ["method", *(label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params) for rope in ropes)],
+        ["rope_theta", *(f"{rope.rope_theta:,.10g}" for rope in ropes)],
+        ["attention factor", *(f"{rope.attention_factor:.6g}" for rope in ropes)],
+        ["rotated dimensions", *(f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}" for rope in ropes)],
+        ["wavelengths", *map(_wavelengths, ropes)],
+    ]
+    return markdown(Table("", ["", *(label or "" for label in state.ropes)], rows))
 
 
 def _wavelengths(rope: ScaledRope) -> str:
     finite = rope.wavelength[rope.inv_freq > 0]
     return f"{finite.min():,.4g} to {finite.max():,.6g} tokens" if finite.size else "no pair rotates"
-
-
-_ROPE_ROWS = {
-    "pretraining length": lambda rope: f"{rope.geometry.original_max_position_embeddings:,} tokens",
-    "method": lambda rope: label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params),
-    "rope_theta": lambda rope: f"{rope.rope_theta:,.10g}",
-    "attention factor": lambda rope: f"{rope.attention_factor:.6g}",
-    "rotated dimensions": lambda rope: f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}",
-    "wavelengths": _wavelengths,
-}
 
 
 def code(value: object) -> str:

@@ -44,11 +44,9 @@ def _print_extension(report: dict[str, Any], named: bool) -> None:
         return
     of = f" of {report['checkpoint']}" if named else ""
     training = ", with training" if extension["needs_training"] else ""
-    out.print(
+    tell(
         f"The makers{of} extend it by {extension['method']} ×{extension['factor']:g} to {extension['context_length']} "
-        f"tokens{training} ({extension['source']}):\n  {extension['command']}",
-        markup=False,
-        soft_wrap=True,
+        f"tokens{training} ({extension['source']}):\n  {extension['command']}"
     )
 
 
@@ -56,14 +54,14 @@ def _print_findings(report: dict[str, Any], named: bool) -> None:
     of = f" in {report['checkpoint']}" if named else ""
     findings = report["findings"]
     if not findings:
-        out.print(f"No problems found{of}.", markup=False)
+        tell(f"No problems found{of}.")
         return
-    out.print(f"\n{len(findings)} problem{'s'[: len(findings) != 1]} found{of}:", markup=False)
+    tell(f"\n{len(findings)} problem{'s'[: len(findings) != 1]} found{of}:")
     fixes: dict[str | None, list[dict[str, Any]]] = {}
     for finding in findings:
         fixes.setdefault(finding["fix"], []).append(finding)
-    for fix, own in fixes.items():
-        for finding in own:
+    for fix, rules in fixes.items():
+        for finding in rules:
             out.print(f"[yellow]{finding['rule']}[/]:", end=" ")
             tell(finding["message"])
         if fix:

@@ -1,6 +1,7 @@
 """`ropecli tune`: tunes a scaling to a model and writes the checkpoint."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +14,11 @@ from ropecli.atomic import refuse_existing
 from ropecli.commands import options
 from ropecli.commands.signature import Flag, command
 from ropecli.errors import MethodError
-from ropecli.messages import command_line, progress_bar, warn
+from ropecli.messages import command_line, progress_bar, say, warn
 
 if TYPE_CHECKING:
     from ropecli.tuning.procedure import Tuned
-    from ropecli.tuning.task import TuningTask
+    from ropecli.tuning.task import Point, TuningTask
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ Level = Annotated[
     str,
     Doc(
         "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
-        "pair, folded into the weights, and the weights of the norms. lora: grid, then low-rank updates of queries "
-        "and keys, merged. search: LongRoPE's evolutionary search for a factor per pair."
+        "pair, folded into the weights, and the weights of the norms. search: LongRoPE's evolutionary search for a "
+        "factor per pair."
     ),
 ]
 Objective = Annotated[
@@ -97,9 +98,8 @@ def tune(
     methods: Methods = ("yarn",),
     points: Points = 24,
     short_weight: ShortWeight = 0.25,
-    steps: Annotated[int, Ge(1), Doc("heads, lora: maximum training steps.")] = 100,
-    batch_size: Annotated[int, Ge(1), Doc("heads, lora: sequences per step.")] = 4,
-    rank: Annotated[int, Ge(1), Doc("lora: rank.")] = 4,
+    steps: Annotated[int, Ge(1), Doc("heads: maximum training steps.")] = 100,
+    batch_size: Annotated[int, Ge(1), Doc("heads: sequences per step.")] = 4,
     population: Annotated[int, Ge(1), Doc("search: population size.")] = 64,
     iterations: Annotated[int, Ge(0), Doc("search: number of generations.")] = 40,
     original_length: options.OriginalLength = None,
@@ -118,13 +118,11 @@ def tune(
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.evaluation.measure import interruptible
-    from ropecli.evaluation.subject import Subject, refuse_attention
+    from ropecli.evaluation.subject import Subject, load, refuse_attention
     from ropecli.evaluation.texts import count_documents, reads_everything
     from ropecli.resume import open_state, refuse_interrupted, remove_state
-    from ropecli.tuning.procedure import write_tuned
-    from ropecli.tuning.task import make_task
-    from ropecli.tuning.tune_report import TRAINING
-    from ropecli.tuning.tune_settings import TuneSettings
+    from ropecli.tuning.procedure import make_task, run_task, write_tuned
+    from ropecli.tuning.task import TuneSettings
 
     link = options.is_link(weights)
     settings = TuneSettings(
@@ -140,7 +138,6 @@ def tune(
         seed=seed,
         steps=steps,
         batch_size=batch_size,
-        rank=rank,
         search_population=population,
         search_iterations=iterations,
     )
@@ -150,9 +147,9 @@ def tune(
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     unusual = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
-    if unusual and level in TRAINING:
+    if unusual and level == "heads":
         raise MethodError(
-            f"--level {level} changes weights, which must be unquantized and on one device. Use --level grid or search."
+            "--level heads changes weights, which must be unquantized and on one device. Use --level grid or search."
         )
     refuse_interrupted(folder, resume)
     with progress_bar("reading documents", None) as step:
@@ -173,19 +170,59 @@ def tune(
     refuse_attention(Subject(opened, task.baseline), shared["attn"])
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
-        result = _tune(task, state)
-        for warning in result.plan.warnings:
+        model = load(opened, task.tokenizer, **loading, whole=True)
+        with _shown_progress(task) as on_point:
+            tuned = run_task(task, model, folder=state, command=list(command_line.get()), on_point=on_point)
+        for warning in tuned.plan.warnings:
             warn(warning)
-        proved = write_tuned(result, folder, link=link, loading=loading if unusual else None, say=warn)
+        proved = write_tuned(tuned, folder, link=link, loading=loading if unusual else None, say=warn)
     remove_state(folder)
-    return TunedCheckpoint(result, folder, proved)
+    return TunedCheckpoint(tuned, folder, proved)
 
 
-def _tune(task: "TuningTask", state: Path) -> "Tuned":
-    from ropecli.commands.tune_progress import watching
-    from ropecli.evaluation.subject import load
-    from ropecli.tuning.procedure import run_task
+@contextlib.contextmanager
+def _shown_progress(task: "TuningTask") -> "Iterator[Callable[[Point], None]]":
+    """Yield a function to call with every point. Shows the best one in the progress bar, and a line per round.
 
-    model = load(task.checkpoint, task.tokenizer, **task.loading, whole=True)
-    with watching(task) as on_point:
-        return run_task(task, model, folder=state, command=list(command_line.get()), on_point=on_point)
+    A round is one level on one number of documents, and for the level search one iteration: its points are comparable.
+    """
+    from ropecli.reporting.tuning_tables import ppl_words
+
+    points: list[Point] = []  # of this round, after the best of the last one if that was scored on the same documents
+    count, current = 0, None
+
+    def scores(point: "Point") -> str:
+        at_target = f" and {ppl_words(point.score.target)} at {task.target_length}"
+        at_short = f"{ppl_words(point.score.window)} at {task.original_length}"
+        return at_short + at_target * (task.target_length != task.original_length)
+
+    def best() -> "Point":
+        return min(points, key=lambda point: point.score.objective)
+
+    def end_round() -> None:
+        if current is None:
+            return
+        level, documents, iteration = current
+        if level == "heads":
+            say(f"{level}: best {scores(best())} at step {best().step}")
+            return
+        name = f"{level}, iteration {iteration}" if level == "search" else f"{level}, {documents} documents"
+        say(f"{name}, {count} point{'s'[: count > 1]}: best {scores(best())}, {best().label}")
+
+    def on_point(point: "Point") -> None:
+        nonlocal count, current, points
+        now = point.level, point.score.documents, point.step if point.level == "search" else 0
+        if now != current:
+            end_round()
+            same_documents = current is not None and current[1] == now[1]
+            points = [best()] if same_documents else []
+            count, current = 0, now
+        points.append(point)
+        count += 1
+        step(text=f"{point.level}: best {scores(best())}")
+        if point.level == "heads":
+            say(f"{point.level}, step {point.step}: {scores(point)}; best {scores(best())}")
+
+    with progress_bar("measuring", None) as step:
+        yield on_point
+        end_round()

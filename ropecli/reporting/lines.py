@@ -6,7 +6,6 @@ or a pair of axes shows one set.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluation.report import Change, Report
@@ -14,8 +13,7 @@ from ropecli.reporting.wording import number, reading, sample_count, task_name
 from ropecli.table import clean
 
 AS_GOOD = 1e-5
-"""Relative difference below which two values count as equal; the precision of float32."""
-_MORE_PLACES = 2
+"""Relative difference of equal perplexities; the precision of float32."""
 BEST_NOTE = "best, or not worse by the paired 95% interval"
 
 
@@ -40,17 +38,8 @@ class Metric:
     def axis_label(self) -> str:
         return self.axis + (", logarithmic" if self.logarithmic else "")
 
-    def shown_among(self, values: Iterable[float | None]) -> Callable[[float], str]:
-        """Return a formatter with `places` decimals, or up to two more if distinct values would look equal."""
-        known = sorted(value for value in values if value is not None)
-        for places in range(self.places, self.places + _MORE_PLACES + 1):
-            if not any(
-                number(low, places) == number(high, places)
-                for low, high in pairwise(known)
-                if high > low * (1 + AS_GOOD)
-            ):
-                break
-        return lambda value: number(value, places)
+    def shown(self, value: float | None) -> str:
+        return "–" if value is None else number(value, self.places)
 
 
 PPL = Metric("ppl", "perplexity (lower is better)", lambda report, length: report.at(length)[0].ppl, logarithmic=True)
@@ -100,10 +89,10 @@ class Line:
         value, change = base.at(length, metric), self.change_from(base, length)
         if self is base or metric is BITS_PER_BYTE or value is None or change is None:
             return None
-        if change.low is None or change.high is None:
+        if change.low is None or change.high is None or change.low == -1:  # -1: by more than float64 holds
             return None
         if metric is SCORE:
-            return value + 100 * change.low, value + 100 * change.high
+            return max(0.0, value + 100 * change.low), min(100.0, value + 100 * change.high)
         return value * (1 + change.low), value * (1 + change.high)
 
 
@@ -128,12 +117,12 @@ def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]
     """
     measured = [(report, False) for report in reports]
     for report, _ in list(measured):
-        if report.baseline and not any(_is_the_same(report.baseline, other) for other, _ in measured):
+        if report.baseline and not any(_is_the_same(report.baseline, known) for known, _ in measured):
             measured.append((report.baseline, True))
     same = _of_same_text if metric is BITS_PER_BYTE else comparable
     sets: list[list[tuple[Report, bool]]] = []
     for report, baseline in measured:
-        members = next((members for members in sets if all(same(report, other) for other, _ in members)), None)
+        members = next((members for members in sets if all(same(report, member) for member, _ in members)), None)
         if members is None:
             sets.append(members := [])
         members.append((report, baseline))
@@ -221,11 +210,13 @@ def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
 
 def data_note(reports: Sequence[Report]) -> str | None:
     """A warning if the reports are of several sets of data, else None."""
-    if len(sets_of(reports)) == 1:
+    sets, known = len(sets_of(reports)), all(cell.bits_per_byte for report in reports for cell in report.cells)
+    if sets == 1:
         return None
     note = "different data: the numbers of different tables and panels are not comparable"
-    known = all(cell.bits_per_byte for report in reports for cell in report.cells)
-    return note + "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)" * known
+    if known and len(sets_of(reports, BITS_PER_BYTE)) < sets:
+        note += "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)"
+    return note
 
 
 def original_lengths_of(reports: Iterable[Report]) -> list[int]:

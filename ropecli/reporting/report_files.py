@@ -11,8 +11,8 @@ from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.report import SCHEMA_VERSION, Cell, Report, of_schema_2
 from ropecli.evaluation.statistics import LARGEST_NLL
-from ropecli.tuning.tune_report import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
-from ropecli.tuning.tune_report import LayerGains, TuneReport
+from ropecli.tuning.task import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
+from ropecli.tuning.task import LayerGains, TuneReport
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -59,7 +59,9 @@ def _read_file(path: Path) -> list[AnyReport]:
         raise DataError(f"{str(path)[:200]} is not a JSON report: {reason_of(error)}.") from error
     several = isinstance(value, list)
     values = value if several else [value]
-    return [_read_one(f"{path}, report {index}" if several else f"{path}", one) for index, one in enumerate(values, 1)]
+    return [
+        _read_one(f"{path}, report {index}" if several else f"{path}", report) for index, report in enumerate(values, 1)
+    ]
 
 
 def _refuse_constant(name: str) -> float:
@@ -70,7 +72,7 @@ def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
     """Replace null by infinity in scores: JSON has no infinity, and tuning reports write null for overflow."""
     if value.keys() != _SCORE:
         return value
-    return {key: math.inf if one is None else one for key, one in value.items()}
+    return {key: math.inf if number is None else number for key, number in value.items()}
 
 
 def _read_one(where: str, value: Any) -> AnyReport:
@@ -90,13 +92,13 @@ def _read_one(where: str, value: Any) -> AnyReport:
             f"{where} is not a report: its kind is {shown(kind)} and its schema_version {shown(version)}. "
             "Reports are written by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler`, `tune`."
         )
-    for report in (about, about.get("baseline")):
+    for part in (about, about.get("baseline")):
         # the default would be this machine's versions
-        if isinstance(report, dict) and "environment" not in report:
+        if isinstance(part, dict) and "environment" not in part:
             raise DataError(f"{where} has no 'environment', the versions that it was computed with.")
     try:
         current = of_schema_2(about) if version == 2 else about
-        report = _adapter(TuneReport if kind == "tune" else Report).validate_python(current)
+        report: AnyReport = _adapter(TuneReport if kind == "tune" else Report).validate_python(current)
     except ValidationError as error:
         faults = [
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"[:160] for fault in error.errors(include_url=False)

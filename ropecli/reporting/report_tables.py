@@ -54,8 +54,22 @@ def _interval(cell: Cell) -> str:
 
 
 def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
-    """The table of one report. verbose: show all columns and rows."""
-    return [(_scores if report.kind == "scores" else _perplexity)(report, verbose=verbose)]
+    """The tables of one report. verbose: show all columns and rows, and the loss by tokens of context."""
+    if report.kind == "scores":
+        return [_scores(report, verbose=verbose)]
+    by_context = report.cells[-1].by_context if verbose else ()
+    return [_perplexity(report, verbose=verbose), *([_by_context(report)] if by_context else [])]
+
+
+def _by_context(report: Report) -> Table:
+    """Mean loss at the longest length by the number of tokens before the scored one."""
+    cell = report.cells[-1]
+    rows = []
+    for bucket in cell.by_context:
+        context = f"{bucket.start}" + f" to {bucket.stop - 1}" * (bucket.stop > bucket.start + 1)
+        rows.append([context, f"{bucket.nll:.4f}", f"{bucket.tokens}"])
+    title = f"{_subject(report)}: loss by tokens of context at {cell.length} tokens, {reading(report)}"
+    return Table(title, ["tokens of context", "nll (nats)", "tokens"], rows)
 
 
 def _perplexity(report: Report, *, verbose: bool) -> Table:
@@ -87,16 +101,13 @@ def _subject(report: Report) -> str:
 def score_rows(report: Report) -> tuple[list[str], list[list[float | None]]]:
     """(names of the rows, scores by length): depths, or tasks of cells without a depth."""
     keys = list(dict.fromkeys((cell.task, cell.depth) for cell in report.cells))
-    if any(depth is not None for _, depth in keys):
-        keys.sort(key=lambda key: (key[0], key[1] or 0.0))
-    depths = dict(zip((depth for _, depth in keys), distinct([depth or 0.0 for _, depth in keys], 2), strict=True))
-    several = len(report.tasks) > 1
-    names = [
-        ", ".join([clean(task)] * (several or depth is None) + [depths[depth]] * (depth is not None))
-        for task, depth in keys
-    ]
+    keys.sort(key=lambda key: key[1] or 0.0)
+    names = distinct([depth or 0.0 for _, depth in keys], 2)
     values = {(cell.task, cell.depth, cell.length): cell.value for cell in report.cells}
-    return names, [[values.get((*key, length)) for length in report.lengths] for key in keys]
+    return (
+        [clean(task) if depth is None else name for name, (task, depth) in zip(names, keys, strict=True)],
+        [[values.get((*key, length)) for length in report.lengths] for key in keys],
+    )
 
 
 def _scores(report: Report, *, verbose: bool) -> Table:
@@ -154,15 +165,14 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     names = [[clean(line.report.checkpoint, 40), line.method][-len(heads) :] for line in lines]
     columns = []
     for length in lengths:
-        values, best = [line.at(length, metric) for line in lines], best_of(lines, length, metric)
-        shown = metric.shown_among(values)
-        texts = ["–" if value is None else shown(value) for value in values]
+        best, texts = best_of(lines, length, metric), [metric.shown(line.at(length, metric)) for line in lines]
         columns.append([Bold(text) if index in best else text for index, text in enumerate(texts)])
     digests = [line.report.digest for line in lines]
     sections = frozenset(index for index in range(1, len(lines)) if digests[index] != digests[index - 1])
     what, by = task_name(lines[0].report), " and ".join([", ".join(heads), "length"])
     rows = [[*row, *cells] for row, cells in zip(names, zip(*columns, strict=True), strict=True)]
-    notes = [best_sentence(lines), f"bold: {BEST_NOTE}"] if len(lines) > 1 else []
+    emphasized = any(isinstance(cell, Bold) for column in columns for cell in column)
+    notes = list(filter(None, [best_sentence(lines), f"bold: {BEST_NOTE}" * emphasized]))
     heads += map(str, lengths)
     table = Table(title_of(lines, f": {what} by {by}"), heads, rows, notes, names=len(names[0]), sections=sections)
     if len(lines) == 1 or not verbose:
@@ -179,24 +189,27 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
 
 
 def best_sentence(lines: Sequence[Line]) -> str:
-    """The best line at the longest length, and whether that is certain."""
+    """The best line at the longest length of several, and whether that is certain; empty if there is none."""
     metric = metric_of(lines)
-    length = max(length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1)
+    shared = [length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1]
+    if not shared:
+        return ""
+    length = shared[-1]
     ranked, best = leading(lines, length, metric), best_of(lines, length, metric)
-    first, value = lines[ranked[0]], metric.of(lines[ranked[0]].report, length)
-    what = "highest score" if metric is SCORE else "lowest perplexity"
-    shown = f"{number(value or 0.0, metric.places)}{'%' if metric is SCORE else ''}"
+    first = lines[ranked[0]]
+    what, unit = ("highest score", "%") if metric is SCORE else ("lowest perplexity", "")
+    value = metric.shown(first.at(length, metric)) + unit
     names = [lines[index].name for index in ranked[1:] if index in best]
     if not best:
-        certain = "this is not certain, since one document gives no interval"
+        certain = "one document gives no interval, so this may be chance"
     elif not names:
-        certain = "by the paired 95% intervals, this is certain"
+        certain = "by the paired 95% intervals, every other is worse"
     elif len(names) == len(ranked) - 1:
         certain = "by the paired 95% intervals, no other is worse"
     else:
         more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
         certain = f"by the paired 95% intervals, not worse: {', '.join(names[:_MOST_NAMES])}{more}"
-    return f"At {length} tokens, {first.name} has the {what}, {shown}; {certain}."
+    return f"At {length} tokens, {first.name} has the {what}, {value}; {certain}."
 
 
 def _measures(reports: Sequence[Report]) -> Table:
@@ -206,8 +219,10 @@ def _measures(reports: Sequence[Report]) -> Table:
     columns: dict[str, dict[tuple[str, str], str]] = {}
     for members in filter(None, sets):
         length = members[0].lengths[-1]
-        what = task_name(members[0]) + " (%)" if members[0].kind == "scores" else protocol_name(members[0])
-        head = f"{what} at {length}"
+        if members[0].kind == "scores":
+            head = f"{task_name(members[0])} ({clean(str(members[0].mode), 20)}, %) at {length}"
+        else:
+            head = f"{protocol_name(members[0])} at {length}"
         head += f", {sample_count(members[0])} of {members[0].fingerprint[:6]}" if head in columns else ""
         columns[head] = {
             (clean(report.checkpoint, 40), clean(report.label)): _summary(report, length) for report in members

@@ -30,7 +30,7 @@ from ropecli.evaluation.retrieval.prompts import Prompt, RetrievalPrompts
 from ropecli.evaluation.retrieval.templates import Templates
 from ropecli.evaluation.tasks.keys import FindKeys
 from ropecli.evaluation.tasks.perplexity import Perplexity
-from ropecli.tuning.tune_report import Score
+from ropecli.tuning.task import Score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,7 +111,7 @@ def mark_keys(
             f"a short context of {context.tokens}. Use a larger factor."
         )
     keys = read(FindKeys(documents, context, length), LiveReader(evaluator)).values()
-    kept = [replace(document, keys=np.array(own)) for document, own in zip(documents.kept, keys, strict=True) if own]
+    kept = [replace(document, keys=np.array(at)) for document, at in zip(documents.kept, keys, strict=True) if at]
     if len(kept) < _LEAST_WITH_KEYS:
         raise DataError(
             f"{len(kept)} of {len(keys)} documents have key tokens; expected at least {_LEAST_WITH_KEYS}. Use a larger "
@@ -119,9 +119,12 @@ def mark_keys(
         )
     prefix = np.array(documents.special.prefix, dtype=np.int64)
     last = original_length - len(prefix)
-    short = [Document(one.name, np.concatenate([prefix, one.ids[length - last :]])) for one in kept]
-    marked, cut = (replace(documents, kept=tuple(some)) for some in (kept, short))
-    return replace(calibration, evaluated=marked, short=cut)
+    short = [Document(document.name, np.concatenate([prefix, document.ids[length - last :]])) for document in kept]
+    return replace(
+        calibration,
+        evaluated=replace(documents, kept=tuple(kept)),
+        short=replace(documents, kept=tuple(short)),
+    )
 
 
 def hide_needles(
@@ -140,7 +143,7 @@ def hide_needles(
 
     def with_keys(prompts: list[Prompt]) -> Documents:
         ids = [np.array([*prompt.ids, *prompt.answers[0]], dtype=np.int64) for prompt in prompts]
-        return replace(documents, kept=tuple(map(Document, (one.name for one in documents.kept), ids)))
+        return replace(documents, kept=tuple(map(Document, (document.name for document in documents.kept), ids)))
 
     at_target, short = prompts(target_length), prompts(original_length)
     return replace(
@@ -175,15 +178,15 @@ class Evaluator:
         part: name of the model's state in the store. Raises RopecliError for a loss that is not finite.
         """
         lengths = sorted({self.original_length, self.target_length})
-        asked = [(self.documents, lengths, part)]
+        readings = [(self.documents, lengths, part)]
         if self.short is not None and len(lengths) == 2:
-            asked = [(self.short, lengths[:1], f"{part}, short"), (self.documents, lengths[1:], part)]
+            readings = [(self.short, lengths[:1], f"{part}, short"), (self.documents, lengths[1:], part)]
         cells: list[Cell] = []
-        for documents, at, name in asked:
+        for documents, read_lengths, name in readings:
             few = replace(documents, kept=documents.kept[:count])
             with_keys = few.kept[0].keys is not None
             protocol = Protocol("longppl") if with_keys else Protocol("tail", targets=self.targets)
-            task = Perplexity(few, at, protocol)
+            task = Perplexity(few, read_lengths, protocol)
             cells += task.cells(read(task, LiveReader(model), self.store, name))
         short, target = cells[0].value, cells[-1].value
         score = Score(target, short, target + self.short_weight * short, len(self.documents.kept[:count]))

@@ -93,14 +93,14 @@ def fold(
     weights: float64, by name in the model. stored: their names and dtypes in the files. live: the tuned model's logits
     of the probe. probe: token ids, shape (1, tokens). Raises ProofError.
     """
-    rounded = {name: weights[name].to(one.dtype) for name, one in stored.items()}
+    rounded = {name: weights[name].to(weight.dtype) for name, weight in stored.items()}
     exact = exact_logits(model, probe, weights)
     require_same(exact, live, "the folded weights")
     rounding = difference(exact_logits(model, probe, rounded), exact)
     with torch.no_grad():
         for name, value in rounded.items():
             model.get_parameter(name).copy_(value)
-    changed = {one.name: rounded[name] for name, one in stored.items()}
+    changed = {weight.name: rounded[name] for name, weight in stored.items()}
     return Folded(logits_of(model, probe), changed, rounding)
 
 
@@ -159,15 +159,15 @@ def _logits_with(weights: Mapping[str, Tensor], model: "PreTrainedModel", probe:
             parameter.data = values
 
 
-def difference(one: Logits, other: Logits) -> float:
-    """Largest difference of a logit, relative to the largest logit."""
-    return float((one.values - other.values).abs().max() / other.values.abs().max().clamp_min(1e-6))
+def difference(logits: Logits, reference: Logits) -> float:
+    """Largest difference of a logit, relative to the largest logit of the reference."""
+    return float((logits.values - reference.values).abs().max() / reference.values.abs().max().clamp_min(1e-6))
 
 
-def require_same(found: Logits, tuned: Logits, source: str) -> None:
-    """Raise ProofError if the logits differ or are NaN. source: where `found` comes from, for the message."""
-    off = difference(found, tuned)
-    allowed, dtype = max((_ROUNDING[one.dtype], short_name(one.dtype)) for one in (found, tuned))
+def require_same(logits: Logits, tuned: Logits, source: str) -> None:
+    """Raise ProofError if the logits differ or are NaN. source: where `logits` come from, for the message."""
+    off = difference(logits, tuned)
+    allowed, dtype = max((_ROUNDING[dtype], short_name(dtype)) for dtype in (logits.dtype, tuned.dtype))
     if not off <= allowed:
         raise ProofError(
             f"The logits of {source} differ from those of the tuned model by {off:.2g} of the largest; {dtype} "

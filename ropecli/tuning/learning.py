@@ -23,15 +23,13 @@ from ropecli.training.loop import TrainingLoop, TrainingProgress
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
 from ropecli.training.run_folder import Checkpoints
 from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.tune_report import Score
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import Score, TuneSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Groups = Sequence[tuple[Sequence[nn.Parameter], float]]
 """Parameter groups with their initial learning rates, which decay to zero by a cosine schedule."""
-_MAX_GRAD_NORM = 1.0
 
 
 class Learned(NamedTuple):
@@ -46,7 +44,7 @@ class _Learning(nn.Module):
     """The state in a training checkpoint, and the callbacks of the training loop.
 
     trained: the parameters. best: their values with the best score so far. scores: one row per step (target, window,
-    objective, documents, seconds); NaN for steps without a score.
+    objective, documents, seconds); NaN for steps without a score. measure: the score after a step.
     """
 
     scores: Tensor
@@ -60,7 +58,6 @@ class _Learning(nn.Module):
         measure: Callable[[int], Score],
         on_score: Callable[[Learned], None],
     ) -> None:
-        """measure: returns the score after a step."""
         super().__init__()
         self.trained = nn.ParameterList(parameters)
         copies = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
@@ -98,8 +95,8 @@ class _Learning(nn.Module):
         without_improvement = step // every - self.best_learned.step // every
         return step >= self._settings.steps or without_improvement >= self._settings.patience
 
-    def score_if_due(self, trained: TrainingProgress) -> None:
-        step = trained.step
+    def score_if_due(self, progress: TrainingProgress) -> None:
+        step = progress.step
         if step % self._settings.evaluate_every and step != self._settings.steps:
             return
         score = self._measure(step)
@@ -113,8 +110,8 @@ class _Learning(nn.Module):
 
 @torch.no_grad()
 def _copy(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
-    for one, other in zip(source, target, strict=True):
-        other.copy_(one)
+    for values, parameter in zip(source, target, strict=True):
+        parameter.copy_(values)
 
 
 def learn(
@@ -156,7 +153,7 @@ def learn(
         schedule=learning.rate_factor,
         batches=learning.batches,
         ended=learning.ended,
-        max_grad_norm=_MAX_GRAD_NORM,
+        max_grad_norm=1.0,
         seed=settings.seed,
         on_step=learning.score_if_due,
         checkpoints=checkpoints,

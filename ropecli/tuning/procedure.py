@@ -1,12 +1,12 @@
-"""Run a tuning task: search, train, report and write the tuned checkpoint.
+"""Make, run and write a tuning task.
 
-Constants are searched first; training levels start from the best of them.
+Constants are searched first; the level `heads` trains from the best of them.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,22 @@ from torch import Tensor
 
 from ropecli.attention import load_model
 from ropecli.attention.patching import live_patch, patch_to
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
+from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
-from ropecli.errors import NotFiniteError, PatchError
+from ropecli.errors import MethodError, NotFiniteError, PatchError
 from ropecli.evaluation.measure import Store
+from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.evaluation.report import environment
+from ropecli.evaluation.retrieval.templates import STYLES, default_style
 from ropecli.live.devices import device_names
+from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
-from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, hide_needles, mark_keys, read_calibration
 from ropecli.tuning.folding import (
     Folded,
     StoredWeight,
@@ -38,18 +43,89 @@ from ropecli.tuning.folding import (
     rewrite_shard,
     short_name,
 )
-from ropecli.tuning.learners import HeadGains, LowRankUpdates
+from ropecli.tuning.grid import first_default, grid_points, search_constants
+from ropecli.tuning.heads import HeadGains
 from ropecli.tuning.learning import Learned, learn
-from ropecli.tuning.search import evolve, search_constants
-from ropecli.tuning.task import TuningTask
-from ropecli.tuning.tune_report import TRAINING, Point, Score, TuneReport, files_of, notes_of
+from ropecli.tuning.search import evolve
+from ropecli.tuning.task import Point, Score, TuneReport, TuneSettings, TuningTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 64
 """Tokens of the probe, for comparing the logits of the tuned model and the written checkpoint."""
-Learner = HeadGains | LowRankUpdates
+
+
+def make_task(
+    checkpoint: Checkpoint,
+    factor: float,
+    source: str,
+    settings: TuneSettings,
+    *,
+    text_column: str = "text",
+    split: str | None = None,
+    whole: bool = True,
+    loading: dict[str, Any] | None = None,
+    evaluator: Checkpoint | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> TuningTask:
+    """Plan the baseline patch and read the calibration documents.
+
+    whole: see read_texts. evaluator: for the objective longppl. advance: called after each document. Raises
+    MethodError, PatchError, CheckpointError, DataError.
+    """
+    record = read_record(checkpoint.folder)
+    if tuned_weights(record):
+        raise PatchError(
+            f"{checkpoint.name} is already tuned: `ropecli tune` changed its weights for another scaling. Tune the "
+            f"original checkpoint, {untuned(record)}."
+        )
+    baseline = _baseline_plan(checkpoint, factor, settings)
+    # after the plan: loading the tokenizer also reads config.json, but with less helpful error messages
+    tokenizer = load_tokenizer(checkpoint)
+    calibration = read_calibration(
+        source,
+        tokenizer,
+        baseline.target_length,
+        whole=whole,
+        most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
+        seed=settings.seed,
+        text_column=text_column,
+        split=split,
+        advance=advance,
+    )
+    task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
+    if settings.objective == "needle":
+        lengths = task.original_length, task.target_length
+        templates = STYLES[default_style(source)]
+        calibration = hide_needles(calibration, tokenizer, templates, *lengths, settings.seed)
+    elif evaluator is not None:
+        if load_tokenizer(evaluator).get_vocab() != tokenizer.get_vocab():
+            raise MethodError(f"The evaluator {evaluator.name} has another tokenizer than {checkpoint.name}.")
+        context = short_context(read_state(evaluator).pretraining_length)
+        calibration = mark_keys(calibration, load_model(evaluator, **task.loading), context, task.original_length)
+    return replace(task, calibration=calibration)
+
+
+def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
+    """Plan the patch to compare the result with.
+
+    Raises MethodError, and PatchError also for methods that config.json cannot express.
+    """
+
+    def plan_of(spec: ScalingSpec) -> PatchPlan:
+        return make_plan(checkpoint, spec, original_length=settings.original_length)
+
+    unscaled = plan_of(make_spec("none"))
+    geometry = unscaled.ropes[unscaled.scaled[0]].geometry
+    specs = [grid_points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
+    if settings.level == "search":
+        specs.append(make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)}))
+    plans = [plan_of(spec) for spec in specs]
+    for plan in plans:
+        if plan.unwritable:
+            raise PatchError(plan.unwritable)
+    return plans[first_default(specs)]
 
 
 @dataclass(frozen=True)
@@ -77,18 +153,49 @@ def run_task(
     learned parameters, ProofError, NotFiniteError.
     """
     run = _Run(task, model, folder, on_point)
-    learner, stored = _make_learner(task, model)
+    gains, stored = run.make_gains() if task.settings.level == "heads" else (None, {})
     base, _ = run.score_patched(task.plan(make_spec("none")), "base")
     plain, _ = run.score_patched(task.baseline, "plain")
     plan = task.plan(run.search())
     live_patch(model, plan.ropes)
-    begun, _ = run.evaluator.score(model, f"{task.settings.level} 0")
-    best, folded = Learned(0, begun), Folded(logits_of(model, run.probe))
-    found: dict[str, Any] = {"learned": 0}
-    if learner:
-        best, folded, found = run.train(learner, stored, plan, begun)
-    found |= {"base": base, "plain": plain, "begun": begun, "score": best.score, "step": best.step}
-    report = _report(task, model, plan, run.points, rounding=folded.rounding, command=list(command), **found)
+    start, _ = run.evaluator.score(model, f"{task.settings.level} 0")
+    best, folded = Learned(0, start), None
+    if gains:
+        best, folded = run.train(gains, stored, plan, start)
+    learned: dict[str, Any] = {"learned": gains.count, **gains.record()} if gains and folded else {"learned": 0}
+    folded = folded or Folded(logits_of(model, run.probe))
+    rope, baseline = plan.ropes[plan.scaled[0]], task.baseline.spec
+    label = label_of(baseline.method.name, baseline.factor, baseline.params)
+    report = TuneReport(
+        checkpoint=task.checkpoint.name,
+        digest=task.checkpoint.digest(),
+        level=task.settings.level,
+        factor=plan.spec.factor,
+        original_max_position_embeddings=task.original_length,
+        target_length=task.target_length,
+        source=task.source,
+        fingerprint=task.calibration.fingerprint(),
+        dtype=short_name(model.dtype),
+        device=device_names(model),
+        command=list(command),
+        settings=task.settings_values(),
+        method=plan.spec.method.name,
+        params=dict(plan.spec.params),
+        attention_factor=float(rope.attention_factor),
+        inv_freq=rope.inv_freq.tolist(),
+        pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
+        plain_name=f"{label}, {'first grid point' if baseline.params else 'nothing tuned'}",
+        base=base,
+        plain=plain,
+        begun=start,
+        score=best.score,
+        step=best.step,
+        rounding=folded.rounding,
+        seconds=sum(point.seconds for point in run.points),
+        points=run.points,
+        environment=environment(),
+        **learned,
+    )
     return Tuned(plan, folded, run.probe, report)
 
 
@@ -113,6 +220,20 @@ class _Run:
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
 
+    def make_gains(self) -> tuple[HeadGains, dict[str, StoredWeight]]:
+        """The parameters to train, and the weights in the files that will hold them.
+
+        Raises PatchError, before the search, if the weights cannot hold them.
+        """
+        try:
+            gains = HeadGains(self.model, self.task.baseline.scaled)
+            return gains, find_stored(self.task.checkpoint, self.model, gains.weights)
+        except PatchError as error:
+            raise PatchError(
+                f"{self.task.checkpoint.name} does not support --level heads. {error} Use --level grid, which does not "
+                "change weights."
+            ) from error
+
     def score_patched(self, plan: PatchPlan, part: str, documents: int | None = None) -> tuple[Score, float]:
         """Score the model with this patch. Returns the score and its seconds; the model is restored."""
         with unpatched_after(self.model):
@@ -122,104 +243,46 @@ class _Run:
     def search(self) -> ScalingSpec:
         """Find the best constants, or for --level search the best factors."""
         task = self.task
-        search = evolve if task.settings.level == "search" else search_constants
-        return search(task.geometry, task.factor, task.settings, len(task.calibration.evaluated.kept), self._measure)
+        level, search = ("search", evolve) if task.settings.level == "search" else ("grid", search_constants)
 
-    def _measure(self, spec: ScalingSpec, documents: int, iteration: int = 0) -> float:
-        """Measure the objective of a scaling; infinite if a loss is not finite."""
-        level = "search" if self.task.settings.level == "search" else "grid"
-        plan, started = self.task.plan(spec), time.perf_counter()
-        try:
-            score, seconds = self.score_patched(plan, f"{level} {spec}", documents)
-        except NotFiniteError:
-            score, seconds = Score(math.inf, math.inf, math.inf, documents), time.perf_counter() - started
-        self._add(Point.of(plan, score, seconds, level, step=iteration))
-        return score.objective
+        def measure(spec: ScalingSpec, documents: int, iteration: int) -> float:
+            plan, started = task.plan(spec), time.perf_counter()
+            try:
+                score, seconds = self.score_patched(plan, f"{level} {spec}", documents)
+            except NotFiniteError:
+                score, seconds = Score(math.inf, math.inf, math.inf, documents), time.perf_counter() - started
+            self._add(level, plan.spec, score, seconds, step=iteration)
+            return score.objective
+
+        return search(task.geometry, task.factor, task.settings, len(task.calibration.evaluated.kept), measure)
 
     def train(
-        self, learner: Learner, stored: dict[str, StoredWeight], plan: PatchPlan, begun: Score
-    ) -> tuple[Learned, Folded, dict[str, Any]]:
-        """Train, and fold the result into the model if it is better. Also returns fields of the report."""
-        settings = self.task.settings
-        with learner.live():
-            count = sum(parameter.numel() for group, _ in learner.groups for parameter in group)
+        self, gains: HeadGains, stored: dict[str, StoredWeight], plan: PatchPlan, start: Score
+    ) -> tuple[Learned, Folded | None]:
+        """Train, and fold the result into the model if it is better."""
 
-            def on_score(learned: Learned) -> None:
-                step, score, seconds = learned
-                self._add(Point.of(plan, score, seconds, settings.level, step=step, learned=count))
+        def on_score(learned: Learned) -> None:
+            step, score, seconds = learned
+            self._add("heads", plan.spec, score, seconds, step=step, learned=gains.count)
 
+        with gains.live():
             best = learn(
                 self.model,
-                learner.groups,
+                gains.groups,
                 self.task.calibration.sequences,
                 self.evaluator,
-                settings,
-                start=begun,
+                self.task.settings,
+                start=start,
                 snapshots=self._folder / "learned" if self._folder else None,
                 on_score=on_score,
             )
-            live, weights = exact_logits(self.model, self.probe), learner.folded()
-        if not best.step:
-            return best, Folded(logits_of(self.model, self.probe)), {"learned": 0}
-        folded = fold(self.model, weights, stored, live, self.probe)
-        return best, folded, {"learned": count, **learner.record()}
+            live, weights = exact_logits(self.model, self.probe), gains.folded()
+        return best, fold(self.model, weights, stored, live, self.probe) if best.step else None
 
-    def _add(self, point: Point) -> None:
+    def _add(self, level: str, spec: ScalingSpec, score: Score, seconds: float, **counts: int) -> None:
+        point = Point(level, spec.method.name, spec.factor, dict(spec.params), score, seconds, **counts)
         self.points.append(point)
         self._on_point(point)
-
-
-def _report(
-    task: TuningTask, model: "PreTrainedModel", plan: PatchPlan, points: list[Point], **found: Any
-) -> TuneReport:
-    """found: the scores and learned parameters."""
-    rope, baseline = plan.ropes[plan.scaled[0]], task.baseline.spec
-    label = label_of(baseline.method.name, baseline.factor, baseline.params)
-    return TuneReport(
-        checkpoint=task.checkpoint.name,
-        digest=task.checkpoint.digest(),
-        level=task.settings.level,
-        factor=plan.spec.factor,
-        original_max_position_embeddings=task.original_length,
-        target_length=task.target_length,
-        source=task.source,
-        fingerprint=task.calibration.fingerprint(),
-        dtype=short_name(model.dtype),
-        device=device_names(model),
-        settings=task.settings_values(),
-        method=plan.spec.method.name,
-        params=dict(plan.spec.params),
-        attention_factor=float(rope.attention_factor),
-        inv_freq=rope.inv_freq.tolist(),
-        pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-        plain_name=f"{label}, {'first grid point' if baseline.params else 'nothing tuned'}",
-        seconds=sum(point.seconds for point in points),
-        points=points,
-        environment=environment(),
-        **found,
-    )
-
-
-def _make_learner(task: TuningTask, model: "PreTrainedModel") -> tuple[Learner | None, dict[str, StoredWeight]]:
-    """Make the learner of the level, and find its weights in the files. None for grid and search.
-
-    Raises PatchError, before the search, if the weights cannot hold the learned parameters.
-    """
-    level, settings = task.settings.level, task.settings
-    if level not in TRAINING:
-        return None, {}
-    try:
-        learner: Learner
-        if level == "heads":
-            learner = HeadGains(model, task.baseline.scaled)
-        else:
-            learner = LowRankUpdates(model, settings.rank, settings.seed)
-        return learner, find_stored(task.checkpoint, model, learner.weights)
-    except PatchError as error:
-        raise PatchError(
-            f"{task.checkpoint.name} does not support --level {level}. {error} Use --level grid, which does not change "
-            "weights."
-        ) from error
 
 
 def write_tuned(
@@ -236,22 +299,34 @@ def write_tuned(
     the tuned model's. link, say: see write_patch. loading: the arguments of load_model that the model was loaded with,
     if the CPU cannot hold or run it. Raises OutputError, ProofError; then the output is removed.
     """
-    folded = tuned.folded
+    folded, report = tuned.folded, tuned.report
+
+    notes = {
+        "checkpoint": report.checkpoint,
+        "level": report.level,
+        "scaling": report.label,
+        "data": report.source,
+        "fingerprint": report.fingerprint,
+        "seed": report.settings["seed"],
+        "points": len(report.points),
+        "steps": report.step,
+        "learned": report.learned,
+        "weights_changed": bool(folded.changed),
+    }
 
     def complete(folder: Path) -> None:
-        for name, value in files_of(tuned.report).items():
+        for name, value in report.files().items():
             write_json(folder / name, value)
         written = open_checkpoint(folder, weights=True)
         model = load_model(written, **(loading or {"dtype": short_name(folded.logits.dtype), "device": "cpu"}))
-        found = logits_of(model, tuned.probe)
-        require_same(found, folded.logits, "the written checkpoint in stock transformers")
+        require_same(logits_of(model, tuned.probe), folded.logits, "the written checkpoint in stock transformers")
 
     return patch_to(
         tuned.plan,
         output,
         rewrite=partial(rewrite_shard, folded.changed) if folded.changed else None,
         check=complete,
-        notes={"tuned": {**notes_of(tuned.report), "weights_changed": bool(folded.changed)}},
+        notes={"tuned": notes},
         link=link,
         say=say,
     )

@@ -1,24 +1,101 @@
-"""The task of a tuning run: checkpoint, baseline patch and calibration documents."""
+"""The settings, the task and the report of a tuning run. Does not import torch or transformers."""
 
+import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ropecli.attention import load_model
+from annotated_types import Ge, Interval, Len
+
+from ropecli.checkpoint.files import FACTORS, TUNING
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
-from ropecli.checkpoint.state import read_state
-from ropecli.errors import MethodError, PatchError
-from ropecli.evaluation.protocols import Protocol, short_context
-from ropecli.evaluation.retrieval.templates import STYLES, default_style
-from ropecli.evaluation.subject import loading_request
-from ropecli.live.loading import load_tokenizer
+from ropecli.errors import MethodError, did_you_mean
+from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.report import Factor
+from ropecli.evaluation.statistics import Amount, Count, TokenCount
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, hide_needles, mark_keys, read_calibration
-from ropecli.tuning.search import grid_points, own_constants
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.spec import ScalingSpec, label_of
+
+if TYPE_CHECKING:
+    from ropecli.tuning.calibration import Calibration
+
+SCHEMA_VERSION = 1
+LEVELS = ("grid", "heads", "search")
+TRAINING = ("heads", "lora")
+"""The levels that change weights. `lora` is in reports of earlier releases."""
+OBJECTIVES = ("ppl", "longppl", "needle")
+Loss = Annotated[float, Ge(0)]
+"""Nats; infinite if the model overflows."""
+Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
+Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0, 4096)]
+Measure = Callable[[ScalingSpec, int, int], float]
+"""The loss of a scaling on the first so many documents, in an iteration of the search."""
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """The settings of a tuning run. Raises MethodError.
+
+    level: grid, heads or search. objective: ppl scores the last tokens of documents, longppl the tokens that need a
+    long context, needle keys to retrieve. evaluator: for longppl, the checkpoint that finds those tokens. methods:
+    methods to search constants of. points: total number of constants to try. short_weight: weight of the loss at the
+    pretraining length, relative to that at the target length. targets: tokens scored per document, for ppl; None: half
+    the pretraining length. max_documents: maximum number of documents to read; None: enough for scoring and all steps.
+    original_length: the true pretraining length, tokens, if config.json states another.
+
+    heads: steps, batch_size (sequences per step), evaluate_every (steps), patience (scores without improvement before
+    training stops).
+
+    search: as published (arXiv:2402.13753, section 4 and appendix A), except search_documents, the number of documents
+    to score each candidate on for ppl, which is our choice. For needle, mutations and crossovers are all mutations.
+    """
+
+    level: str = "heads"
+    objective: str = "ppl"
+    evaluator: str | None = None
+    methods: tuple[str, ...] = ("yarn",)
+    points: int = 24
+    short_weight: float = 0.25
+    targets: int | None = None
+    max_documents: int | None = None
+    original_length: int | None = None
+    seed: int = 0
+    steps: int = 100
+    batch_size: int = 4
+    evaluate_every: int = 10
+    patience: int = 4
+    search_population: int = 64
+    search_iterations: int = 40
+    search_mutations: int = 16
+    search_crossovers: int = 16
+    search_parents: int = 32
+    search_documents: int = 4
+
+    def __post_init__(self) -> None:
+        if self.level == "lora":
+            raise MethodError("--level lora was removed: train a LoRA adapter with `ropecli finetune --adapter lora`.")
+        if self.level not in LEVELS:
+            raise MethodError(
+                f"--level is {self.level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(self.level, LEVELS)}"
+            )
+        if self.objective not in OBJECTIVES:
+            raise MethodError(f"--objective is {self.objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+        if (self.objective == "longppl") != (self.evaluator is not None):
+            raise MethodError(
+                "--objective longppl needs --evaluator CHECKPOINT, which finds key tokens; other objectives take none."
+            )
+        if self.objective == "needle" and self.targets is not None:
+            raise MethodError("--targets does not apply to --objective needle, which scores the tokens of the keys.")
+        if not self.methods:
+            raise MethodError("--methods is empty; `ropecli methods` lists all methods.")
+        for method in map(find_method, self.methods):
+            if method.remaps or method.depends_on_length:
+                raise MethodError(
+                    f"{method.name} cannot be tuned; expected a method with one frequency table for all lengths, such "
+                    "as yarn, ntk, abf or llama3."
+                )
 
 
 @dataclass(frozen=True)
@@ -34,7 +111,7 @@ class TuningTask:
     source: str
     tokenizer: Any
     baseline: PatchPlan
-    calibration: Calibration
+    calibration: "Calibration"
     loading: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,6 +154,8 @@ class TuningTask:
 
     def request(self) -> dict[str, Any]:
         """Everything that the results depend on. A run resumes only if it is unchanged."""
+        from ropecli.evaluation.subject import loading_request
+
         return {
             "checkpoint": self.checkpoint.digest(),
             "factor": self.factor,
@@ -88,77 +167,111 @@ class TuningTask:
         }
 
 
-def make_task(
-    checkpoint: Checkpoint,
-    factor: float,
-    source: str,
-    settings: TuneSettings,
-    *,
-    text_column: str = "text",
-    split: str | None = None,
-    whole: bool = True,
-    loading: dict[str, Any] | None = None,
-    evaluator: Checkpoint | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> TuningTask:
-    """Plan the baseline patch and read the calibration documents.
+@dataclass(frozen=True)
+class Score:
+    """The loss on some documents.
 
-    whole: see read_texts. evaluator: for the objective longppl. advance: called after each document. Raises
-    MethodError, PatchError, CheckpointError, DataError.
-    """
-    record = read_record(checkpoint.folder)
-    if tuned_weights(record):
-        raise PatchError(
-            f"{checkpoint.name} is already tuned: `ropecli tune` changed its weights for another scaling. Tune the "
-            f"original checkpoint, {untuned(record)}."
-        )
-    baseline = _baseline_plan(checkpoint, factor, settings)
-    # after the plan: loading the tokenizer also reads config.json, but with less helpful error messages
-    tokenizer = load_tokenizer(checkpoint)
-    calibration = read_calibration(
-        source,
-        tokenizer,
-        baseline.target_length,
-        whole=whole,
-        most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
-        seed=settings.seed,
-        text_column=text_column,
-        split=split,
-        advance=advance,
-    )
-    task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
-    if settings.objective == "ppl":
-        return task
-    if evaluator is not None:
-        return replace(task, calibration=_with_keys(task, evaluator))
-    templates = STYLES[default_style(source)]
-    lengths = task.original_length, task.target_length
-    return replace(task, calibration=hide_needles(calibration, tokenizer, templates, *lengths, settings.seed))
-
-
-def _with_keys(task: TuningTask, evaluator: Checkpoint) -> Calibration:
-    if load_tokenizer(evaluator).get_vocab() != task.tokenizer.get_vocab():
-        raise MethodError(f"The evaluator {evaluator.name} has another tokenizer than {task.checkpoint.name}.")
-    model, pretrained = load_model(evaluator, **task.loading), read_state(evaluator).pretraining_length
-    return mark_keys(task.calibration, model, short_context(pretrained), task.original_length)
-
-
-def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
-    """Plan the patch to compare the result with.
-
-    Raises MethodError, and PatchError also for methods that config.json cannot express.
+    target, window: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of the
+    keys in needle prompts. For longppl, target is of the key tokens. objective: target + short_weight × window; lower
+    is better. documents: number of documents.
     """
 
-    def plan_of(spec: ScalingSpec) -> PatchPlan:
-        return make_plan(checkpoint, spec, original_length=settings.original_length)
+    target: Loss
+    window: Loss
+    objective: Loss
+    documents: Count
 
-    unscaled = plan_of(make_spec("none"))
-    geometry = unscaled.ropes[unscaled.scaled[0]].geometry
-    specs = [grid_points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
-    if settings.level == "search":
-        specs.append(make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)}))
-    plans = [plan_of(spec) for spec in specs]
-    for plan in plans:
-        if plan.unwritable:
-            raise PatchError(plan.unwritable)
-    return plans[own_constants(specs)]
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement.
+
+    step: number of updates so far; for the level search, the iteration. learned: number of trained parameters. seconds:
+    time of the measurement and the updates before it.
+    """
+
+    level: str
+    method: str
+    factor: Factor
+    params: dict[str, Any]
+    score: Score
+    seconds: Amount
+    step: Count = 0
+    learned: Count = 0
+
+    @property
+    def label(self) -> str:
+        return label_of(self.method, self.factor, self.params)
+
+
+@dataclass(frozen=True)
+class LayerGains:
+    """The learned gains of one layer.
+
+    name: name of the module that produces the queries. log_gain, phase (radians): by head and rotary pair; for a shared
+    norm, log_gain has one row and phase is empty.
+    """
+
+    name: str
+    log_gain: Annotated[Matrix, Len(1)]
+    phase: Matrix
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """One run of `ropecli tune`.
+
+    source, fingerprint: calibration data. Scores, all on the same documents: base, the pretrained checkpoint; plain,
+    the method in plain_name with default constants; begun, the best constants; score, the result. method, params,
+    inv_freq, attention_factor: the result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token.
+    rounding: change of the logits when the weights are rounded to the dtype of the files, relative to the largest
+    logit. seconds: total of all points, including earlier runs.
+    """
+
+    checkpoint: str
+    digest: str
+    level: str
+    factor: Factor
+    original_max_position_embeddings: TokenCount
+    target_length: TokenCount
+    source: str
+    fingerprint: str
+    dtype: str
+    device: str
+    command: list[str]
+    settings: dict[str, Any]
+    method: str
+    params: dict[str, Any]
+    attention_factor: Factor
+    inv_freq: Frequencies
+    pretrained_inv_freq: Frequencies
+    base: Score
+    plain: Score
+    begun: Score
+    score: Score
+    learned: Count
+    step: Count
+    rounding: Amount
+    seconds: Amount
+    points: Annotated[list[Point], Len(1, 100_000)]
+    gains: list[LayerGains] = field(default_factory=list)
+    log_temperature: Annotated[float, Interval(ge=-50, le=50)] = 0.0
+    plain_name: str = "nothing tuned"
+    environment: dict[str, str] = field(default_factory=dict)
+    kind: str = "tune"
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def label(self) -> str:
+        return label_of(self.method, self.factor, self.params)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def files(self) -> dict[str, Any]:
+        """The JSON files to write next to the weights, by name: the report, and factors for `--factors-file`."""
+        # an infinite loss becomes null, because JSON has no infinity
+        files = {TUNING: json.loads(json.dumps(self.as_json()), parse_constant=lambda name: None)}
+        if self.level == "search":
+            files[FACTORS] = {"long_factor": self.params["long_factor"]}
+        return files

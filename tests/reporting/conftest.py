@@ -1,5 +1,8 @@
 import pytest
 
+_SHARES = (0.8, 0.9, 1.1, 1.2)
+"""Of the loss, by document."""
+
 
 @pytest.fixture
 def report():
@@ -9,13 +12,15 @@ def report():
     from ropecli.evaluation.report import Cell, Report
     from ropecli.evaluation.statistics import Bucket
 
-    def make(*ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo", **others):
+    def make(
+        *ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo", shares=_SHARES, **others
+    ):
         cells = [
             Cell(
                 task="prefix",
                 length=length,
-                sums=tuple(math.log(ppl) * (length - 1) * share for share in (0.8, 0.9, 1.1, 1.2)),
-                weights=(length - 1.0,) * 4,
+                sums=tuple(math.log(ppl) * (length - 1) * share for share in shares),
+                weights=(length - 1.0,) * len(shares),
                 low=ppl * 0.9,
                 high=ppl * 1.1,
                 tokens=4 * (length - 1),
@@ -65,14 +70,15 @@ def with_baseline(report):
 
 @pytest.fixture
 def retrieval(report):
-    """retrieval({(length, depth): hits of 4, ...}, method=..., ...) -> a Report of scores."""
+    """retrieval({(length, depth or task): hits of 4, ...}, method=..., ...) -> a Report of scores."""
     from ropecli.evaluation.report import score_cell
 
-    def make(hits, checkpoint="folder", window=256, task="passkey", **others):
-        cells = [
-            score_cell(task, length, [True] * count + [False] * (4 - count), depth=depth, chance=0.1)
-            for (length, depth), count in hits.items()
-        ]
+    def make(hits, checkpoint="folder", window=256, task="passkey", trials=4, **others):
+        cells = []
+        for (length, row), count in hits.items():
+            name, depth = (row, None) if isinstance(row, str) else (task, row)
+            scores = [True] * count + [False] * (trials - count)
+            cells.append(score_cell(name, length, scores, depth=depth, chance=0.1))
         values = {
             "kind": "scores",
             "task": task,
@@ -132,7 +138,7 @@ def tuning():
     from ropecli.rope import RopeGeometry
     from ropecli.scaling.scale import scale
     from ropecli.scaling.spec import make_spec
-    from ropecli.tuning.tune_report import LayerGains, Point, Score, TuneReport
+    from ropecli.tuning.task import LayerGains, Point, Score, TuneReport
 
     def score(target, window, documents=16):
         target, window = math.log(target), math.log(window)

@@ -1,6 +1,7 @@
 """Figures show the numbers of the reports and of theory, are legible without colour, and texts do not overlap."""
 
 import math
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import combinations
@@ -8,14 +9,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ropecli.analysis.granularity import closest_images, distance_to_old_images
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.decay_plot import chosen_pairs
-from ropecli.reporting.lines import BITS_PER_BYTE
+from ropecli.reporting.lines import BITS_PER_BYTE, PPL, best_of, sets_of
 from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
 
 
 def lines(axes):
@@ -34,7 +32,7 @@ def refuse_overlaps(figure):
     """Fail if visible texts overlap or leave the figure."""
     with style.drawing():
         figure.draw_without_rendering()
-    found = [figure._suptitle, figure._supxlabel]
+    found = [text for part in (figure, *figure.subfigs) for text in (part._suptitle, part._supxlabel)]
     for axes in figure.axes:
         found += [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.texts]
         found += axes.get_legend().get_texts() if axes.get_legend() else []
@@ -70,55 +68,68 @@ def drawn(kind, *reports, metric=None):
 def test_every_report_is_a_line_of_its_numbers(reports):
     (axes,) = drawn("perplexity", *reports).axes
     found = lines(axes)
-    for one in reports:
-        line = found.pop(one.label)
-        np.testing.assert_array_equal(line.get_xdata(), [row.length for row in one.rows])
-        np.testing.assert_array_equal(line.get_ydata(), [row.ppl for row in one.rows])
+    for report in reports:
+        line = found.pop(report.label)
+        np.testing.assert_array_equal(line.get_xdata(), report.lengths)
+        np.testing.assert_array_equal(line.get_ydata(), [cell.ppl for cell in report.cells])
     assert {name: list(line.get_xdata()) for name, line in found.items()} == {"pretraining length (256)": [256, 256]}
     assert axes.get_xscale() == axes.get_yscale() == "log"
-    whiskers = [sorted(line.get_ydata()) for line in axes.lines if line.get_marker() == "_"]
-    assert sorted(whiskers) == sorted([row.ppl_low, row.ppl_high] for one in reports for row in one.rows)
     assert legend(axes) == ["none", "linear ×4", "yarn ×4", "pretraining length (256)"]
+
+
+def whiskers(axes):
+    return sorted(sorted(line.get_ydata()) for line in axes.lines if line.get_marker() == "_")
+
+
+def test_whiskers_are_of_the_document_or_of_the_paired_difference(reports):
+    figure = drawn("perplexity", reports[0])
+    assert whiskers(figure.axes[0]) == [[cell.low, cell.high] for cell in reports[0].cells]
+    assert "95% interval over documents" in note(figure)
+    figure, first = drawn("perplexity", *reports), reports[0]
+    changes = [(cell, report.change_from(first, cell.length)) for report in reports[1:] for cell in first.cells]
+    spans = sorted([cell.ppl * (1 + change.low), cell.ppl * (1 + change.high)] for cell, change in changes)
+    np.testing.assert_allclose(whiskers(figure.axes[0]), spans)
+    assert "paired 95% interval of the difference from none" in note(figure)
 
 
 def test_bits_per_byte(reports):
     (axes,) = drawn("perplexity", *reports, metric=BITS_PER_BYTE).axes
     np.testing.assert_allclose(lines(axes)["none"].get_ydata(), np.log2([18.0, 25.0, 47.0]) / 3)
     assert "bits per byte" in axes.get_ylabel()
-    without = replace(reports[0], rows=[replace(row, bits_per_byte=None) for row in reports[0].rows])
+    # other tokens of the same text
+    figure = drawn("perplexity", reports[0], replace(reports[1], fingerprint="2" * 64), metric=BITS_PER_BYTE)
+    assert len(figure.axes) == 1
+    assert "different tokenizers" in note(figure)
+    without = replace(reports[0], cells=[replace(cell, bits_per_byte=None) for cell in reports[0].cells])
     with pytest.raises(DataError, match="no bits-per-byte"):
         drawn("perplexity", without, metric=BITS_PER_BYTE)
 
 
-@pytest.mark.parametrize("kind", ["perplexity", "comparison", "context"])
-def test_protocols_are_not_mixed_and_other_data_are_warned_of(reports, kind):
-    with pytest.raises(DataError, match=r"prefix, tail.*one protocol at a time"):
-        drawn(kind, reports[0], replace(reports[1], protocol="tail"))
-    other = drawn(kind, reports[0], replace(reports[1], fingerprint="2" * 64, source="books"))
-    assert "different data" in note(other)
-    assert "2 sources" in other.get_suptitle()
+@pytest.mark.parametrize("kind", ["perplexity", "comparison"])
+@pytest.mark.parametrize("other", [{"task": "tail"}, {"fingerprint": "2" * 64, "source": "books"}], ids=str)
+def test_each_set_of_data_has_axes_of_its_own(reports, kind, other):
+    figure = drawn(kind, reports[0], replace(reports[1], **other))
+    first, second = figure.subfigs
+    assert len(first.axes) == len(second.axes) == len(figure.axes) / 2
+    assert "protocol prefix, data demo, 4 documents" in first.get_suptitle().replace("\n", " ")
+    assert set(other.values()) & set(re.split(r"[,\s]+", second.get_suptitle()))
+    refuse_overlaps(figure)
 
 
-def test_the_loss_by_context(reports):
-    (axes,) = drawn("context", *reports).axes
-    for one in reports:
-        line = lines(axes)[one.label]
-        np.testing.assert_allclose(line.get_xdata(), [1, 2, np.sqrt(64 * 95)])
-        np.testing.assert_array_equal(line.get_ydata(), [bucket.nll for bucket in one.rows[-1].by_context])
-    few = replace(reports[0], rows=[replace(row, by_context=row.by_context[1:]) for row in reports[0].rows])
-    with pytest.raises(DataError, match="fewer than 3 points"):
-        drawn("context", few)
-
-
-def test_a_comparison_has_a_panel_a_length_and_a_row_a_report(reports, report):
+def test_a_comparison_has_a_panel_for_each_length_and_a_row_for_each_report(reports, report):
     figure = drawn("comparison", *reports)
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none", "yarn ×4", "linear ×4"]
+    lines, first = sets_of(reports)[0], reports[0]
     for index, axes in enumerate(figure.axes):
         dots = [line for line in axes.lines if line.get_marker() == "o"]
-        values = [one.rows[index].ppl for one in reports]
+        values, length = [report.cells[index].ppl for report in reports], first.lengths[index]
         assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == list(zip(values, range(3), strict=True))
-        filled = [dot.get_markerfacecolor() != "white" for dot in dots]
-        assert filled == [value == min(values) for value in values]
+        filled = {place for place, dot in enumerate(dots) if dot.get_markerfacecolor() != "white"}
+        assert filled == best_of(lines, length, PPL)
+        bars = [bar.get_segments()[0][:, 0] for bar in axes.collections]
+        change = reports[1].change_from(first, length)
+        np.testing.assert_allclose(bars[1], [values[0] * (1 + change.low), values[0] * (1 + change.high)])
+        assert axes.texts[1].get_text() == f"{values[1]:.2f} ({100 * change.change:+.1f}%)"
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [
         "256 tokens",
@@ -131,13 +142,17 @@ def test_a_comparison_has_a_panel_a_length_and_a_row_a_report(reports, report):
 
 def test_a_heat_map_holds_the_numbers(retrieval):
     hits = {(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1}  # and none at 512, 0.5
-    figure = drawn("retrieval", retrieval(hits), retrieval({(256, 0.0): 0}))
+    ruler = retrieval({(256, "vt"): 2, (256, "cwe"): 3}, task="ruler")
+    figure = drawn("scores", retrieval(hits), *[retrieval({(256, 0.0): 0})] * 2, ruler)
     panels = [axes for axes in figure.axes if axes.images]
-    np.testing.assert_array_equal(panels[0].images[0].get_array().filled(-1), [[100, 25], [75, -1]])
-    assert [text.get_text() for text in panels[0].texts] == ["100", "25", "75"]
-    assert [axes.get_title() for axes in panels] == ["folder, none", "folder, none (2)"]
+    np.testing.assert_array_equal(panels[0].images[0].get_array().filled(-1), [[100, 25], [75, -1], [87.5, 25]])
+    assert [text.get_text() for text in panels[0].texts] == ["100", "25", "75", "88", "25"]
+    assert [text.get_text() for text in panels[0].get_yticklabels()] == ["0", "0.5", "mean"]
+    assert [text.get_text() for text in panels[3].get_yticklabels()] == ["vt", "cwe", "mean"]
+    titles = [axes.get_title().replace("\n", " ") for axes in panels]
+    assert titles == [f"folder, none, {name}" for name in ("passkey", "passkey (2)", "passkey (3)", "RULER")]
     assert any(list(line.get_xdata()) == [0.5, 0.5] for line in panels[0].lines)  # the window lies between
-    assert "chance 10%" in figure.get_suptitle().replace("\n", " ")
+    assert "folder, none, RULER: Effective length: at least 256 tokens" in note(figure)
 
 
 def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(tuning):
@@ -159,55 +174,6 @@ def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(t
         kept = [index for index, one in enumerate(objectives) if one == lowest[index] < math.inf]
         np.testing.assert_allclose(best.get_ydata()[:-1], values[kept])
         np.testing.assert_allclose(best.get_xdata()[:-1], spent[kept])
-
-
-def test_gains_and_phases_by_layer(tuning):
-    run = tuning("heads", layers=12, heads=2, pairs=4)
-    run.gains[11] = replace(run.gains[11], log_gain=[[2.0] * 4] * 2)
-    figure = drawn("gains", run)
-    maps = [axes for axes in figure.axes if axes.images]
-    shown = [int(axes.get_ylabel().split("\n")[0].removeprefix("layer ")) for axes in maps[::2]]
-    assert len(shown) == 8
-    assert shown[-1] == 11
-    for gains, phases, index in zip(maps[::2], maps[1::2], shown, strict=True):
-        np.testing.assert_array_equal(gains.images[0].get_array(), run.gains[index].log_gain)
-        np.testing.assert_array_equal(phases.images[0].get_array(), run.gains[index].phase)
-        assert gains.images[0].get_clim() == (-2, 2)
-    assert "the 8 of 12 layers that changed most" in note(figure)
-    drawn("gains", tuning("heads", phases=False))
-    with pytest.raises(DataError, match="no gains: level grid learns none"):
-        drawn("gains", tuning("grid"))
-    with pytest.raises(DataError, match="Give one"):
-        drawn("gains", run, run)
-
-
-def test_tuned_frequencies_stand_beside_the_methods_own(tuning):
-    run = tuning("search")
-    found = lines(drawn("tuned-frequencies", run).axes[0])
-    pretrained = np.array(run.pretrained_inv_freq)
-    chosen = found["search, longrope ×4"].get_ydata()
-    np.testing.assert_allclose(chosen, np.array(run.inv_freq) / pretrained)
-    from ropecli.rope import RopeGeometry
-
-    own = scale(RopeGeometry(32, 32, 1e4, 256), make_spec("yarn", 4.0)).inv_freq / pretrained
-    np.testing.assert_allclose(found["yarn ×4, untuned"].get_ydata(), own)
-    with pytest.raises(DataError, match="No pair of demo rotated"):
-        drawn("tuned-frequencies", replace(run, pretrained_inv_freq=[0.0] * 16))
-
-
-def test_wavelengths_by_pair(study):
-    made = study("linear", "p-rope", "rerope")
-    figure = draw_study("wavelengths", made)
-    found = lines(figure.axes[0])
-    np.testing.assert_allclose(found["pretrained (46)"].get_ydata(), 2 * np.pi * 10000 ** (np.arange(64) / 64))
-    np.testing.assert_allclose(found["linear ×8 (31)"].get_ydata(), 16 * np.pi * 10000 ** (np.arange(64) / 64))
-    assert np.isnan(found["p-rope ×8 (46)"].get_ydata()[48:]).all()
-    (still,) = [line for line in figure.axes[0].lines if line.get_label() == style.UNNAMED]
-    np.testing.assert_array_equal(np.isfinite(still.get_ydata()), made.ropes["p-rope ×8"].inv_freq == 0)
-    assert "∞" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert "16 of 64 (p-rope ×8)" in note(figure)
-    assert "rerope ×8 changes distances, not frequencies" in note(figure)
-    assert found["pretraining length: 4096"].get_ydata()[0] == 4096
 
 
 def test_frequencies_are_ratios(study):
@@ -244,32 +210,6 @@ def test_the_decay_marks_its_lengths_and_single_pairs(study):
     np.testing.assert_array_equal(line.get_ydata(), 2 * np.cos(line.get_xdata() * inv_freq[51]))
 
 
-def test_a_helix_has_eleven_dots_on_the_cylinder(study):
-    figure = draw_study("helix", study("linear"))
-    for axes, slowed in zip(figure.axes, (1, 8), strict=True):
-        dots = np.array(next(line for line in axes.lines if line.get_marker() == "o").get_data_3d()).T
-        positions = np.arange(-5, 6) / slowed
-        pair = 10000 ** (-11 / 64)  # the one that abf with beta 50 halves
-        expected = np.stack([np.cos(positions), np.sin(positions), np.sin(positions * pair)], axis=1)
-        np.testing.assert_allclose(dots, expected, atol=1e-12)
-    assert "closest two 0.18" not in figure.axes[0].get_title()
-    with pytest.raises(DataError, match="9 helices are too many"):
-        draw_study("helix", study(*(f"linear*{factor}" for factor in range(2, 10))))
-
-
-def test_the_tradeoff_draws_theorys_points(study):
-    made = study("linear", "nope", "rerope", window=512)
-    (axes,) = draw_study("tradeoff", made).axes
-    found = lines(axes)
-    assert list(found) == ["pretrained", "linear ×8", "nope ×8"]
-    for name, line in found.items():
-        inv_freq = made.ropes[name].inv_freq
-        old = distance_to_old_images(made.geometry.inv_freq(), inv_freq, 512, 4096)
-        assert (line.get_xdata()[0], line.get_ydata()[0]) == (old, closest_images(inv_freq, 4096).distance)
-    with pytest.raises(DataError, match="1048576 tokens, is too long"):
-        draw_study("tradeoff", study("linear", head_dim=8, window=2**20))
-
-
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("kind", STUDY_KINDS)
 def test_texts_of_a_checkpoints_figures_do_not_overlap(study, kind):
@@ -283,15 +223,13 @@ def test_texts_of_reports_figures_do_not_overlap(report, retrieval, tuning):
     long = [replace(one, digest=str(index), params={"beta_fast": 64.0}) for index, one in enumerate(long)]
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
     for reports in (long, wide):
-        for kind in ("perplexity", "comparison", "context"):
+        for kind in ("perplexity", "comparison"):
             refuse_overlaps(drawn(kind, *reports))
-    refuse_overlaps(
-        drawn("retrieval", *[retrieval({(256, 0.0): 4}, checkpoint=f"organisation/name-{n}") for n in "abc"])
-    )
+    scores = [retrieval({(256, 0.0): 38, (512, 0.0): found}, trials=40, method=f"method-{found}") for found in (0, 39)]
+    refuse_overlaps(drawn("comparison", *scores))
+    refuse_overlaps(drawn("scores", *[retrieval({(256, 0.0): 4}, checkpoint=f"organisation/name-{n}") for n in "abc"]))
     for run in (tuning("heads"), tuning("search", points=400)):
         refuse_overlaps(drawn("tuning", run))
-        refuse_overlaps(drawn("tuned-frequencies", run))
-    refuse_overlaps(drawn("gains", tuning("heads", layers=3)))
 
 
 def texts(path):
@@ -303,7 +241,7 @@ def test_names_are_no_formulas_and_no_markup(report, retrieval, tmp_path, name):
     one = report(18.0, 25.0, 47.0, checkpoint=name)
     other = replace(one, checkpoint="other", digest="2" * 64)
     figures = [drawn("perplexity", one, other), drawn("comparison", one, other)]
-    for figure in [*figures, drawn("retrieval", retrieval({(256, 0.0): 4}, checkpoint=name))]:
+    for figure in [*figures, drawn("scores", retrieval({(256, 0.0): 4}, checkpoint=name))]:
         style.save(figure, tmp_path / "plot.svg")
         assert any(text.strip() in (name, f"{name}, none") for text in texts(tmp_path / "plot.svg"))
 
@@ -312,7 +250,7 @@ def test_the_kind_that_suits_is_chosen(report, retrieval, tuning):
     many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(9)]
     assert choose_kind(many[:2]) is KINDS["perplexity"]
     assert choose_kind(many) is KINDS["comparison"]
-    assert choose_kind([retrieval({(256, 0.0): 4})]) is KINDS["retrieval"]
+    assert choose_kind([retrieval({(256, 0.0): 4})]) is KINDS["scores"]
     assert choose_kind([tuning("grid")]) is KINDS["tuning"]
     with pytest.raises(DataError, match="different kinds"):
         choose_kind([many[0], tuning("grid")])

@@ -71,8 +71,7 @@ def make_run(evaluator, sequences):
     from ropecli.live.loading import load_model
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import Calibration
-    from ropecli.tuning.task import TuningTask
-    from ropecli.tuning.tune_settings import TuneSettings
+    from ropecli.tuning.task import TuneSettings, TuningTask
 
     def make(
         folder: Path,
@@ -83,11 +82,11 @@ def make_run(evaluator, sequences):
         **settings: Any,
     ) -> Run:
         checkpoint = open_checkpoint(folder, weights=True)
-        judge = evaluator(target=round(WINDOW * factor))
-        calibration = Calibration(judge.documents, sequences[:, : judge.target_length])
+        scored_by = evaluator(target=round(WINDOW * factor))
+        calibration = Calibration(scored_by.documents, sequences[:, : scored_by.target_length])
         chosen = TuneSettings(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, "targets": 32, **settings})
         baseline = make_plan(checkpoint, make_spec("yarn", factor))
         task = TuningTask(checkpoint, chosen, "texts", None, baseline, calibration)
-        return Run(task, load_model(checkpoint, dtype=dtype, device="cpu"), judge, on_point)
+        return Run(task, load_model(checkpoint, dtype=dtype, device="cpu"), scored_by, on_point)
 
     return make

@@ -52,7 +52,7 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
             axes.set_title(style.wrap(name, int((width - 0.8) * 11)), fontsize=9)
         for axes in panels[len(reports) :]:
             axes.remove()
-        figure.colorbar(image, ax=list(panels), label="score (%)", shrink=0.8)
+        figure.colorbar(image, ax=list(panels[: len(reports)]), label="score (%)", shrink=0.8)
         style.title(figure, f"{' and '.join(tasks)}: score (%); data {sources}", notes)
     return figure
 

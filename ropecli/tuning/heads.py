@@ -1,12 +1,10 @@
-"""The parameters that `--level heads` and `--level lora` train, and how they are folded into the weights.
+"""The level `heads`: gains and phases of the queries, and gains of the norms, folded into the weights.
 
-heads: a gain and a phase for each query head and rotary pair, one temperature, and a gain for each dimension of every
+There is a gain and a phase for each query head and rotary pair, one temperature, and a gain for each dimension of every
 norm. Both dimensions of a pair are rotated by the phase and multiplied by the gain. This commutes with the rotation by
 positions, so it can be folded into the rows of the query projection. The temperature is a gain shared by all pairs,
 like YaRN's attention factor. If the queries come from a norm, its weight can hold gains but no phases. The gains of the
 other norms multiply their weights and biases.
-
-lora: LoRA (Hu et al. 2021, arXiv:2106.09685) on the query and key projections.
 """
 
 import contextlib
@@ -20,10 +18,9 @@ from torch import Tensor, nn
 
 from ropecli.errors import PatchError
 from ropecli.training import adapters
-from ropecli.training.recipe import make_recipe
-from ropecli.training.target_modules import attention_projections, linear_modules, norm_modules
+from ropecli.training.target_modules import norm_modules
 from ropecli.tuning.queries import find_queries
-from ropecli.tuning.tune_report import LayerGains
+from ropecli.tuning.task import LayerGains
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,10 +29,6 @@ GAIN_RATE, TEMPERATURE_RATE = 0.03, 0.003
 """Learning rates of gains and phases, and of the temperature."""
 NORM_RATE = 0.01
 """Learning rate of the logarithms of the norms' gains. On the demo, 0.02 learns no more, and overfits 16 sequences."""
-LORA_RATE = 3e-3
-"""On the demo checkpoint, 1e-3 learns less in the same steps; 1e-2 learns slightly more but needs more sequences."""
-_QUERY_OR_KEY = ("q", "k", "wq", "wk")
-"""Prefixes of the names of query and key projections, including fused ones."""
 _Change = Callable[[Tensor], Tensor]
 
 
@@ -53,20 +46,22 @@ class HeadGains:
         Raises PatchError if the weights cannot hold the gains.
         """
         self.model, self.queries = model, find_queries(model, labels)
-        shapes = [one.rows.shape[1:] for one in self.queries]
-        phase_shapes = [one.rows.shape[1:] if one.projection else (0, 0) for one in self.queries]
-        self.log_gain = [nn.Parameter(torch.zeros(shape, device=model.device)) for shape in shapes]
-        self.phase = [nn.Parameter(torch.zeros(shape, device=model.device)) for shape in phase_shapes]
-        self.log_temperature = nn.Parameter(torch.zeros((), device=model.device))
+
+        def zeros(shape: Sequence[int]) -> nn.Parameter:
+            return nn.Parameter(torch.zeros(shape, device=model.device))
+
+        self.log_gain = [zeros(queries.rows.shape[1:]) for queries in self.queries]
+        self.phase = [zeros(queries.rows.shape[1:] if queries.projection else (0, 0)) for queries in self.queries]
+        self.log_temperature = zeros(())
         shared = {name for _, names in adapters.all_names(model) if len(names) > 1 for name in names}
-        taken = {one.name for one in self.queries}
-        if not shared.isdisjoint(f"{name}.weight" for name in taken):
+        query_modules = {queries.name for queries in self.queries}
+        if not shared.isdisjoint(f"{name}.weight" for name in query_modules):
             raise PatchError("Some layers share the weights of their queries, which cannot hold gains of each layer.")
         self._offset = {name: _offset(norm) for name, norm in norm_modules(model).items()}
         self.norm_log_gain = {
             name: nn.Parameter(torch.zeros_like(model.get_parameter(f"{name}.weight"), dtype=torch.float32))
             for name, offset in self._offset.items()
-            if offset is not None and name not in taken and f"{name}.weight" not in shared
+            if offset is not None and name not in query_modules and f"{name}.weight" not in shared
         }
 
     @property
@@ -80,6 +75,11 @@ class HeadGains:
         ]
 
     @property
+    def count(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for group, _ in self.groups for parameter in group)
+
+    @property
     def weights(self) -> list[str]:
         """Names of the weights and biases that hold the gains after folding."""
         return [f"{name}.{key}" for name in self._changes for key, _ in self._parameters(name)]
@@ -90,25 +90,25 @@ class HeadGains:
     @property
     def _changes(self) -> dict[str, _Change]:
         """By the module's name, the change of its output."""
-        of_queries = {one.name: partial(self._changed, layer) for layer, one in enumerate(self.queries)}
-        return {**of_queries, **{name: partial(self._scaled, name) for name in self.norm_log_gain}}
+        return {
+            **{queries.name: partial(self._rotated, layer) for layer, queries in enumerate(self.queries)},
+            **{name: partial(self._scaled, name) for name in self.norm_log_gain},
+        }
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
         """Apply the gains in the model, with gradients."""
-        changes = self._changes.items()
-        handles = [self.model.get_submodule(name).register_forward_hook(_hook(change)) for name, change in changes]
-        try:
+        with contextlib.ExitStack() as handles:
+            for name, change in self._changes.items():
+                handle = self.model.get_submodule(name).register_forward_hook(_hook(change))
+                handles.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.no_grad()
     def folded(self) -> dict[str, Tensor]:
         """The weights with the gains folded in, by name, float64, on the CPU."""
         folded: dict[str, Tensor] = {}
-        projections = {one.name for one in self.queries if one.projection}
+        projections = {queries.name for queries in self.queries if queries.projection}
         for name, change in self._changes.items():
             for key, parameter in self._parameters(name):
                 values = parameter.detach().to("cpu", torch.float64)
@@ -123,13 +123,12 @@ class HeadGains:
     def _scaled(self, name: str, values: Tensor) -> Tensor:
         return values * torch.exp(self.norm_log_gain[name].to(values))
 
-    def _changed(self, layer: int, values: Tensor) -> Tensor:
+    def _rotated(self, layer: int, values: Tensor) -> Tensor:
         """Rotate and scale the two rows of each pair. values: the module's rows are the last dimension."""
         first_row, second_row = self.queries[layer].rows.to(values.device)
         first, second = values[..., first_row], values[..., second_row]
-        log_gain, phase = self.log_gain[layer].to(values), self.phase[layer].to(values)
-        gain = torch.exp(log_gain + self.log_temperature.to(values))
-        phase = phase if phase.numel() else torch.zeros_like(gain)
+        gain = torch.exp(self.log_gain[layer].to(values) + self.log_temperature.to(values))
+        phase = self.phase[layer].to(values) if self.phase[layer].numel() else torch.zeros_like(gain)
         cos, sin = gain * phase.cos(), gain * phase.sin()
         changed = values.clone()
         changed[..., first_row] = cos * first - sin * second
@@ -139,12 +138,12 @@ class HeadGains:
     def record(self) -> dict[str, Any]:
         """The learned parameters as fields of the report."""
         layers = zip(self.queries, self.log_gain, self.phase, strict=True)
-        gains = [LayerGains(one.name, log_gain.tolist(), phase.tolist()) for one, log_gain, phase in layers]
+        gains = [LayerGains(queries.name, log_gain.tolist(), phase.tolist()) for queries, log_gain, phase in layers]
         return {"gains": gains, "log_temperature": float(self.log_temperature.detach())}
 
 
 def _hook(change: _Change) -> Any:
-    """A forward hook that changes a module's output, in float32 at least."""
+    """A forward hook that changes a module's output, computed in float32 at least."""
 
     def after(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
         wide = output.to(torch.promote_types(output.dtype, torch.float32))
@@ -171,52 +170,3 @@ def _offset(norm: nn.Module) -> float | None:
         except (AttributeError, RuntimeError, TypeError):  # needs further inputs
             return None
     return None
-
-
-class LowRankUpdates:
-    """LoRA from peft, with alpha = 2 × rank. The model has the adapter only inside `live`."""
-
-    def __init__(self, model: "PreTrainedModel", rank: int, seed: int) -> None:
-        """Raises PatchError for a model without linear projections of queries or keys."""
-        found = attention_projections(model, linear_modules(model))
-        names = [name for name in found if name.rpartition(".")[2].lower().startswith(_QUERY_OR_KEY)]
-        if not names:
-            raise PatchError(f"{type(model).__name__} has no linear projection of queries or keys for LoRA.")
-        targets = tuple(dict.fromkeys(name.rpartition(".")[2] for name in names))
-        lora = {"adapter": "lora", "lora_rank": rank, "lora_alpha": 2 * rank, "lora_targets": targets}
-        self.model = model
-        self.weights = [f"{name}.weight" for name in names]
-        self._recipe = make_recipe(None, {"data": "calibration", "seed": seed, **lora})
-
-    @property
-    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
-        """The parameter group with its learning rate; only inside `live`."""
-        return [([parameter for _, parameter in adapters.trainable(self.model)], LORA_RATE)]
-
-    @contextlib.contextmanager
-    def live(self) -> Iterator[None]:
-        """Attach the adapter; remove it at the end."""
-        adapters.attach(self.model, self._recipe)
-        try:
-            yield
-        finally:
-            for name, layer in self._layers().items():
-                self.model.set_submodule(name, layer.get_base_layer())
-
-    @torch.no_grad()
-    def folded(self) -> dict[str, Tensor]:
-        """The weights with the updates added, by name, float64, on the CPU; only inside `live`."""
-        return {
-            f"{name}.weight": layer.get_base_layer().weight.detach().to("cpu", torch.float64)
-            + layer.get_delta_weight(adapters.ADAPTER).to("cpu", torch.float64)
-            for name, layer in self._layers().items()
-        }
-
-    def _layers(self) -> dict[str, Any]:
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        return {name: module for name, module in self.model.named_modules() if isinstance(module, BaseTunerLayer)}
-
-    def record(self) -> dict[str, Any]:
-        """No additional fields of the report."""
-        return {}
