@@ -29,7 +29,7 @@ from ropecli.hashing import sha256_of
 MANIFEST = "manifest.json"
 _REQUEST = "request"
 _FORMAT = 1
-"""Format of the records. A state with another one cannot be resumed."""
+"""The format of the records. A state of another one cannot be resumed."""
 _ABSENT = object()
 
 
