@@ -213,9 +213,9 @@ def test_json_is_the_report(ropecli, arguments, tmp_path):
 def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     ropecli, arguments, llama, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ropecli.tuning.learners.GAIN_RATE", 0.0)
-    monkeypatch.setattr("ropecli.tuning.learners.TEMPERATURE_RATE", 0.0)
-    monkeypatch.setattr("ropecli.tuning.learners.NORM_RATE", 0.0)
+    monkeypatch.setattr("ropecli.tuning.heads.GAIN_RATE", 0.0)
+    monkeypatch.setattr("ropecli.tuning.heads.TEMPERATURE_RATE", 0.0)
+    monkeypatch.setattr("ropecli.tuning.heads.NORM_RATE", 0.0)
     outcome = ropecli(*arguments(tmp_path / "out"))
     assert outcome.code == 0, outcome.err
     assert "heads did not improve on the best constants; only these are written." in outcome.out

@@ -22,17 +22,15 @@ def documents(corpus, tokenizer):
 
 @pytest.fixture
 def evaluator(documents):
-    """evaluator(documents=3, progress=...) -> an evaluator on the first so many of them."""
+    """evaluator(3) -> an evaluator on the first so many documents."""
     from dataclasses import replace
 
-    from ropecli.evaluation.saved_progress import EvalProgress
+    from ropecli.evaluation.measure import Store
     from ropecli.tuning.calibration import Evaluator
 
-    def make(
-        count: int = 3, target: int = TARGET, progress: EvalProgress | None = None, short_weight: float = 0.25
-    ) -> Evaluator:
+    def make(count: int = 3, target: int = TARGET) -> Evaluator:
         few = replace(documents, kept=documents.kept[:count])
-        return Evaluator(few, WINDOW, target, short_weight, 32, progress or EvalProgress())
+        return Evaluator(few, WINDOW, target, 0.25, 32, Store())
 
     return make
 
@@ -73,8 +71,7 @@ def make_run(evaluator, sequences):
     from ropecli.live.loading import load_model
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import Calibration
-    from ropecli.tuning.task import TuningTask
-    from ropecli.tuning.task import TuneSettings
+    from ropecli.tuning.task import TuneSettings, TuningTask
 
     def make(
         folder: Path,
@@ -85,11 +82,11 @@ def make_run(evaluator, sequences):
         **settings: Any,
     ) -> Run:
         checkpoint = open_checkpoint(folder, weights=True)
-        judge = evaluator(target=round(WINDOW * factor))
-        calibration = Calibration(judge.documents, sequences[:, : judge.target_length])
+        scored_by = evaluator(target=round(WINDOW * factor))
+        calibration = Calibration(scored_by.documents, sequences[:, : scored_by.target_length])
         chosen = TuneSettings(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, "targets": 32, **settings})
         baseline = make_plan(checkpoint, make_spec("yarn", factor))
         task = TuningTask(checkpoint, chosen, "texts", None, baseline, calibration)
-        return Run(task, load_model(checkpoint, dtype=dtype, device="cpu"), judge, on_point)
+        return Run(task, load_model(checkpoint, dtype=dtype, device="cpu"), scored_by, on_point)
 
     return make

@@ -24,7 +24,7 @@ from ropecli.tuning.folding import (
     logits_of,
     require_same,
 )
-from ropecli.tuning.learners import HeadGains
+from ropecli.tuning.heads import HeadGains
 from ropecli.tuning.procedure import write_tuned
 from ropecli.tuning.queries import find_queries
 

@@ -1,0 +1,168 @@
+"""The levels `grid` and `search`: which points are tried, and that the best of them is found."""
+
+import numpy as np
+import pytest
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
+from ropecli.tuning import search
+from ropecli.tuning.grid import grid_points, halve, search_constants
+from ropecli.tuning.task import TuneSettings
+
+GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
+
+
+@pytest.mark.parametrize("method", ["yarn", "abf", "yarn+resonance"])
+def test_grid_points_fill_their_ranges_evenly_in_the_logarithm(method):
+    points = grid_points(GEOMETRY, method, 4.0, 65, 0)
+    defaults = [spec for spec in points if not spec.params]
+    assert len(points) == 65
+    assert defaults == points[: 0 if method == "abf" else 1]  # abf has no default
+    for name, limits in find_method(method).search_ranges.items():
+        values = np.array([spec.params[name] for spec in points[len(defaults) :]])
+        assert len(set(values)) > 30
+        assert limits.low * 0.995 <= values.min() <= values.max() <= limits.high * 1.005
+        quarters = np.histogram(np.log(values), np.linspace(np.log(limits.low), np.log(limits.high), 5))[0]
+        assert quarters.min() >= 12
+    other = grid_points(GEOMETRY, method, 4.0, 65, 1)
+    assert points == grid_points(GEOMETRY, method, 4.0, 65, 0) != other
+
+
+def test_grid_points_that_do_not_fit_the_geometry_are_skipped():
+    quick = RopeGeometry(8, 8, 10.0, 5650)  # the slowest pair makes 28 rotations: a beta_fast below 9 has no pair
+    points = grid_points(quick, "yarn", 4.0, 12, 0)
+    assert len(points) == 12
+    assert min(spec.params["beta_fast"] for spec in points[1:]) > 9
+    with pytest.raises(MethodError, match="yarn cannot be tuned: Every pair rotates more than beta_fast times"):
+        grid_points(RopeGeometry(8, 8, 10.0, 10**6), "yarn", 4.0, 9, 0)
+
+
+def test_halving_reads_few_documents_of_most_points_and_finds_the_best():
+    """The loss of a point is its number, blurred by few documents."""
+    read = []
+
+    def loss(point, documents):
+        read.append((point, documents))
+        return point + (0.4 if point % 2 else -0.4) / documents
+
+    last = halve([7, 3, 11, 0, 5, 9, 1, 8, 14, 2, 15, 13, 4, 10, 6, 12], 16, loss)
+    assert last == [0, 1]
+    counts = [documents for _, documents in read]
+    assert {count: counts.count(count) for count in counts} == {2: 16, 4: 8, 8: 4, 16: 2}
+
+
+def test_default_constants_are_measured_on_all_documents():
+    """They are the worst on two documents, and the best on all three."""
+    measured = []
+
+    def measure(spec, documents, iteration):
+        measured.append((str(spec), documents))
+        return 1.0 if spec.params else 9.0 if documents == 2 else 0.5
+
+    assert search_constants(GEOMETRY, 2.0, TuneSettings(points=8), 3, measure).params == {}
+    assert len(measured) == len(set(measured)) == 8 + 4 + 1
+
+
+def is_sound(factors, factor):
+    values = np.array(factors)
+    return (
+        (np.diff(values) >= 0).all()
+        and values[0] >= 1
+        and values[-1] <= 1.25 * factor + 1e-9
+        and np.allclose(values * 100, np.round(values * 100))
+    )
+
+
+@pytest.mark.parametrize("factor", [1.0, 7.3])
+def test_factors_never_decrease_and_keep_their_bounds(factor):
+    rng = np.random.default_rng(0)
+    population = search.first_population(search.known_methods(GEOMETRY, factor), factor, 24, rng)
+    assert len(population) == 24
+    for _ in range(40):
+        parents = population[-24:]
+        population += [search.mutated(parents[rng.integers(24)], 1.0, 1.25 * factor, rng) for _ in range(3)]
+        population += [search.crossed(parents, factor, rng) for _ in range(3)]
+    assert all(is_sound(candidate.factors, factor) for candidate in population)
+    assert len(set(population)) > (20 if factor == 1 else 150)
+
+
+def test_the_population_starts_with_interpolation_ntk_and_yarn():
+    first = search.first_population(search.known_methods(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0))
+    assert first[0].factors == (4.0,) * 64
+    for candidate, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
+        known = GEOMETRY.inv_freq() / scale(GEOMETRY, make_spec(method, 4.0)).inv_freq
+        np.testing.assert_allclose(candidate.factors, known, atol=0.0051)
+
+
+def test_a_child_has_every_factor_from_a_parent():
+    rng = np.random.default_rng(1)
+    parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]
+    for _ in range(50):
+        child = search.crossed([search.Candidate(0, factors) for factors in parents], 4.0, rng)
+        assert all(value in pair for value, *pair in zip(child.factors, *parents, strict=True))
+
+
+def test_the_best_measured_factors_are_chosen(llama, make_run):
+    points = []
+    settings = {f"search_{name}": 2 for name in ("iterations", "mutations", "crossovers", "documents")}
+    settings |= {"search_population": 4, "search_parents": 8}
+    run = make_run(llama, level="search", **settings, on_point=points.append)
+    tuned = run.tune()
+    searched, last = ([point for point in points if (point.score.documents == 2) == few] for few in (True, False))
+    assert 0 < len(searched) <= 12
+    assert len({str(point.params) for point in searched}) == len(searched)
+    assert {point.step for point in searched} <= {0, 1, 2}
+    best, final = (min(some, key=lambda point: point.score.objective) for some in (searched, last))
+    # on all three documents: the best of the few and the three known methods
+    assert {point.score.documents for point in last} == {3}
+    assert str(best.params) in {str(point.params) for point in last}
+    assert tuned.plan.spec.params == final.params
+    rope = tuned.plan.ropes[None]
+    assert is_sound(rope.spec.params["long_factor"], 2.0)
+    assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.inv_freq[1])
+
+
+def test_known_methods_are_compared_on_all_documents():
+    """They are the worst on two documents, and the best on all three."""
+    known = search.known_methods(GEOMETRY, 2.0)
+
+    def measure(spec, documents, iteration):
+        return 1.0 if (tuple(spec.params["long_factor"]) in known) == (documents == 3) else 2.0
+
+    settings = TuneSettings(level="search", search_population=8, search_iterations=1, search_documents=2)
+    assert tuple(search.evolve(GEOMETRY, 2.0, settings, 3, measure).params["long_factor"]) in known
+
+
+def test_longrope2_scales_fast_pairs_by_ntk_up_to_the_critical_one():
+    """Its algorithm 1, computed from its formulas; Phi-3-mini has the critical pairs that the paper names."""
+    phi = RopeGeometry(96, 96, 10000.0, 2048)
+    first = search.first_critical(phi, 4.0, 64, np.random.default_rng(0))
+    tenth, theoretical = (int(np.ceil(48 * np.log(2048 / (2 * np.pi * n)) / np.log(10000))) for n in (10, 1))
+    assert theoretical == 31
+    assert {candidate.critical for candidate in first} == set(range(tenth, theoretical + 1))
+    for candidate in first:
+        factors, pair = np.array(candidate.factors), candidate.critical
+        assert (np.diff(factors) >= 0).all()
+        assert ((factors[pair:] >= 4) & (factors[pair:] <= 8)).all()
+        base = (factors[pair] * 10000 ** (2 * pair / 96)) ** (96 / (2 * pair))
+        np.testing.assert_allclose(factors[:pair], (base / 10000) ** (2 * np.arange(pair) / 96), atol=0.0051)
+    assert len(set(first)) > 50
+
+
+def test_longrope2_finds_the_best_critical_pair():
+    """The loss is least at the critical pair 20 with all slow factors at 6."""
+    geometry = RopeGeometry(96, 96, 10000.0, 2048)
+    best = np.array(search.Candidate(20, (6.0,) * 28).factors)
+
+    def measure(spec, documents, iteration):
+        return float(np.abs(np.array(spec.params["long_factor"]) - best).mean())
+
+    specs = [
+        search.evolve(geometry, 4.0, TuneSettings(objective=objective, search_iterations=10), 16, measure)
+        for objective in ("needle", "ppl")
+    ]
+    losses = [measure(spec, 16, 0) for spec in specs]
+    assert losses[0] < min(0.5, losses[1])
