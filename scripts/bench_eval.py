@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,7 +29,9 @@ from ropecli import open_checkpoint
 from ropecli.attention import load_model
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import read_texts
-from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.measure import read
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.loading import load_tokenizer
 
 VOCABULARY = 131_072
@@ -50,8 +53,9 @@ def pass_per_length(model: torch.nn.Module, documents: Documents, lengths: Seque
     return results
 
 
-def one_pass(model: torch.nn.Module, documents: Documents, lengths: Sequence[int]) -> list[float]:
-    return [row.ppl for row in evaluate_perplexity(model, documents, lengths)]
+def one_pass(model: Any, documents: Documents, lengths: Sequence[int]) -> list[float]:
+    task = Perplexity(documents, lengths)
+    return [cell.ppl for cell in task.cells(read(task, LiveReader(model)))]
 
 
 def wide_model() -> tuple[torch.nn.Module, Documents]:
@@ -119,7 +123,7 @@ def against_bare_forward(length: int, most: int, rounds: int = 5) -> tuple[float
         for ids in batches:
             model(input_ids=ids, use_cache=False)
 
-    ways = (lambda: evaluate_perplexity(model, documents, [length]), bare)
+    ways = (lambda: one_pass(model, documents, [length]), bare)
     seconds = [[_wall_time(way) for way in ways] for _ in range(rounds + 1)][1:]
     scored, forward = zip(*seconds, strict=True)
     return min(scored), min(forward)

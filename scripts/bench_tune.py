@@ -24,10 +24,11 @@ import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sources import DEMO, DEMO_TRAIN, read_texts
-from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.measure import Store, read
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.results import LengthResult, paired_change
-from ropecli.evaluation.saved_progress import EvalProgress
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.report import Cell, loss_change
+from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
 from ropecli.tuning.procedure import make_task, run_task
@@ -57,9 +58,10 @@ def held_out(tokenizer: Any, target: int, source: str = DEMO) -> Documents:
     return read_documents(read_texts(source), tokenizer, target, most=HELD_OUT, cut=target)
 
 
-def measured(model: Any, documents: Documents, target: int) -> list[LengthResult]:
+def measured(model: Any, documents: Documents, target: int) -> list[Cell]:
     lengths = sorted({WINDOW, target})
-    return evaluate_perplexity(model, documents, lengths, protocol=Protocol("tail", targets=TARGETS))
+    task = Perplexity(documents, lengths, Protocol("tail", targets=TARGETS))
+    return task.cells(read(task, LiveReader(model)))
 
 
 def measure(level: str, factor: float, seed: int, texts: Texts, judges: list[str]) -> list[dict[str, Any]]:
@@ -87,7 +89,7 @@ def measure(level: str, factor: float, seed: int, texts: Texts, judges: list[str
         started = time.perf_counter()
         if level == "full":
             live_patch(model, untuned.ropes)
-            evaluator = Evaluator(task.calibration.evaluated, WINDOW, target, 0.25, TARGETS, EvalProgress())
+            evaluator = Evaluator(task.calibration.evaluated, WINDOW, target, 0.25, TARGETS, Store())
             best = learn(
                 model,
                 [(list(model.parameters()), FULL_RATE)],
@@ -158,7 +160,7 @@ def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[
     ]
     against_grid = [(cell["rows"][-1], grid["rows"][-1]) for cell, grid in paired if cell is not grid]
     name = first["level"] + first["texts"]
-    short, long = (_mean([cell["rows"][at]["ppl"] for cell in cells]) for at in (0, -1))
+    short, long = (_mean([_row(cell["rows"][at]).ppl for cell in cells]) for at in (0, -1))
     seconds = _mean([cell["seconds"] for cell in cells])
     learned = max(cell["learned"] for cell in cells)
     shown = [f"×{first['factor']:g}", name, f"{len(cells)}", f"{learned:,}", f"{seconds:.0f}"]
@@ -166,7 +168,7 @@ def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[
 
 
 def _change(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    changes = [paired_change(_row(one), _row(other)) for one, other in pairs]
+    changes = [loss_change(_row(one), _row(other)) for one, other in pairs]
     if not changes:
         return ""
     low, high = (_mean([getattr(change, end) for change in changes]) for end in ("low", "high"))
@@ -177,8 +179,8 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _row(values: dict[str, Any]) -> LengthResult:
-    return LengthResult(**{**values, **{name: tuple(values[name]) for name in ("document_nll", "document_weights")}})
+def _row(values: dict[str, Any]) -> Cell:
+    return Cell(**{**values, **{name: tuple(values[name]) for name in ("sums", "weights")}})
 
 
 def main() -> None:
@@ -207,7 +209,7 @@ def main() -> None:
                         name = key(level, factor, seed, cell["texts"])
                         found[name] = cell
                         options.results.write_text(json.dumps(found, indent=1))
-                        ends = [f"{row['ppl']:.3f}" for row in cell["rows"]]
+                        ends = [f"{_row(row).ppl:.3f}" for row in cell["rows"]]
                         print(name, ends, f"{cell['seconds']:.0f} s", cell["params"], flush=True)
     print(table(found))
 

@@ -10,23 +10,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ropecli.evaluation.results import paired_change
+from ropecli.evaluation.report import loss_change
 from ropecli.reporting.report_files import read_reports
 
 
 def main(arguments: list[str]) -> None:
     labels, paths = zip(*(argument.split("=", 1) for argument in arguments), strict=True)
     reports = read_reports([Path(path) for path in paths])
-    first = reports[0].rows
+    first = reports[0].cells
     table = Table()
     table.add_column("context length:")
-    for row in first:
-        table.add_column(f"{row.length}", justify="right")
+    for cell in first:
+        table.add_column(f"{cell.length}", justify="right")
     table.add_column(f"{first[-1].length} against base at {first[0].length}", justify="right")
     for label, report in zip(labels, reports, strict=True):
-        change = paired_change(report.rows[-1], first[0])
+        change = loss_change(report.cells[-1], first[0])
         gain = f"{change.change:+.1%} ({change.low:+.1%} to {change.high:+.1%})"
-        table.add_row(label, *(f"{row.ppl:.2f}" for row in report.rows), gain)
+        table.add_row(label, *(f"{cell.ppl:.2f}" for cell in report.cells), gain)
     Console().print(table)
 
 

@@ -26,7 +26,9 @@ from ropecli.attention import load_model
 from ropecli.data.documents import read_documents
 from ropecli.demo import FOLDER
 from ropecli.demo.corpus import HELD_OUT, held_out_files, line_windows, sample_windows, training_files
-from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.measure import read
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.loading import load_tokenizer
 
 WINDOW = 256
@@ -226,8 +228,8 @@ def measure(folder: Path) -> dict[str, dict[int, float]]:
     lengths = [WINDOW * 2**power for power in range(4)]
     results = {}
     for protocol in ("prefix", "tail"):
-        rows = evaluate_perplexity(model, documents, lengths, protocol=protocol)
-        results[protocol] = {row.length: row.ppl for row in rows}
+        task = Perplexity(documents, lengths, protocol)
+        results[protocol] = {cell.length: cell.ppl for cell in task.cells(read(task, LiveReader(model)))}
     return results
 
 

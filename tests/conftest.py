@@ -288,6 +288,20 @@ def written(tmp_path):
     return write
 
 
+@pytest.fixture(scope="session")
+def evaluate():
+    """evaluate(model, documents, lengths, "tail", batch_size=3, ...) -> perplexities, as cells. Options: LiveReader."""
+    from ropecli.evaluation.measure import read
+    from ropecli.evaluation.readers.live import LiveReader
+    from ropecli.evaluation.tasks.perplexity import Perplexity
+
+    def measure(model, documents, lengths, protocol="prefix", **options):
+        task = Perplexity(documents, lengths, protocol)
+        return task.cells(read(task, LiveReader(model, **options)))
+
+    return measure
+
+
 @pytest.fixture
 def config_of():
     return lambda folder: json.loads((folder / "config.json").read_text())

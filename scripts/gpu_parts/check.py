@@ -67,7 +67,7 @@ def perplexity(part: Part) -> None:
     few = {"data": "demo", "lengths": [256, 1024], "max_documents": 2 if part.toy else 8}
 
     def ppl(**loading: Any) -> list[float]:
-        return [row.ppl for row in ropecli.eval_ppl("demo", method="yarn", factor=4, **few, **loading).rows]
+        return [cell.ppl for cell in ropecli.eval_ppl("demo", method="yarn", factor=4, **few, **loading).cells]
 
     exact: list[float] = []
     device = part.device.type
@@ -152,7 +152,7 @@ def folding(part: Part, folder: Path) -> dict[str, Any]:
     report = result.tuned.report
     untuned, tuned = (
         ropecli.eval_ppl(one, data="demo", lengths=[1024], protocol="tail", max_documents=8, dtype="float32")
-        .rows[-1]
+        .cells[-1]
         .ppl
         for one in (folder / "patched", folder / "tuned")
     )

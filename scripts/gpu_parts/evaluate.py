@@ -8,7 +8,9 @@ import torch
 
 from gpu_parts.measuring import Part, measured_flops
 from ropecli.data.documents import Document, Documents
-from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.measure import read
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.devices import peak_memory, reset_peak
 
 
@@ -54,11 +56,11 @@ def cost(part: Part, work: Callable[[], Any], tokens: int) -> dict[str, Any]:
 
 def score(model: Any, document: Documents, lengths: list[int], chunk: int | None = None) -> float:
     """Seconds of scoring by the protocol prefix. The test that chunks give the same losses is not counted."""
-    said: list[str] = []
-    rows = evaluate_perplexity(model, document, lengths, chunk=chunk, say=said.append)
-    if said:
-        raise RuntimeError(said[0])
-    return rows[-1].seconds
+    task, reader = Perplexity(document, lengths), LiveReader(model, chunk=chunk)
+    cells = task.cells(read(task, reader))
+    if chunk and not reader.continues:
+        raise RuntimeError("The document was not read in chunks.")
+    return cells[-1].seconds
 
 
 @torch.inference_mode()

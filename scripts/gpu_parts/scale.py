@@ -23,7 +23,7 @@ import train_demo
 import ropecli
 from gpu_parts.measuring import Part
 from ropecli.demo import corpus
-from ropecli.evaluation.results import LengthResult, paired_change
+from ropecli.evaluation.report import Cell, loss_change
 from ropecli.scaling.registry import scaling_methods
 
 METHODS = [
@@ -185,8 +185,8 @@ def run_b(part: Part) -> None:
     for factor in (4, 8):
         distance = [method.name for method in scaling_methods().values() if method.remaps and method.uses_factor]
         methods = ["yarn", "rerope"] if part.toy else [*METHODS, *distance]
-        own: list[LengthResult] = []
-        demo: list[LengthResult] = []
+        own: list[Cell] = []
+        demo: list[Cell] = []
         for method in methods:
             part.measure(
                 "methods",
@@ -196,9 +196,7 @@ def run_b(part: Part) -> None:
             )
 
 
-def patched_both(
-    part: Part, method: str, factor: int, own: list[LengthResult], demo: list[LengthResult]
-) -> dict[str, Any]:
+def patched_both(part: Part, method: str, factor: int, own: list[Cell], demo: list[Cell]) -> dict[str, Any]:
     found = ppl(part, model_of(part), factor, own, method=method, factor=factor)
     of_demo = ppl(part, "demo", factor, demo, method=method, factor=factor)
     return {**found, "the demo's change": percent(of_demo["change"])}
@@ -211,10 +209,10 @@ def model_of(part: Part) -> str:
     return str(folder)
 
 
-def ppl(part: Part, checkpoint: Any, times: int, base: list[LengthResult], **patch: Any) -> dict[str, Any]:
+def ppl(part: Part, checkpoint: Any, times: int, base: list[Cell], **patch: Any) -> dict[str, Any]:
     """Perplexity at the pretraining length and the target on the same last tokens, and the change against `base`.
 
-    base: the rows to compare with; filled by the first call.
+    base: the cells to compare with; filled by the first call.
     """
     size = size_of(part)
     demo = checkpoint == "demo"
@@ -228,15 +226,15 @@ def ppl(part: Part, checkpoint: Any, times: int, base: list[LengthResult], **pat
         max_documents=size.documents,
         **patch,
     )
-    short, long = report.rows
+    short, long = report.cells
     base += [] if base else [long]
-    change = None if base[0] is long else paired_change(long, base[0])
+    change = None if base[0] is long else loss_change(long, base[0])
     return {
         "ppl at the pretraining length": short.ppl,
         "ppl at the target": long.ppl,
         "change": change and change.change,
         "interval": change and f"{percent(change.low)} to {percent(change.high)}",
-        "documents": long.documents,
+        "documents": long.samples,
     }
 
 
@@ -247,7 +245,7 @@ def percent(value: float | None) -> str | None:
 def run_c(part: Part) -> None:
     """The levels of `tune` at ×4 and ×8. Changes are against untuned yarn."""
     for factor in (4, 8):
-        base: list[LengthResult] = []
+        base: list[Cell] = []
         for level, demo in TUNED.items():
             part.measure(
                 "levels of tune",
@@ -257,7 +255,7 @@ def run_c(part: Part) -> None:
             )
 
 
-def tuned(part: Part, level: str, factor: int, base: list[LengthResult], demo: float | None) -> dict[str, Any]:
+def tuned(part: Part, level: str, factor: int, base: list[Cell], demo: float | None) -> dict[str, Any]:
     if level == "yarn":
         return ppl(part, model_of(part), factor, base, method="yarn", factor=factor)
     folder = fresh(part, f"{level}-{factor}")
@@ -274,7 +272,7 @@ def tuned(part: Part, level: str, factor: int, base: list[LengthResult], demo: f
 def run_d(part: Part) -> None:
     """Fine-tuning after yarn ×4, on whole sequences and on short ones with gaps. Changes are against untuned yarn."""
     size = size_of(part)
-    base: list[LengthResult] = []
+    base: list[Cell] = []
     patched = fresh(part, "yarn-4")
     part.measure("fine-tuning", {"way": "yarn ×4, not trained"}, partial(untrained, part, patched, base))
     whole = {"length": 4 * size.window, "batch_size": 4}
@@ -284,14 +282,12 @@ def run_d(part: Part) -> None:
         part.measure("fine-tuning", {"way": way}, partial(finetuned, part, patched, options, base, demo), needs=30)
 
 
-def untrained(part: Part, patched: Path, base: list[LengthResult]) -> dict[str, Any]:
+def untrained(part: Part, patched: Path, base: list[Cell]) -> dict[str, Any]:
     ropecli.patch(model_of(part), method="yarn", factor=4, output=patched)
     return ppl(part, patched, 4, base)
 
 
-def finetuned(
-    part: Part, patched: Path, options: dict[str, Any], base: list[LengthResult], demo: float
-) -> dict[str, Any]:
+def finetuned(part: Part, patched: Path, options: dict[str, Any], base: list[Cell], demo: float) -> dict[str, Any]:
     folder, steps = fresh(part, "finetuned"), size_of(part).steps
     settings = {
         "warmup_steps": steps // 10,

@@ -50,7 +50,7 @@ def spread(part: Part) -> dict[str, Any]:
     few = {"data": "demo", "lengths": [256], "max_documents": 2, "dtype": "float32"}
     alone = ropecli.eval_ppl("demo", device=part.device.type, **few)
     found = ropecli.eval_ppl("demo", device_map="auto", max_memory="cpu=8MB" if part.toy else "0=8MB,1=20MB", **few)
-    difference = abs(found.rows[0].ppl / alone.rows[0].ppl - 1)
+    difference = abs(found.cells[0].ppl / alone.cells[0].ppl - 1)
     several = "," in found.device
     return {"devices": found.device, "difference": difference, "allowed": 1e-4, "ok": several and difference <= 1e-4}
 

@@ -55,6 +55,30 @@ def uneven(corpus, tokenizer):
 
 
 @pytest.fixture(scope="session")
+def prompts(tokenizer, corpus):
+    """Makes prompts with a key in a text of the corpus."""
+    from ropecli.evaluation.retrieval.haystack import PieceTokenizer, read_haystack
+    from ropecli.evaluation.retrieval.prompts import RetrievalPrompts
+    from ropecli.evaluation.retrieval.templates import STYLES
+
+    pieces = PieceTokenizer(tokenizer)
+    haystack = read_haystack([("a", (corpus / "text00.txt").read_text())], pieces)
+    return RetrievalPrompts("needle", STYLES["code"], haystack, pieces)
+
+
+@pytest.fixture(scope="session")
+def ruler_maker(tokenizer, corpus):
+    """Makes the prompts of RULER; a text of the corpus is the essay."""
+    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
+    from ropecli.evaluation.ruler.haystacks import Pieces, read_essay
+    from ropecli.evaluation.ruler.prompts import PromptMaker
+
+    pieces = PieceTokenizer(tokenizer)
+    essay = read_essay([("a", (corpus / "text00.txt").read_text())], Pieces(pieces), 2048)
+    return PromptMaker(pieces, essay=essay)
+
+
+@pytest.fixture(scope="session")
 def sliding_gemma(build):
     """A layer that sees 32 tokens, and one that sees all."""
     layers = ["sliding_attention", "full_attention"]

@@ -14,7 +14,6 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import CheckpointError, MethodError
-from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.live.devices import device_names, input_device
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import make_spec
@@ -38,41 +37,42 @@ def spread(folder, **options):
 
 
 @pytest.mark.parametrize(("model_type", "settings", "chunk"), TYPES.values(), ids=TYPES.keys())
-def test_losses_with_offloaded_weights_equal_those_of_one_device(model_type, settings, chunk, build, loaded, documents):
+def test_losses_with_offloaded_weights_equal_those_of_one_device(
+    model_type, settings, chunk, build, loaded, documents, evaluate, caplog
+):
     folder = build(model_type, **settings)
     model = spread(folder)
     assert [name for name, parameter in model.named_parameters() if parameter.is_meta]
     assert input_device(model) == torch.device("cpu")
     assert device_names(model) == "cpu,disk"
-    said = []
-    expected = evaluate_perplexity(loaded(folder), documents, [32, 100])
-    found = evaluate_perplexity(model, documents, [32, 100], chunk=chunk, say=said.append)
-    assert said == []
-    assert [row.nll for row in found] == pytest.approx([row.nll for row in expected], rel=1e-6)
+    expected = evaluate(loaded(folder), documents, [32, 100])
+    cells = evaluate(model, documents, [32, 100], chunk=chunk)
+    assert not caplog.records
+    assert [cell.value for cell in cells] == pytest.approx([cell.value for cell in expected], rel=1e-6)
 
 
-def test_a_head_may_be_the_only_part_on_disk(build, loaded, documents):
+def test_a_head_may_be_the_only_part_on_disk(build, loaded, documents, evaluate):
     """Then the decoder has a hook of its own."""
     folder = build("llama", head_dim=32)
     places = {"model": "cpu", "lm_head": "disk"}
     model = load_model(open_checkpoint(folder), device="cpu", options={"device_map": places})
     assert [name for name, parameter in model.named_parameters() if parameter.is_meta] == ["lm_head.weight"]
     hooked = vars(model.model)["forward"]
-    losses = [[row.nll for row in evaluate_perplexity(one, documents, [32, 100])] for one in (loaded(folder), model)]
+    losses = [[cell.value for cell in evaluate(one, documents, [32, 100])] for one in (loaded(folder), model)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     assert vars(model.model)["forward"] is hooked
 
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic", "rerope"])
-def test_a_patch_in_memory_works_with_offloaded_weights(method, build, loaded, documents):
+def test_a_patch_in_memory_works_with_offloaded_weights(method, build, loaded, documents, evaluate):
     folder = build("llama", head_dim=32, num_hidden_layers=4)
     plan = make_plan(open_checkpoint(folder), make_spec(method, 4.0))
     losses = []
     for model in (loaded(folder), spread(folder)):
         with unpatched_after(model):
             live_patch(model, plan.ropes)
-            patched = evaluate_perplexity(model, documents, [100, 200], switching=method == "dynamic")
-        losses.append([row.nll for row in patched + evaluate_perplexity(model, documents, [100])])
+            patched = evaluate(model, documents, [100, 200], follows_length=method == "dynamic")
+        losses.append([cell.value for cell in patched + evaluate(model, documents, [100])])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     assert abs(losses[0][0] - losses[0][2]) > 1e-4
 
@@ -167,7 +167,7 @@ def test_several_processes_do_not_share_all_gpus(llama, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("method", ["none", "dynamic", "rerope"])
-def test_two_gpus_give_the_losses_of_one(method, build, documents):
+def test_two_gpus_give_the_losses_of_one(method, build, documents, evaluate):
     folder = build("llama", head_dim=32, num_hidden_layers=8)
     checkpoint = open_checkpoint(folder)
     size = sum(path.stat().st_size for path in checkpoint.weight_files())
@@ -182,6 +182,6 @@ def test_two_gpus_give_the_losses_of_one(method, build, documents):
         if "device_map" in options:
             assert {"cuda:0", "cuda:1"} <= set(device_names(model).split(","))
         live_patch(model, plan.ropes)
-        rows = evaluate_perplexity(model, documents, [100, 200], switching=method == "dynamic")
-        losses.append([row.nll for row in rows])
+        cells = evaluate(model, documents, [100, 200], follows_length=method == "dynamic")
+        losses.append([cell.value for cell in cells])
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)

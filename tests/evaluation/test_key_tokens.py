@@ -10,14 +10,15 @@ import pytest
 from ropecli.data.documents import read_documents
 from ropecli.data.sources import read_texts
 from ropecli.errors import DataError
-from ropecli.evaluation import longppl
-from ropecli.evaluation.longppl import KeyDocument, Keys, find_keys, fingerprint, positions_within
-from ropecli.evaluation.perplexity import evaluate_perplexity, window_losses
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.protocols import Protocol, ShortContext, Window
+from ropecli.evaluation.protocols import Protocol, ShortContext
+from ropecli.evaluation.subject import LiveReaders
+from ropecli.evaluation.tasks import keys as key_tokens
+from ropecli.evaluation.tasks.keys import KeyDocument, Keys, fingerprint, get_keys, positions_within, read_marked
+from ropecli.evaluation.texts import TextChoice
 
-LENGTH = 150
-SHORT = ShortContext(32, 8)
+LENGTH = 200
+SHORT = ShortContext(64, 16)  # of a pretraining length of 64 tokens
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,8 @@ def short_words(corpus):
 @pytest.fixture
 def thresholds(monkeypatch):
     """A model with random weights has no loss below 2 nats; these make about every tenth token key."""
-    monkeypatch.setattr(longppl, "MIN_GAIN", 0.5)
-    monkeypatch.setattr(longppl, "MAX_LOSS", 8.0)
+    monkeypatch.setattr(key_tokens, "MIN_GAIN", 0.5)
+    monkeypatch.setattr(key_tokens, "MAX_LOSS", 8.0)
 
 
 def brute_force_keys(model, plain_nll, ids):
@@ -62,27 +63,16 @@ def brute_force_keys(model, plain_nll, ids):
     return found
 
 
-def all_keys(evaluator, texts, tokenizer, **options):
-    documents = read_documents(texts.items(), tokenizer, LENGTH, cut=LENGTH, keep_spans=True)
-    hashes = {name: fingerprint(text) for name, text in texts.items()}
-    found = find_keys(evaluator, documents, hashes, LENGTH, SHORT, **options)
-    return Keys("evaluator", "digest", LENGTH, SHORT.tokens, SHORT.stride, 0.5, 8.0, found)
-
-
-def read_marked(keys, texts, tokenizer):
-    return keys.mark(read_documents(keys.select(texts.items()), tokenizer, 2, count_bytes=True, keep_spans=True))
-
-
 @pytest.mark.usefixtures("thresholds")
 def test_longppl_is_that_of_brute_force_with_another_tokenizer(
-    build, llama, loaded, precise, plain_nll, texts, tokenizer, short_words
+    build, llama, loaded, precise, plain_nll, corpus, texts, tokenizer, short_words, evaluate
 ):
     """The evaluator reads one tokenizer's tokens; the judged model, with <s>, is scored on its own within them."""
     judged = build("llama", head_dim=32, vocab_size=512, num_key_value_heads=1)
-    keys = all_keys(loaded(llama), texts, tokenizer, batch_size=3)
-    documents, count = read_marked(keys, texts, short_words)
-    lengths = [64, 700]
-    rows = evaluate_perplexity(loaded(judged), documents, lengths, protocol="longppl", batch_size=2)
+    choice, readers = TextChoice(str(corpus), max_documents=3), LiveReaders({"device": "cpu"}, batch_size=3)
+    keys, _ = get_keys(str(llama), None, choice, [LENGTH], readers, Workers(), drop_rare=False)
+    documents = read_marked(choice, short_words, keys)
+    cells = evaluate(loaded(judged), documents, [64, 900], "longppl", batch_size=2)
 
     evaluator, model = precise(llama), precise(judged)
     long, windowed, text_bytes = [], [], 0
@@ -93,7 +83,7 @@ def test_longppl_is_that_of_brute_force_with_another_tokenizer(
         for position in brute_force_keys(evaluator, plain_nll, whole["input_ids"][:LENGTH]):
             is_key[slice(*spans[position])] = True
         own = short_words(text[: spans[-1][1]], return_offsets_mapping=True)
-        assert len(own["input_ids"]) <= 700
+        assert len(own["input_ids"]) <= 900
         nll = plain_nll(model, own["input_ids"])
         for position, (start, stop) in enumerate(own["offset_mapping"]):
             if start < stop and is_key[start:stop].all():
@@ -102,11 +92,11 @@ def test_longppl_is_that_of_brute_force_with_another_tokenizer(
                 begin = max(0, math.ceil((position - 63) / 32) * 32)
                 ids = [0, *own["input_ids"][begin + 1 : position + 1]]
                 windowed.append(plain_nll(model, ids)[-1])
-    assert count == len(long) > 30
-    assert [row.tokens for row in rows] == [count, count]
-    assert [row.nll for row in rows] == pytest.approx([np.mean(windowed), np.mean(long)], rel=1e-5)
-    assert rows[1].bits_per_byte == pytest.approx(sum(long) / math.log(2) / text_bytes, rel=1e-5)
-    assert abs(rows[0].nll - rows[1].nll) > 0.01  # else the windows show nothing
+    assert len(long) > 30
+    assert [cell.tokens for cell in cells] == [len(long)] * 2
+    assert [cell.value for cell in cells] == pytest.approx([np.mean(windowed), np.mean(long)], rel=1e-5)
+    assert cells[1].bits_per_byte == pytest.approx(sum(long) / math.log(2) / text_bytes, rel=1e-5)
+    assert np.abs(np.array(cells[0].sums) / cells[1].sums - 1).min() > 1e-3  # else the windows show nothing
 
 
 def test_keys_of_another_text_are_refused(texts):
@@ -125,7 +115,7 @@ def test_tokens_of_one_character_and_special_tokens_are_told_apart():
     assert positions_within(spans, ((4, 9),)).tolist() == [2, 3, 4]
     assert positions_within(spans, ((0, 4), (9, 12)), 1).tolist() == [1, 5]
     assert positions_within(spans, ((4, 8),)).tolist() == [2, 3]
-    assert longppl._merged(spans[[1, 2, 3, 5, 6]]) == ((0, 5), (9, 12))
+    assert key_tokens._merged(spans[[1, 2, 3, 5, 6]]) == ((0, 5), (9, 12))
 
 
 def test_keys_are_part_of_the_fingerprint(texts, tokenizer):
@@ -147,33 +137,11 @@ def test_documents_without_keys_are_refused(documents):
 def test_a_file_of_something_else_is_refused(tmp_path, text, reason):
     (tmp_path / "keys.json").write_text(text)
     with pytest.raises(DataError, match=reason):
-        longppl.read_keys(tmp_path / "keys.json")
+        key_tokens.read_keys(tmp_path / "keys.json")
 
 
 def test_a_file_of_keys_is_read_as_written(tmp_path):
     keys = Keys("e", "d", 9, 4, 1, 2.0, 2.0, (KeyDocument("a", "f", 20, ((1, 3), (7, 20))),))
-    longppl.write_keys(tmp_path / "keys.json", keys)
-    assert longppl.read_keys(tmp_path / "keys.json") == keys
+    key_tokens.write_keys(tmp_path / "keys.json", keys)
+    assert key_tokens.read_keys(tmp_path / "keys.json") == keys
     assert json.loads((tmp_path / "keys.json").read_text())["documents"][0]["intervals"] == [[1, 3], [7, 20]]
-
-
-@pytest.mark.usefixtures("thresholds")
-def test_processes_share_the_evaluators_documents(llama, loaded, texts, tokenizer):
-    class Pair(Workers):
-        """The first of two processes; it reads the other's share when it gathers."""
-
-        def gather(self, items):
-            assert sorted(items) == [0, 2]
-            return {**items, **{1: other[1]}}
-
-    other = {}
-    documents = read_documents(texts.items(), tokenizer, LENGTH, cut=LENGTH)
-
-    def windows(document):
-        yield Window(document.ids, LENGTH - 1, LENGTH)
-
-    model = loaded(llama)
-    other.update(window_losses(model, documents, LENGTH, windows))
-    shared = window_losses(model, documents, LENGTH, windows, workers=Pair(0, 2))
-    assert sorted(shared) == [0, 1, 2]
-    assert all(np.array_equal(shared[index][0], other[index][0]) for index in other)

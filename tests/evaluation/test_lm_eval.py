@@ -69,36 +69,35 @@ def rolling(python, texts, tmp_path_factory) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def rows(texts, demo_tokenizer, loaded):
+def cells(texts, demo_tokenizer, loaded, evaluate):
     """Ours, by length."""
     from ropecli.data.documents import read_documents
-    from ropecli.evaluation.perplexity import evaluate_perplexity
 
     documents = read_documents(((str(index), text) for index, text in enumerate(texts)), demo_tokenizer, 2)
     assert len(documents.kept) == len(texts)
-    return {row.length: row for row in evaluate_perplexity(loaded(DEMO), documents, LENGTHS, protocol="disjoint")}
+    return {cell.length: cell for cell in evaluate(loaded(DEMO), documents, LENGTHS, "disjoint")}
 
 
 @pytest.mark.parametrize(
     "case", range(4), ids=lambda index: "length {length}, batch {batch_size}".format(**CASES[index])
 )
-def test_every_document_has_the_same_log_likelihood(rolling, rows, case):
-    row = rows[CASES[case]["length"]]
-    np.testing.assert_allclose(-rolling[case], row.document_nll, rtol=1e-4)
+def test_every_document_has_the_same_log_likelihood(rolling, cells, case):
+    cell = cells[CASES[case]["length"]]
+    np.testing.assert_allclose(-rolling[case], cell.sums, rtol=1e-4)
 
 
-def test_the_lengths_differ(rows):
+def test_the_lengths_differ(cells):
     """Guards the test above: one that took no notice of the length would pass it."""
-    losses = np.array([rows[length].document_nll for length in LENGTHS])
+    losses = np.array([cells[length].sums for length in LENGTHS])
     assert np.abs(losses[0] / losses[1] - 1)[-5:].min() > 1e-3
     assert np.abs(losses[1] / losses[2] - 1)[-2:].min() > 1e-4
 
 
-def test_by_default_that_tool_reads_the_beginning_of_text_twice(rolling, rows, demo_tokenizer):
+def test_by_default_that_tool_reads_the_beginning_of_text_twice(rolling, cells, demo_tokenizer):
     """Unless told add_bos_token=False, it puts its prefix token before what the tokenizer has begun already, and scores
     the second <s> as well."""
     assert demo_tokenizer("a")["input_ids"][0] == demo_tokenizer.bos_token_id
-    assert np.abs(rolling[4] / -np.array(rows[256].document_nll) - 1).max() > 1e-3
+    assert np.abs(rolling[4] / -np.array(cells[256].sums) - 1).max() > 1e-3
 
 
 RULER = """

@@ -15,7 +15,6 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import CheckpointError
-from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.scaling.spec import make_spec
 
 HERE = {name: importlib.util.find_spec(name) is not None for name in ("bitsandbytes", "compressed_tensors")}
@@ -69,17 +68,18 @@ def packed(weight):
     return {"_packed": pack_to_int32(values, 8), "_scale": scale, "_shape": torch.tensor(weight.shape)}
 
 
-def nll(model, documents):
-    return evaluate_perplexity(model, documents, [64])[0].nll
+@pytest.fixture
+def nll(documents, evaluate):
+    return lambda model: evaluate(model, documents, [64])[0].value
 
 
 @pytest.mark.transformers("5.23", "older releases import Triton for FP8, also on a CPU")
-def test_fp8_is_read_as_bfloat16_on_a_cpu(quantized, llama, documents):
+def test_fp8_is_read_as_bfloat16_on_a_cpu(quantized, llama, nll):
     checkpoint = open_checkpoint(quantized(FP8, in_fp8))
     model = load_model(checkpoint, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    exact = nll(load_model(open_checkpoint(llama), device="cpu"), documents)
-    assert 1e-6 < abs(nll(model, documents) - exact) < 0.3
+    exact = nll(load_model(open_checkpoint(llama), device="cpu"))
+    assert 1e-6 < abs(nll(model) - exact) < 0.3
     with pytest.raises(CheckpointError, match="On a CPU it needs dtype bfloat16 or auto"):
         load_model(checkpoint, device="cpu", dtype="float32")
 
@@ -120,7 +120,7 @@ def test_levels_that_change_weights_refuse_quantized_ones(ropecli, edited, llama
 
 @pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")
 @pytest.mark.parametrize("bits", [8, 4])
-def test_weights_are_quantized_while_loading(bits, llama, documents):
+def test_weights_are_quantized_while_loading(bits, llama, nll):
     checkpoint = open_checkpoint(llama)
     model = load_model(checkpoint, device="cpu", bits=bits)
     kinds = {
@@ -128,10 +128,10 @@ def test_weights_are_quantized_while_loading(bits, llama, documents):
     }
     assert kinds == {"Linear8bitLt" if bits == 8 else "Linear4bit"}
     exact = load_model(checkpoint, device="cpu")
-    assert 1e-6 < abs(nll(model, documents) - nll(exact, documents)) < 0.5
+    assert 1e-6 < abs(nll(model) - nll(exact)) < 0.5
     # proved on the model although its matrix products round
     live_patch(model, make_plan(checkpoint, make_spec("rerope", 4.0)).ropes)
-    assert nll(model, documents) > 0
+    assert nll(model) > 0
 
 
 @pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")
@@ -147,9 +147,9 @@ def test_a_scaling_is_tuned_on_quantized_weights(bits, ropecli, llama, corpus, t
 
 
 @pytest.mark.skipif(not HERE["compressed_tensors"], reason="needs compressed-tensors")
-def test_compressed_tensors_are_read_by_their_library(quantized, llama, documents):
+def test_compressed_tensors_are_read_by_their_library(quantized, llama, nll):
     checkpoint = open_checkpoint(quantized(PACKED, packed))
-    exact = nll(load_model(open_checkpoint(llama), device="cpu"), documents)
-    assert 1e-6 < abs(nll(load_model(checkpoint, device="cpu"), documents) - exact) < 0.05
+    exact = nll(load_model(open_checkpoint(llama), device="cpu"))
+    assert 1e-6 < abs(nll(load_model(checkpoint, device="cpu")) - exact) < 0.05
     with pytest.raises(CheckpointError, match=r"compressed-tensors, which needs one device\. Remove --device-map"):
         load_model(checkpoint, device_map="auto", max_memory={"cpu": 100_000})

@@ -7,7 +7,7 @@ import pytest
 
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer, read_haystack, repeat_sentences
-from ropecli.evaluation.retrieval.prompts import RetrievalTask, draw_keys, numbers_in
+from ropecli.evaluation.retrieval.prompts import RetrievalPrompts, draw_keys, numbers_in
 from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER, STYLES, Templates, choose_templates
 
 
@@ -29,10 +29,10 @@ def pieces(request, tokenizer):
 def tasks(pieces, corpus):
     haystack = read_haystack([(path.name, path.read_text()) for path in sorted(corpus.iterdir())], pieces)
     return {
-        "passkey": RetrievalTask("passkey", PASSKEY, repeat_sentences(PASSKEY_FILLER, pieces, 900), pieces),
-        "code": RetrievalTask("needle", STYLES["code"], haystack, pieces),
-        "prose": RetrievalTask("needle", STYLES["prose"], haystack, pieces, keys=4, candidates=6),
-        "quoted": RetrievalTask(
+        "passkey": RetrievalPrompts("passkey", PASSKEY, repeat_sentences(PASSKEY_FILLER, pieces, 900), pieces),
+        "code": RetrievalPrompts("needle", STYLES["code"], haystack, pieces),
+        "prose": RetrievalPrompts("needle", STYLES["prose"], haystack, pieces, keys=4, candidates=6),
+        "quoted": RetrievalPrompts(
             "needle", Templates('word = "{key}"', 'assert word == "'), haystack, pieces, candidates=2
         ),
     }
@@ -106,13 +106,13 @@ def test_at_the_length_that_is_advised_every_prompt_has_room(tasks, name):
 def test_the_number_of_candidates_does_not_change_a_prompt(tasks):
     task = tasks["code"]
     prompts = [
-        RetrievalTask(task.name, task.templates, task.haystack, task.pieces, candidates=count).prompt(600, 0.5, 3)
+        RetrievalPrompts(task.name, task.templates, task.haystack, task.pieces, candidates=count).prompt(600, 0.5, 3)
         for count in (2, 10, 100)
     ]
     for prompt in prompts[1:]:
         np.testing.assert_array_equal(prompt.ids, prompts[0].ids)
         assert prompt.keys[0] == prompts[0].keys[0]
-        assert prompt.fingerprint() == prompts[0].fingerprint()
+        assert prompt.digest() == prompts[0].digest()
 
 
 def drawn(seed, count, taken=frozenset(), form_of=len):

@@ -1,25 +1,22 @@
-"""RULER: prompts of exact length for any tokenizer, tasks as published, scores, and the command."""
+"""RULER: prompts of exact length for any tokenizer, tasks as published, and scores."""
 
 import json
 import re
 from collections import Counter
 from functools import cache
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-import ropecli
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.chat_frame import Frame, find_frame
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-from ropecli.evaluation.ruler.answers import effective_length, score_of, score_of_ranks
+from ropecli.evaluation.ruler.answers import effective_length, score_of
 from ropecli.evaluation.ruler.definitions import NOISE, SYNTHETIC, TASKS, choose_tasks
 from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
-from ropecli.evaluation.ruler.measure import measure_ruler
 from ropecli.evaluation.ruler.prompts import PromptMaker
 
 TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
@@ -279,67 +276,12 @@ def test_scores_are_those_of_ruler():
     assert score_of("The numbers are 12 and 34.", ["12", "34", "56", "78"]) == 0.5
     assert score_of("paris\x00LONDON", ["Paris", "london"]) == 1
     assert score_of("It is Paris.", ["Rome", "paris"], any_of=True) == 1
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        true, values = 3, rng.integers(0, 6, 12)
-        order = sorted(range(12), key=lambda one: (-values[one], one < true))  # a tie counts against the true ones
-        assert score_of_ranks(values, true) == pytest.approx(sum(one < true for one in order[:true]) / true)
 
 
 def test_the_effective_length_ends_where_the_mean_falls():
     means = {256: 0.9, 512: 0.86, 1024: 0.5, 2048: 0.9}
     assert effective_length(means, 0.856) == 512
     assert effective_length(means, 0.95) is None
-
-
-class _Scripted:
-    """A reader that answers prompts with given texts. Token 0 ends an answer."""
-
-    split = SimpleNamespace(model=None)
-
-    def __init__(self, tokenizer, answers):
-        self.tokens = [list(tokenizer.opening(answer)) for answer in answers]
-        self.read = 0
-
-    def greedy_batch(self, ids):
-        for step in range(10**6):
-            self.read += 1
-            yield np.array([tokens[step] if step < len(tokens) else 0 for tokens in self.tokens])
-
-
-def test_answers_end_once_nothing_can_change(maker, monkeypatch):
-    from ropecli.evaluation.ruler import measure
-
-    monkeypatch.setattr(measure, "_end_tokens", lambda model: {0})
-    task = TASKS["niah_multivalue"]
-    prompts = [maker.make(task, 2000, index) for index in range(2)]
-    first, second = (prompt.references for prompt in prompts)
-    answers = [f"{first[0]} {first[1]} {first[2]} {first[3]} and more", f"{second[1]}, that is all"]
-    reader = _Scripted(maker.tokenizer, answers)
-    assert measure.generate(reader, maker, task, prompts) == [1.0, 0.25]
-    assert reader.read < task.generated
-
-
-@pytest.mark.parametrize("mode", ["rank", "generate"])
-def test_batches_give_the_same_scores(demo_model, demo_maker, mode):
-    tasks = [TASKS["fwe"]]
-    runs = [
-        measure_ruler(demo_model, demo_maker, tasks, [500, 600], samples=3, mode=mode, batch_size=size)
-        for size in (1, 3)
-    ]
-    assert runs[0].fingerprint == runs[1].fingerprint
-    assert [cell.scores for cell in runs[0].cells] == [cell.scores for cell in runs[1].cells]
-    assert [(cell.task, cell.length) for cell in runs[0].cells] == [("fwe", 500), ("fwe", 600)]
-
-
-@pytest.fixture(scope="module")
-def demo_model():
-    return ropecli.load_model(ropecli.open_checkpoint("demo"))
-
-
-@pytest.fixture(scope="module")
-def demo_maker() -> PromptMaker:
-    return maker_of(ropecli.load_tokenizer(ropecli.open_checkpoint("demo")))
 
 
 def test_unsuitable_tasks_are_named():

@@ -8,7 +8,6 @@ import pytest
 import torch
 import windows_by_hand
 
-from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 
 BOS = 0
@@ -32,55 +31,55 @@ def losses(checkpoint, precise):
     return score
 
 
-def check(row, windows_by_document, losses):
-    """row, against the windows of each document. Σ nll / Σ tokens, each token alike."""
+def check(cell, windows_by_document, losses):
+    """cell, against the windows of each document. Σ nll / Σ tokens, each token alike."""
     found = [[losses(*window) for window in windows] for windows in windows_by_document]
     sums = [sum(nll.sum() for nll in windows) for windows in found]
     tokens = [sum(len(nll) for nll in windows) for windows in found]
-    np.testing.assert_allclose(row.document_nll, sums, rtol=1e-4)
-    assert row.document_weights == tuple(tokens)
-    assert row.tokens == sum(tokens)
-    assert row.ppl == pytest.approx(np.exp(sum(sums) / sum(tokens)), rel=1e-4)
+    np.testing.assert_allclose(cell.sums, sums, rtol=1e-4)
+    assert cell.weights == tuple(tokens)
+    assert cell.tokens == sum(tokens)
+    assert cell.ppl == pytest.approx(np.exp(sum(sums) / sum(tokens)), rel=1e-4)
 
 
 @pytest.mark.parametrize(("prefix", "stride"), [((BOS,), None), ((BOS, 5), 7)])
-def test_sliding_equals_a_pass_per_window(checkpoint, loaded, losses, uneven, prefix, stride):
+def test_sliding_equals_a_pass_per_window(checkpoint, loaded, losses, uneven, prefix, stride, evaluate):
     documents = uneven(150, 64, 41, 3, prefix=prefix)
-    rows = evaluate_perplexity(loaded(checkpoint), documents, [24, 64, 100], protocol=Protocol("sliding", stride))
-    for row in rows:
+    cells = evaluate(loaded(checkpoint), documents, [24, 64, 100], Protocol("sliding", stride))
+    for cell in cells:
         expected = [
-            windows_by_hand.sliding(one.ids.tolist(), prefix, row.length, stride or row.length // 2)
+            windows_by_hand.sliding(one.ids.tolist(), prefix, cell.length, stride or cell.length // 2)
             for one in documents.kept
         ]
-        check(row, expected, losses)
+        check(cell, expected, losses)
 
 
 @pytest.mark.parametrize("prefix", [(BOS,), ()])
-def test_disjoint_equals_a_pass_per_window(checkpoint, loaded, losses, uneven, prefix):
+def test_disjoint_equals_a_pass_per_window(checkpoint, loaded, losses, uneven, prefix, evaluate):
     documents = uneven(150, 129, 128, 41, 3, prefix=prefix)
-    rows = evaluate_perplexity(loaded(checkpoint), documents, [24, 64, 200], protocol="disjoint")
-    for row in rows:
+    cells = evaluate(loaded(checkpoint), documents, [24, 64, 200], "disjoint")
+    for cell in cells:
         texts = [one.ids[len(prefix) :].tolist() for one in documents.kept]
-        check(row, [windows_by_hand.rolling(text, BOS, row.length) for text in texts], losses)
-        assert row.tokens == sum(len(text) for text in texts)
+        check(cell, [windows_by_hand.rolling(text, BOS, cell.length) for text in texts], losses)
+        assert cell.tokens == sum(len(text) for text in texts)
 
 
-def test_yarn_is_the_mean_over_windows_of_their_means(checkpoint, loaded, losses, uneven):
+def test_yarn_is_the_mean_over_windows_of_their_means(checkpoint, loaded, losses, uneven, evaluate):
     documents = uneven(620, 258, 41, prefix=(BOS,))
-    rows = evaluate_perplexity(loaded(checkpoint), documents, [64, 300], protocol="yarn")
-    for row in rows:
+    cells = evaluate(loaded(checkpoint), documents, [64, 300], "yarn")
+    for cell in cells:
         means = [
-            [losses(*window).mean() for window in windows_by_hand.yarn_script(one.ids[1:].tolist(), BOS, row.length)]
+            [losses(*window).mean() for window in windows_by_hand.yarn_script(one.ids[1:].tolist(), BOS, cell.length)]
             for one in documents.kept
         ]
         every = [mean for own in means for mean in own]
-        assert row.ppl == pytest.approx(np.exp(np.mean(every)), rel=1e-4)
-        np.testing.assert_allclose(row.document_nll, [sum(own) for own in means], rtol=1e-4)
-        assert row.document_weights == tuple(map(len, means))
-    assert rows[0].tokens < rows[1].tokens == 620 + 258 + 41 - 3
+        assert cell.ppl == pytest.approx(np.exp(np.mean(every)), rel=1e-4)
+        np.testing.assert_allclose(cell.sums, [sum(own) for own in means], rtol=1e-4)
+        assert cell.weights == tuple(map(len, means))
+    assert cells[0].tokens < cells[1].tokens == 620 + 258 + 41 - 3
 
 
-def test_sliding_is_the_strided_loop_of_transformers_documentation(llama, loaded, uneven):
+def test_sliding_is_the_strided_loop_of_transformers_documentation(llama, loaded, uneven, evaluate):
     """huggingface.co/docs/transformers/perplexity, but for its count of tokens: it takes one from every window, and
     only the first loses one by the shift of labels."""
     (document,) = uneven(200, prefix=()).kept
@@ -101,33 +100,35 @@ def test_sliding_is_the_strided_loop_of_transformers_documentation(llama, loaded
         if end_loc == 200:
             break
     documents = uneven(200, prefix=())
-    (row,) = evaluate_perplexity(model, documents, [max_length], protocol=Protocol("sliding", stride))
-    assert row.tokens == n_tokens == 199
-    assert row.ppl == pytest.approx(np.exp(nll_sum / n_tokens), rel=1e-4)
+    (cell,) = evaluate(model, documents, [max_length], Protocol("sliding", stride))
+    assert cell.tokens == n_tokens == 199
+    assert cell.ppl == pytest.approx(np.exp(nll_sum / n_tokens), rel=1e-4)
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
-def test_the_text_that_is_scored_is_counted_in_bytes(llama, loaded, uneven, protocol):
+def test_the_text_that_is_scored_is_counted_in_bytes(llama, loaded, uneven, protocol, evaluate):
     """Every byte once: of what the prefix stands for there is none, and sliding's first token is not scored."""
     documents = uneven(150, 64, 41)
-    (row,) = evaluate_perplexity(loaded(llama), documents, [64 if protocol != "yarn" else 300], protocol=protocol)
+    (cell,) = evaluate(loaded(llama), documents, [64 if protocol != "yarn" else 300], protocol)
     text = sum(int(one.ends[-1]) for one in documents.kept)
-    nats = row.nll * row.tokens if protocol != "yarn" else sum(one.nll * one.tokens for one in row.by_context)
-    assert row.bits_per_byte == pytest.approx(nats / np.log(2) / text, rel=1e-9)
+    nats = cell.value * cell.tokens if protocol != "yarn" else sum(one.nll * one.tokens for one in cell.by_context)
+    assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / text, rel=1e-9)
     without = uneven(150, 64, 41, prefix=())
-    (row,) = evaluate_perplexity(loaded(llama), without, [64], protocol="sliding")
+    (cell,) = evaluate(loaded(llama), without, [64], "sliding")
     text = sum(int(one.ends[-1] - one.ends[0]) for one in without.kept)
-    assert row.bits_per_byte == pytest.approx(row.nll * row.tokens / np.log(2) / text, rel=1e-9)
+    assert cell.bits_per_byte == pytest.approx(cell.value * cell.tokens / np.log(2) / text, rel=1e-9)
 
 
 @pytest.mark.parametrize(("method", "protocol"), [("dynamic", "sliding"), ("longrope", "disjoint")])
-def test_frequencies_that_follow_the_length_follow_each_windows(llama, patched, loaded, uneven, method, protocol):
+def test_frequencies_that_follow_the_length_follow_each_windows(
+    llama, patched, loaded, uneven, method, protocol, evaluate
+):
     """Tables that remember the longest window they saw would show: a fresh model for every window here."""
     ones = np.linspace(1, 6, 16).tolist()
     params = {"long_factor": ones, "short_factor": ones[::-1]} if method == "longrope" else {}
     folder = patched(llama, method, **params)
     documents = uneven(170, 90, 30)
-    (_, row) = evaluate_perplexity(loaded(folder), documents, [24, 96], protocol=protocol)
+    (_, cell) = evaluate(loaded(folder), documents, [24, 96], protocol)
 
     def fresh(read, scored):
         with torch.no_grad():
@@ -140,4 +141,4 @@ def test_frequencies_that_follow_the_length_follow_each_windows(llama, patched, 
         expected = [windows_by_hand.sliding(one.ids.tolist(), (BOS,), 96, 48) for one in documents.kept]
     else:
         expected = [windows_by_hand.rolling(one.ids[1:].tolist(), BOS, 96) for one in documents.kept]
-    check(row, expected, fresh)
+    check(cell, expected, fresh)

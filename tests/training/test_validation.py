@@ -32,19 +32,18 @@ def prepared():
 
 
 @pytest.fixture(scope="session")
-def as_eval_ppl(corpus):
+def as_eval_ppl(corpus, evaluate):
     """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.data.documents import read_documents
     from ropecli.data.sources import read_texts
-    from ropecli.evaluation.perplexity import evaluate_perplexity
     from ropecli.live.loading import load_model, load_tokenizer
 
     def measure(folder: Path, lengths, documents):
         checkpoint = open_checkpoint(folder)
         text = read_documents(read_texts(str(corpus)), load_tokenizer(checkpoint), max(lengths), most=documents)
-        rows = evaluate_perplexity(load_model(checkpoint, device="cpu"), text, lengths, protocol="tail")
-        return {str(row.length): row.ppl for row in rows}, rows[0].tokens
+        cells = evaluate(load_model(checkpoint, device="cpu"), text, lengths, "tail")
+        return {str(cell.length): cell.ppl for cell in cells}, cells[0].tokens
 
     return measure
 

@@ -8,9 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropecli.errors import DataError
-from ropecli.evaluation import longppl
+from ropecli.evaluation.measure import read
 from ropecli.evaluation.protocols import ShortContext
+from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.retrieval.templates import STYLES
+from ropecli.evaluation.tasks import keys as key_tokens
 from ropecli.tuning.calibration import Calibration, hide_needles, mark_keys, read_calibration
 
 TARGET = 100
@@ -118,14 +120,14 @@ def test_the_score_on_needles_is_the_loss_on_their_keys(llama, documents, evalua
 def test_the_score_on_key_tokens_is_the_loss_on_them_and_the_last_tokens_at_the_pretraining_length(
     llama, documents, evaluator, monkeypatch
 ):
-    """By hand: the losses at the positions that `key_positions` finds; without keys, the tail of 64 tokens."""
-    monkeypatch.setattr(longppl, "MIN_GAIN", 0.3)  # a model with random weights has no loss below 2 nats
-    monkeypatch.setattr(longppl, "MAX_LOSS", 8.0)
+    """By hand: the losses at the positions that FindKeys finds; without keys, the tail of 64 tokens."""
+    monkeypatch.setattr(key_tokens, "MIN_GAIN", 0.3)  # a model with random weights has no loss below 2 nats
+    monkeypatch.setattr(key_tokens, "MAX_LOSS", 8.0)
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     judge, context = evaluator(6), ShortContext(16, 8)
     plain = Calibration(judge.documents, torch.zeros(1, 128, dtype=torch.int64))
     marked = mark_keys(plain, model, context, 64)
-    positions = longppl.key_positions(model, judge.documents, 128, context)
+    positions = read(key_tokens.FindKeys(judge.documents, context, 128), LiveReader(model)).values()
     sums, count = 0.0, 0
     for document, keys in zip(judge.documents.kept, positions, strict=True):
         with torch.no_grad():

@@ -8,9 +8,12 @@ import pytest
 from packaging.version import Version
 
 from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
-from ropecli.evaluation.comparison import compare_methods, plan_comparison, plan_varies_with_length
-from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.measure import Job, measure
+from ropecli.evaluation.subject import LiveReaders, Subject
+from ropecli.evaluation.tasks.perplexity import Perplexity
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.spec import make_spec
 
@@ -36,11 +39,23 @@ def specs(pairs=16):
     return [make_spec(name, 4.0, params.get(name, {})) for name in METHODS]
 
 
-def close(rows, others):
-    assert len(rows) == len(others)
-    for row, other in zip(rows, others, strict=True):
-        np.testing.assert_allclose(row.ppl, other.ppl, rtol=1e-4)
-        np.testing.assert_allclose(row.document_nll, other.document_nll, rtol=1e-4)
+def assert_close(cells, others):
+    for cell, other in zip(cells, others, strict=True):
+        np.testing.assert_allclose(cell.ppl, other.ppl, rtol=1e-4)
+        np.testing.assert_allclose(cell.sums, other.sums, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def compare(documents, tokenizer):
+    """compare(folder, specs, ...) -> the cells of each scaling, applied in memory; None: as it is."""
+
+    def measured(folder, specs, few=documents, protocol="prefix"):
+        checkpoint, task = open_checkpoint(folder), Perplexity(few, LENGTHS, protocol)
+        plans = [make_plan(checkpoint, spec) if spec else None for spec in specs]
+        jobs = [Job(Subject(checkpoint, plan), [task], tokenizer) for plan in plans]
+        return [report.cells for report in measure(jobs, LiveReaders({"device": "cpu"}))]
+
+    return measured
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt_neox", pytest.param("gemma3_text", marks=BY_LAYER_TYPE)])
@@ -65,52 +80,51 @@ WRITTEN = [
 ]
 
 
-def test_every_method_equals_its_patched_checkpoint(base, pairs, patched, loaded, documents):
+def test_every_method_equals_its_patched_checkpoint(base, pairs, patched, loaded, documents, evaluate, compare):
     """In whatever order they are compared."""
     protocol = "prefix" if "llama" in base.name else "tail"
     few = replace(documents, kept=documents.kept[:2])
-    plans = plan_comparison(open_checkpoint(base), specs(pairs))
-    varying = {plan.spec.method.name for plan in plans if plan_varies_with_length(plan)}
-    assert varying == {"dynamic", "dynamic-yarn", "longrope"}
-    results = compare_methods(loaded(base), plans, few, LENGTHS, protocol=protocol)
-    compared = {plan.spec.method.name: rows for plan, rows in zip(plans, results, strict=True)}
+    results = compare(base, specs(pairs), few, protocol)
+    by_method = dict(zip(METHODS, results, strict=True))
     if "llama" in base.name:
-        assert compare_methods(loaded(base), plans[::-1], few, LENGTHS, protocol=protocol) == results[::-1]
+        assert compare(base, specs(pairs)[::-1], few, protocol) == results[::-1]
     for method in WRITTEN:
         if "gemma3" in base.name and not scaling_methods()[method].rope_type and Version("5.23") > RELEASE:
             continue  # releases before it stop at longrope by layer type
         params = next(spec.params for spec in specs(pairs) if spec.method.name == method)
         folder = patched(base, method, 4.0, **params)
-        close(compared[method], evaluate_perplexity(loaded(folder), few, LENGTHS, protocol=protocol))
-    losses = np.array([rows[-1].document_nll for rows in compared.values()])
+        assert_close(by_method[method], evaluate(loaded(folder), few, LENGTHS, protocol))
+    losses = np.array([cells[-1].sums for cells in results])
     for index, loss in enumerate(losses):
         others = np.abs(np.delete(losses, index, axis=0) / loss - 1)
-        assert others.max(axis=1).min() > 3e-4  # close() takes less than 1e-4 for the same
+        assert others.max(axis=1).min() > 3e-4  # assert_close takes less than 1e-4 for the same
+
+
+def test_methods_whose_frequencies_follow_the_length_are_known(llama, loaded):
+    checkpoint, model, follow = open_checkpoint(llama), loaded(llama), set()
+    for spec in specs():
+        with unpatched_after(model):
+            if Subject(checkpoint, make_plan(checkpoint, spec)).patch(model):
+                follow.add(spec.method.name)
+    assert follow == {"dynamic", "dynamic-yarn", "longrope"}
 
 
 @pytest.mark.parametrize("method", ["yarn", "longrope"])
-def test_a_checkpoint_that_is_patched_already_is_compared_from_its_original(llama, patched, loaded, documents, method):
+def test_a_checkpoint_that_is_patched_already_is_compared_from_its_original(llama, patched, compare, method):
     params = next(spec.params for spec in specs() if spec.method.name == method)
-    folder = patched(llama, method, 2.0, **params)
-    wanted = [make_spec("none"), make_spec("linear", 4.0), make_spec("dynamic", 4.0)]
-    from_patched = compare_methods(loaded(folder), plan_comparison(open_checkpoint(folder), wanted), documents, LENGTHS)
-    from_original = compare_methods(loaded(llama), plan_comparison(open_checkpoint(llama), wanted), documents, LENGTHS)
-    for rows, others in zip(from_patched, from_original, strict=True):
-        close(rows, others)
+    chosen = [make_spec("none"), make_spec("linear", 4.0), make_spec("dynamic", 4.0)]
+    from_patched, from_original = compare(patched(llama, method, 2.0, **params), chosen), compare(llama, chosen)
+    for cells, others in zip(from_patched, from_original, strict=True):
+        assert_close(cells, others)
 
 
-def test_the_model_is_given_back_as_it_came(llama, patched, loaded, documents):
-    model = loaded(patched(llama, "dynamic", 2.0))
-    before = evaluate_perplexity(model, documents, LENGTHS)
-    compare_methods(model, plan_comparison(open_checkpoint(llama), specs()[:2]), documents, LENGTHS)
-    assert evaluate_perplexity(model, documents, LENGTHS) == before
+def test_a_patch_in_memory_leaves_the_model_as_it_was(llama, patched, compare):
+    before, _, _, after = compare(patched(llama, "dynamic", 2.0), [None, *specs()[:2], None])
+    assert before == after
 
 
-def test_what_the_model_does_not_allow_is_refused_before_anything_is_measured(build, loaded, documents):
-    folder, parts = build("smollm3", no_rope_layers=[1, 0]), []
-    plans = plan_comparison(open_checkpoint(folder), [make_spec("none"), make_spec("rerope", 4.0)])
-    model = loaded(folder)
+def test_what_the_model_does_not_support_is_refused_before_anything_is_measured(build, compare, monkeypatch):
+    folder = build("smollm3", no_rope_layers=[1, 0])
+    monkeypatch.setattr("ropecli.evaluation.measure.read", pytest.fail)
     with pytest.raises(PatchError, match="do not rotate by the rotary tables"):
-        compare_methods(model, plans, documents, [32], advance=lambda: parts.append(1))
-    assert parts == []
-    assert model.config._attn_implementation == "sdpa"
+        compare(folder, [make_spec("none"), make_spec("rerope", 4.0)])

@@ -1,7 +1,7 @@
-"""From losses to rows: by hand, by plain loops, and over all resamples there are."""
+"""From losses to cells and their intervals: by hand, by plain loops, and over all resamples there are."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ropecli.data.documents import Document, Documents, SpecialTokens
 from ropecli.errors import RopecliError
-from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.results import Tally, paired_change, summarise
+from ropecli.evaluation.report import loss_change
+from ropecli.evaluation.tasks.perplexity import Perplexity, Tally
 
 EDGES = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
 
@@ -23,20 +23,27 @@ def tally_of(*windows, scored_bytes=7):
     return tally
 
 
-def row_of(sums, weights, length=64):
-    """A row with these documents."""
-    tallies = [tally_of(([total / weight] * weight, 1)) for total, weight in zip(sums, weights, strict=True)]
-    return summarise(length, tallies, [str(index) for index in range(len(sums))])
+def summarise(*tallies, protocol="prefix"):
+    """The cell of 512 tokens that documents with these tallies give."""
+    documents = [Document(name, np.arange(512)) for name, _ in zip("abcd", tallies, strict=False)]
+    task = Perplexity(Documents(tuple(documents), 0), [512], protocol)
+    (cell,) = task.cells({(512, index): {"512": asdict(tally)} for index, tally in enumerate(tallies)})
+    return cell
 
 
-def test_a_row_by_hand():
-    row = summarise(8, [tally_of(([1.0, 2.0], 1), ([3.0], 6)), tally_of(([4.0, 0.5], 1))], ["a", "b"])
-    assert row.nll == 10.5 / 5
-    assert row.ppl == math.exp(10.5 / 5)
-    assert (row.length, row.tokens, row.documents) == (8, 5, 2)
-    assert (row.document_nll, row.document_weights) == ((6.0, 4.5), (3.0, 2.0))
-    assert row.bits_per_byte == pytest.approx(10.5 / math.log(2) / 21)
-    assert [(one.start, one.stop, one.tokens, one.nll) for one in row.by_context] == [
+def cell_of(sums, weights):
+    """A cell with these documents."""
+    return summarise(*(tally_of(([total / weight] * weight, 1)) for total, weight in zip(sums, weights, strict=True)))
+
+
+def test_a_cell_by_hand():
+    cell = summarise(tally_of(([1.0, 2.0], 1), ([3.0], 6)), tally_of(([4.0, 0.5], 1)))
+    assert cell.value == 10.5 / 5
+    assert cell.ppl == math.exp(10.5 / 5)
+    assert (cell.length, cell.tokens, cell.samples) == (512, 5, 2)
+    assert (cell.sums, cell.weights) == ((6.0, 4.5), (3.0, 2.0))
+    assert cell.bits_per_byte == pytest.approx(10.5 / math.log(2) / 21)
+    assert [(one.start, one.stop, one.tokens, one.nll) for one in cell.by_context] == [
         (1, 2, 2, 2.5),
         (2, 3, 2, 1.25),
         (6, 8, 1, 3.0),
@@ -45,11 +52,11 @@ def test_a_row_by_hand():
 
 def test_by_windows_every_window_counts_alike():
     windows = [([1.0, 2.0, 3.0], 1), ([8.0], 6)], [([4.0, 0.0], 1)]
-    row = summarise(8, [tally_of(*own) for own in windows], ["a", "b"], by_windows=True)
-    assert row.nll == (2.0 + 8.0 + 2.0) / 3
-    assert (row.document_nll, row.document_weights) == ((10.0, 2.0), (2.0, 1.0))
-    assert row.tokens == 6
-    assert row.bits_per_byte == pytest.approx(18.0 / math.log(2) / 21)  # of the text, however it is averaged
+    cell = summarise(*(tally_of(*own) for own in windows), protocol="yarn")
+    assert cell.value == (2.0 + 8.0 + 2.0) / 3
+    assert (cell.sums, cell.weights) == ((10.0, 2.0), (2.0, 1.0))
+    assert cell.tokens == 6
+    assert cell.bits_per_byte == pytest.approx(18.0 / math.log(2) / 21)  # of the text, however it is averaged
 
 
 windows_of_losses = st.lists(
@@ -59,24 +66,26 @@ windows_of_losses = st.lists(
 
 @given(st.lists(windows_of_losses, min_size=1, max_size=4))
 def test_losses_are_sorted_by_context_as_a_plain_loop_does_it(documents):
-    row = summarise(500, [tally_of(*windows) for windows in documents], list(map(str, range(len(documents)))))
+    cell = summarise(*(tally_of(*windows) for windows in documents))
     expected: dict[tuple[int, int], list[float]] = {}
     for nll, first in (window for windows in documents for window in windows):
         for offset, loss in enumerate(nll):
             start = max(edge for edge in EDGES if edge <= first + offset)
             expected.setdefault((start, EDGES[EDGES.index(start) + 1]), []).append(loss)
-    assert [(one.start, one.stop) for one in row.by_context] == sorted(expected)
-    for one in row.by_context:
+    assert [(one.start, one.stop) for one in cell.by_context] == sorted(expected)
+    for one in cell.by_context:
         losses = expected[one.start, one.stop]
         assert one.tokens == len(losses)
         assert one.nll == pytest.approx(np.mean(losses), abs=1e-9)
 
 
 @pytest.mark.parametrize(("protocol", "length"), [("tail", 100), ("sliding", 24), ("disjoint", 24)])
-def test_a_models_losses_by_context_are_those_of_a_plain_loop(llama, loaded, uneven, plain_nll, protocol, length):
+def test_a_models_losses_by_context_are_those_of_a_plain_loop(
+    llama, loaded, uneven, plain_nll, evaluate, protocol, length
+):
     """What was read before a token, and not where it stands in its document."""
     documents = uneven(100, 100)
-    (row,) = evaluate_perplexity(loaded(llama), documents, [length], protocol=protocol)
+    (cell,) = evaluate(loaded(llama), documents, [length], protocol)
     losses: dict[int, list[float]] = {}
     for document in documents.kept:
         ids, model = document.ids, loaded(llama)
@@ -94,48 +103,48 @@ def test_a_models_losses_by_context_are_those_of_a_plain_loop(llama, loaded, une
             if protocol == "tail" and index < 50:
                 continue
             losses.setdefault(len(context), []).append(plain_nll(model, [*context, ids[index]])[-1])
-    for one in row.by_context:
+    for one in cell.by_context:
         expected = [loss for context in range(one.start, one.stop) for loss in losses.get(context, [])]
         assert one.tokens == len(expected)
         assert one.nll == pytest.approx(np.mean(expected), rel=1e-4)
-    assert sum(one.tokens for one in row.by_context) == row.tokens
+    assert sum(one.tokens for one in cell.by_context) == cell.tokens
 
 
 TEXT = "ba de fi 🦜🦜 κάτι ba ﬁ 日本 go ku\n" * 6
 
 
-def test_bits_per_byte_are_over_the_bytes_of_the_text(llama, loaded, plain_nll, tokenizer, tmp_path):
+def test_bits_per_byte_are_over_the_bytes_of_the_text(llama, loaded, plain_nll, tokenizer, evaluate):
     from ropecli.data.documents import read_documents
 
     documents = read_documents([("a", TEXT), ("b", TEXT[4:])], tokenizer, 60, count_bytes=True)
-    rows = evaluate_perplexity(loaded(llama), documents, [24, 60])
-    for row in rows:
+    cells = evaluate(loaded(llama), documents, [24, 60])
+    for cell in cells:
         nats = text_bytes = 0
         for document, text in zip(documents.kept, (TEXT, TEXT[4:]), strict=True):
-            nats += plain_nll(loaded(llama), document.ids[: row.length]).sum()
+            nats += plain_nll(loaded(llama), document.ids[: cell.length]).sum()
             offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
             # of the characters that begin in the first token, none is scored
-            scored = text[offsets[0][1] : offsets[row.length - 1][1]]
+            scored = text[offsets[0][1] : offsets[cell.length - 1][1]]
             text_bytes += len(scored.encode("utf-8"))
-        assert row.bits_per_byte == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
+        assert cell.bits_per_byte == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
 
 
-def test_bits_per_byte_are_unknown_where_one_documents_bytes_are(llama, loaded):
+def test_bits_per_byte_are_unknown_where_one_documents_bytes_are(llama, loaded, evaluate):
     ids = np.random.default_rng(0).integers(1, 500, 40)
     known = Document("known", ids, np.arange(40) * 2)
     unknown = Documents((known, Document("unknown", ids)), 0, SpecialTokens((), 0, 0))
     for protocol in ("prefix", "tail", "sliding", "disjoint"):
-        (row,) = evaluate_perplexity(loaded(llama), unknown, [24], protocol=protocol)
-        assert row.bits_per_byte is None
-    assert summarise(8, [tally_of(([1.0], 1), scored_bytes=0)], ["a"]).bits_per_byte is None
+        (cell,) = evaluate(loaded(llama), unknown, [24], protocol)
+        assert cell.bits_per_byte is None
+    assert summarise(tally_of(([1.0], 1), scored_bytes=0)).bits_per_byte is None
 
 
 def test_a_loss_that_is_not_finite_names_its_document():
     tallies = [tally_of(([1.0], 1)), tally_of(([1.0, float("nan")], 1)), tally_of(([float("inf")], 1))]
-    with pytest.raises(RopecliError, match=r"not finite at length 8 in middle\.txt and 1 more"):
-        summarise(8, tallies, ["first.txt", "middle.txt", "last.txt"])
-    with pytest.raises(RopecliError, match=r"in middle\.txt: the model"):
-        summarise(8, tallies[:2], ["first.txt", "middle.txt"])
+    with pytest.raises(RopecliError, match=r"not finite at length 512 in b and 1 more"):
+        summarise(*tallies)
+    with pytest.raises(RopecliError, match=r"in b: the model"):
+        summarise(*tallies[:2])
 
 
 SUMS, WEIGHTS = [30.0, 22.0, 45.0, 28.0], [10, 12, 15, 8]
@@ -156,10 +165,10 @@ def assert_interval(low, high, resamples):
 
 
 def test_the_interval_resamples_documents_with_their_weights():
-    row = row_of(SUMS, WEIGHTS)
-    assert_interval(row.ppl_low, row.ppl_high, all_resamples(SUMS, WEIGHTS))
+    cell = cell_of(SUMS, WEIGHTS)
+    assert_interval(cell.low, cell.high, all_resamples(SUMS, WEIGHTS))
     unweighted = np.quantile(all_resamples(np.array(SUMS) / WEIGHTS, [1] * 4), (0.025, 0.975))
-    assert abs(unweighted - [row.ppl_low, row.ppl_high]).max() > 0.5  # guards the line before
+    assert abs(unweighted - [cell.low, cell.high]).max() > 0.5  # guards the line before
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():
@@ -167,30 +176,30 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
     documents, random = 3, np.random.default_rng(3)
     held = 0
     for _ in range(150):
-        row = row_of((10 * random.normal(3.0, 0.4, documents)).tolist(), [10] * documents)
-        held += row.ppl_low <= math.exp(3.0) <= row.ppl_high
+        cell = cell_of((10 * random.normal(3.0, 0.4, documents)).tolist(), [10] * documents)
+        held += cell.low <= math.exp(3.0) <= cell.high
     assert 0.88 <= held / 150 <= 0.99
 
 
 def test_a_single_document_has_no_interval():
-    row = row_of([31.0], [10])
-    assert (row.ppl_low, row.ppl_high) == (None, None)
-    change = paired_change(row, row_of([30.0], [10]))
+    cell = cell_of([31.0], [10])
+    assert (cell.low, cell.high) == (None, None)
+    change = loss_change(cell, cell_of([30.0], [10]))
     assert (change.change, change.low, change.high) == (pytest.approx(math.expm1(0.1)), None, None)
 
 
-def test_a_paired_change_is_over_the_same_resamples():
-    base = row_of(SUMS, WEIGHTS)
+def test_a_loss_change_is_over_the_same_resamples():
+    base = cell_of(SUMS, WEIGHTS)
     sums = [31.0, 25.0, 44.0, 31.0]
-    change = paired_change(row_of(sums, WEIGHTS), base)
+    change = loss_change(cell_of(sums, WEIGHTS), base)
     assert change.change == pytest.approx(math.exp((sum(sums) - sum(SUMS)) / sum(WEIGHTS)) - 1)
     difference = np.array(sums) - SUMS
     assert_interval(change.low + 1, change.high + 1, all_resamples(difference, WEIGHTS))
 
 
-def test_rows_of_other_tokens_are_not_paired():
-    base = row_of(SUMS, WEIGHTS)
+def test_cells_of_other_tokens_are_not_paired():
+    base = cell_of(SUMS, WEIGHTS)
     with pytest.raises(RopecliError, match="different tokens"):
-        paired_change(row_of(SUMS[:3], WEIGHTS[:3]), base)
+        loss_change(cell_of(SUMS[:3], WEIGHTS[:3]), base)
     with pytest.raises(RopecliError, match="different tokens"):
-        paired_change(replace(base, document_weights=(10.0, 12.0, 15.0, 9.0)), base)
+        loss_change(replace(base, weights=(10.0, 12.0, 15.0, 9.0)), base)

@@ -1,0 +1,289 @@
+"""The driver of all tasks: what a resumed run reads and gives, and how often the model is called.
+
+A pass is the shape (batch, tokens) that the decoder reads. Passes of the checks before the first sample do not count.
+"""
+
+from itertools import groupby
+
+import pytest
+import windows_by_hand
+
+from ropecli.errors import RecipeError
+from ropecli.evaluation.measure import Job, Task, collect, read
+from ropecli.evaluation.processes import Workers
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import ShortContext
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.ruler.definitions import TASKS as RULER
+from ropecli.evaluation.subject import LiveReaders, open_subject
+from ropecli.evaluation.tasks.keys import FindKeys
+from ropecli.evaluation.tasks.perplexity import Perplexity
+from ropecli.evaluation.tasks.retrieval import Retrieval
+from ropecli.evaluation.tasks.ruler import Ruler
+from ropecli.live.lm_head import SplitModel
+from ropecli.resume import append_record, read_records, state_folder
+
+SHORT = ShortContext(32, 8)
+TASKS = {  # the interrupted pass
+    "prefix": 2,
+    "sliding": 12,
+    "retrieval": 8,
+    "ruler, rank": 10,
+    "ruler, generate": 100,
+    "key tokens": 14,
+}
+COST = ("seconds", "peak_memory")
+
+
+class Passes(list):
+    """stop: the number of the pass that Ctrl-C interrupts."""
+
+    stop, counting = None, False
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    passes, prepare = Passes(), LiveReader.prepare
+
+    def prepared(self, *arguments, **options):
+        passes.counting = False
+        prepare(self, *arguments, **options)
+        passes.counting = True
+
+    def counted(name):
+        decode = getattr(SplitModel, name)
+
+        def call(self, ids, *others):
+            if passes.counting:
+                if len(passes) + 1 == passes.stop:
+                    raise KeyboardInterrupt
+                passes.append(tuple(ids.shape))
+            return decode(self, ids, *others)
+
+        return call
+
+    monkeypatch.setattr(LiveReader, "prepare", prepared)
+    for name in ("decode", "decode_on"):
+        monkeypatch.setattr(SplitModel, name, counted(name))
+    return passes
+
+
+@pytest.fixture(scope="module")
+def documents(uneven):
+    return uneven(100, 90, 80, 70, 64, 99)
+
+
+@pytest.fixture
+def make(documents, uneven, prompts, ruler_maker):
+    def make(name) -> Task:
+        match name.split(", "):
+            case "retrieval", *_:
+                return Retrieval(prompts, [80, 100], [0, 1], samples=3)
+            case "ruler", mode:
+                return Ruler(ruler_maker, [RULER["fwe"]], [1500, 1600], samples=3, mode=mode)
+            case "key tokens", *_:
+                return FindKeys(uneven(150, 150, 150, 150, 150), SHORT, 150)
+        return Perplexity(documents, [24, 64], name)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def subject(llama):
+    return open_subject(str(llama))
+
+
+@pytest.fixture
+def run(make, subject, tokenizer, passes):
+    """run("sliding", output, batch_size=2, ...) -> the values, but for their cost; `passes` has those of this run."""
+
+    def run(name, output=None, workers=None, batch_size=2):
+        passes.clear()
+        passes.counting = False
+        job, readers = Job(subject, [make(name)], tokenizer), LiveReaders({"device": "cpu"}, batch_size=batch_size)
+        ((_, _, values, _),) = collect([job], readers, output, workers)
+        for value in values.values():
+            for tally in value.values() if isinstance(value, dict) else ():
+                assert all(tally.pop(name) > 0 for name in COST)
+        return values
+
+    return run
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "report.json"
+
+
+def records(output):
+    """(part, key, value) of every saved sample."""
+    saved = [read_records(path) for path in sorted(state_folder(output).glob("samples-*"))]
+    return [record for records in saved for record in records if record[1] != ["about"]]
+
+
+@pytest.mark.parametrize(("name", "stop"), TASKS.items(), ids=TASKS)
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, passes, output, monkeypatch):
+    values = run(name)
+    whole, passes.stop = list(passes), stop
+    with pytest.raises(KeyboardInterrupt):
+        run(name, output)
+    passes.stop = None
+    saved = len(records(output))
+    assert run(name, output) == values
+    assert 0 < saved < len(values) == len(records(output))
+    assert passes == whole[-len(passes) :]
+    if name != "prefix":  # its batches have one pass
+        assert len(passes) > len(whole) - stop + 1, "the half-finished batch is read again"
+    # nothing is left to read, and no model is loaded
+    monkeypatch.setattr("ropecli.evaluation.subject.load", pytest.fail)
+    assert run(name, output) == values
+    assert passes == []
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_flipped_bit_in_a_record_costs_its_batch_only(name, batch_size, run, passes, output):
+    """The batch is the same as before, so the values are the same to the bit."""
+    values = run(name, output, batch_size=batch_size)
+    whole = list(passes)
+    (path,) = state_folder(output).glob("samples-*")
+    line, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([line[:-3], bytes([line[-3] ^ 1]), line[-2:], *others]))
+    assert run(name, output, batch_size=batch_size) == values
+    assert passes == whole[: len(passes)]
+    samples = 1 if name == "key tokens" else batch_size  # the windows of one document fill its batches
+    assert len(records(output)) == len(values) - 1 + samples
+    path.write_bytes(path.read_bytes()[:-20])  # a run that was killed while it wrote
+    assert run(name, output, batch_size=batch_size) == values
+    assert passes == []
+
+
+def test_a_state_of_another_format_is_refused(run, output):
+    """Earlier releases wrote no format."""
+    state_folder(output).mkdir()
+    append_record(state_folder(output) / "request", {"protocol": "sliding", "lengths": [24, 64]})
+    with pytest.raises(RecipeError, match=r"written by another release of ropecli.*Delete it to start over"):
+        run("sliding", output)
+
+
+class StoppedError(Exception):
+    """In place of a kill."""
+
+
+class OneOf(Workers):
+    """One process of several, killed before the values of the others arrive."""
+
+    def gather(self, items):
+        if items.keys() != {self.rank}:
+            raise StoppedError
+        return items
+
+
+@pytest.mark.parametrize("name", ["sliding", "retrieval", "key tokens"])
+def test_processes_share_the_samples_and_their_number_may_change(name, run, passes, output):
+    """Two processes are stopped, three continue, of which one is killed before it begins, and one ends it."""
+    values = run(name, batch_size=1)
+    whole, passes.stop, every = list(passes), len(passes) // 3, []
+    for rank in (0, 1):
+        with pytest.raises(KeyboardInterrupt):
+            run(name, output, OneOf(rank, 2), batch_size=1)
+    passes.stop = None
+    before = len(records(output))
+    for rank in (2, 0):
+        with pytest.raises(StoppedError):
+            run(name, output, OneOf(rank, 3), batch_size=1)
+        every += passes
+    assert 0 < before < len(records(output)) < len(values)
+    assert run(name, output, batch_size=1) == values
+    assert len(every + passes) < len(whole)
+    assert len(records(output)) == len(values)
+
+
+# How often the model is called.
+
+
+def in_batches(tokens, size):
+    """Passes of windows with these numbers of tokens: up to `size` adjoining ones of equal length share one."""
+    passes = []
+    for count, same in groupby(tokens):
+        left = len(list(same))
+        while left > 0:
+            passes.append((min(size, left), count))
+            left -= size
+    return passes
+
+
+def tokens_read(protocol, ids, length, longest):
+    """Tokens of each window of a document, by the definition of the protocol."""
+    match protocol:
+        case "prefix" | "tail":
+            return [length]
+        case "sliding":
+            return [len(ids_read) + 1 for ids_read, _ in windows_by_hand.sliding(ids, [0], length, length // 2)]
+        case "disjoint":
+            return [len(ids_read) for ids_read, _ in windows_by_hand.rolling(ids[1:], 0, length)]
+        case "yarn":
+            return [
+                len(ids_read) + 1 for ids_read, targets in windows_by_hand.yarn_script(ids[1:], 0, length) if targets
+            ]
+    position, tokens = 1, []
+    for ids_read, targets in windows_by_hand.sliding(ids, [0], length, length // 2):
+        if any(at % 7 == 0 for at in range(position, position + len(targets))):
+            tokens.append(len(ids_read) + 1)
+        position += len(targets)
+    return tokens
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("protocol", "method"), [*((name, None) for name in PROTOCOLS), ("prefix", "dynamic")])
+def test_a_protocol_takes_the_passes_of_its_definition(
+    protocol, method, batch_size, llama, patched, loaded, uneven, evaluate, passes
+):
+    beginnings = protocol in ("prefix", "tail")
+    documents = uneven(*((200,) * 4 if beginnings else (210, 200, 64, 41, 150)))
+    lengths, expected = [24, 66, 200], []
+    one_pass = protocol == "prefix" and method is None
+    for length in lengths[-1:] if one_pass else lengths:
+        for start in range(0, len(documents.kept), batch_size):
+            batch = documents.kept[start : start + batch_size]
+            tokens = [count for one in batch for count in tokens_read(protocol, one.ids.tolist(), length, 200)]
+            expected += in_batches(tokens, batch_size)
+    evaluate(loaded(patched(llama, method) if method else llama), documents, lengths, protocol, batch_size=batch_size)
+    assert passes == expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_key_tokens_take_a_pass_per_window(batch_size, make, llama, loaded, passes):
+    task = make("key tokens")
+    read(task, LiveReader(loaded(llama), batch_size=batch_size))
+    starts = range(SHORT.stride, 150 - SHORT.tokens, SHORT.stride)
+    short = in_batches([min(SHORT.tokens + SHORT.stride, 150 - start) for start in starts], batch_size)
+    assert passes == [(1, 150), *short] * 5
+
+
+@pytest.mark.parametrize("method", [None, "dynamic"])
+def test_a_prompt_is_read_once_for_all_its_candidates(method, make, llama, patched, loaded, passes):
+    """If the frequencies follow the length, with each."""
+    task = make("retrieval")
+    read(task, LiveReader(loaded(patched(llama, method) if method else llama)))
+    expected = []
+    for key in task.samples(one_pass=False):
+        question = task.question(key)
+        (count,), prompt = {len(answer) for answer in question.answers()}, len(question.ids)
+        assert count > 1
+        expected += [(10, prompt + count)] if method else [(1, prompt), (10, count - 1)]
+    assert passes == expected
+
+
+@pytest.mark.parametrize("method", [None, "dynamic"])
+def test_a_generated_token_takes_one_pass_for_a_batch(method, make, llama, patched, loaded, passes):
+    task, limit = make("ruler, generate"), RULER["fwe"].generated
+    model = loaded(patched(llama, method) if method else llama)
+    model.generation_config.eos_token_id = None
+    read(task, LiveReader(model, batch_size=3))
+    expected = []
+    for length in (1500, 1600):
+        prompt = length - limit
+        more = [(3, prompt + count if method else 1) for count in range(1, limit)]
+        expected += [(3, prompt), *more]
+    assert passes == expected
