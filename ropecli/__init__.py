@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from ropecli.commands.tune import tune as tune
     from ropecli.errors import RopecliError as RopecliError
     from ropecli.evaluation.report import EvalReport as EvalReport
+    from ropecli.evaluation.report import Report as Report
     from ropecli.evaluation.report import RetrievalReport as RetrievalReport
     from ropecli.evaluation.report import RulerReport as RulerReport
     from ropecli.live.loading import load_tokenizer as load_tokenizer
     from ropecli.live.rotary import rotary_tables as rotary_tables
     from ropecli.live.rotary import unpatched_after as unpatched_after
+    from ropecli.reporting.outputs import Reports as Reports
     from ropecli.rope import RopeGeometry as RopeGeometry
     from ropecli.scaling.scale import scale as scale
     from ropecli.scaling.spec import ScaledRope as ScaledRope
@@ -58,7 +60,8 @@ _HOMES = {
     "ropecli.checkpoint.state": "CheckpointState read_state",
     "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
     "ropecli.errors": "RopecliError",
-    "ropecli.evaluation.report": "EvalReport RetrievalReport RulerReport",
+    "ropecli.evaluation.report": "EvalReport Report RetrievalReport RulerReport",
+    "ropecli.reporting.outputs": "Reports",
     "ropecli.rope": "RopeGeometry",
     "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
     "ropecli.tuning.task": "TuneReport",

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import psutil
@@ -53,7 +52,7 @@ def pass_per_length(model: torch.nn.Module, documents: Documents, lengths: Seque
     return results
 
 
-def one_pass(model: Any, documents: Documents, lengths: Sequence[int]) -> list[float]:
+def one_pass(model: torch.nn.Module, documents: Documents, lengths: Sequence[int]) -> list[float]:
     task = Perplexity(documents, lengths)
     return [cell.ppl for cell in task.cells(read(task, LiveReader(model)))]
 

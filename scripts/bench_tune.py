@@ -31,11 +31,11 @@ from ropecli.evaluation.report import Cell, loss_change
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
-from ropecli.tuning.procedure import make_task, run_task
-from ropecli.tuning.task import TuneSettings
+from ropecli.tuning.procedure import run_task
+from ropecli.tuning.task import TuneSettings, make_task
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
-LEVELS = ("base", "yarn", "grid", "heads", "search-8", "search-40", "full")
+LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
 """search-N: N generations; 8 take about as long as `heads`, 40 is the published setting."""
 FULL_RATE = 5e-4
 
@@ -59,8 +59,7 @@ def held_out(tokenizer: Any, target: int, source: str = DEMO) -> Documents:
 
 
 def measured(model: Any, documents: Documents, target: int) -> list[Cell]:
-    lengths = sorted({WINDOW, target})
-    task = Perplexity(documents, lengths, Protocol("tail", targets=TARGETS))
+    task = Perplexity(documents, [WINDOW, target], Protocol("tail", targets=TARGETS))
     return task.cells(read(task, LiveReader(model)))
 
 
@@ -117,8 +116,8 @@ def measure(level: str, factor: float, seed: int, texts: Texts, judges: list[str
             "step": step,
             "params": params,
             "rows": [
-                {key: value for key, value in vars(row).items() if key != "by_context"}
-                for row in measured(model, held_out(tokenizer, target, judge), target)
+                {**{key: value for key, value in vars(cell).items() if key != "by_context"}, "ppl": cell.ppl}
+                for cell in measured(model, held_out(tokenizer, target, judge), target)
             ],
         }
         for judge in judges
@@ -160,7 +159,7 @@ def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[
     ]
     against_grid = [(cell["rows"][-1], grid["rows"][-1]) for cell, grid in paired if cell is not grid]
     name = first["level"] + first["texts"]
-    short, long = (_mean([_row(cell["rows"][at]).ppl for cell in cells]) for at in (0, -1))
+    short, long = (_mean([cell["rows"][at]["ppl"] for cell in cells]) for at in (0, -1))
     seconds = _mean([cell["seconds"] for cell in cells])
     learned = max(cell["learned"] for cell in cells)
     shown = [f"×{first['factor']:g}", name, f"{len(cells)}", f"{learned:,}", f"{seconds:.0f}"]
@@ -180,7 +179,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _row(values: dict[str, Any]) -> Cell:
-    return Cell(**{**values, **{name: tuple(values[name]) for name in ("sums", "weights")}})
+    return Cell("tail", values["length"], tuple(values["sums"]), tuple(values["weights"]))
 
 
 def main() -> None:
@@ -209,7 +208,7 @@ def main() -> None:
                         name = key(level, factor, seed, cell["texts"])
                         found[name] = cell
                         options.results.write_text(json.dumps(found, indent=1))
-                        ends = [f"{_row(row).ppl:.3f}" for row in cell["rows"]]
+                        ends = [f"{row['ppl']:.3f}" for row in cell["rows"]]
                         print(name, ends, f"{cell['seconds']:.0f} s", cell["params"], flush=True)
     print(table(found))
 

@@ -1,4 +1,4 @@
-"""The layers of the package, held by reading its imports: those inside functions count as those at the top do."""
+"""The layers of the package. Imports inside functions and for type checkers count as those at the top do."""
 
 import ast
 import re
@@ -7,9 +7,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "ropecli"
 
-# From the ground up. A room imports from lower lines; on its own line only what NEIGHBOURS lists.
+# From the ground up. A room imports only from lower lines. The files on the ground floor import each other.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic", "hashing", "resume", "signals", "table", "yaml12"},
+    {"errors", "version", "rope", "demo", "atomic", "hashing", "messages", "resume", "signals", "table", "yaml12"},
     {"scaling"},
     {"remapping", "analysis"},
     {"config"},
@@ -24,14 +24,6 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {
-    ("rope", "errors"),
-    ("atomic", "errors"),
-    ("resume", "errors"),
-    ("resume", "atomic"),
-    ("resume", "hashing"),
-    ("yaml12", "errors"),
-}
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
@@ -51,12 +43,8 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def for_types_alone(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def imports(tree: ast.AST, *, inside_functions: bool) -> set[str]:
-    """Dotted names of what is imported when the module is loaded, and, if asked, when its functions run."""
+def imports(tree: ast.AST, *, anywhere: bool) -> set[str]:
+    """Dotted names of what the module imports when it is loaded; anywhere: also in functions and for type checkers."""
     found = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -64,17 +52,18 @@ def imports(tree: ast.AST, *, inside_functions: bool) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif not for_types_alone(node) and (
-            inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        elif anywhere or not (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
         ):
-            found |= imports(node, inside_functions=inside_functions)
+            found |= imports(node, anywhere=anywhere)
     return found
 
 
 def own_imports(name: str) -> set[str]:
     """Our modules that this one imports anywhere, without the package's name."""
     found = set()
-    for imported in imports(MODULES[name], inside_functions=True):
+    for imported in imports(MODULES[name], anywhere=True):
         first, _, rest = imported.partition(".")
         if first == "ropecli":
             # of `ropecli.scaling.spec.ScalingSpec` the longest part that is a module
@@ -84,8 +73,8 @@ def own_imports(name: str) -> set[str]:
     return found - {name}
 
 
-def libraries(name: str, *, inside_functions: bool) -> set[str]:
-    return {imported.partition(".")[0] for imported in imports(MODULES[name], inside_functions=inside_functions)}
+def libraries(name: str, *, anywhere: bool) -> set[str]:
+    return {imported.partition(".")[0] for imported in imports(MODULES[name], anywhere=anywhere)}
 
 
 def below(parts: list[str]) -> list[str]:
@@ -113,7 +102,7 @@ def test_every_folder_is_packaged():
 
 def test_imports_go_down():
     def below_it(part: str, other: str) -> bool:
-        return other == part or HEIGHT[other] < HEIGHT[part] or (part, other) in NEIGHBOURS
+        return other == part or HEIGHT[other] < HEIGHT[part] or HEIGHT[part] == 0 == HEIGHT[other]
 
     wrong = [
         f"{name} imports {imported}, which is not below it"
@@ -139,34 +128,36 @@ def test_nothing_imports_in_a_circle():
         visit(name)
 
 
-def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_what_is_scored():
-    taken = {imported for name in below(["training"]) for imported in own_imports(name)}
-    measured = {f"evaluation.{name}" for name in ("protocols", "scoring")}
-    assert {imported for imported in taken if part_of(imported) == "evaluation"} <= measured
+def test_commands_hold_commands_alone():
+    """Next to their options, and the decorator that checks these."""
+    for name in set(below(["commands"])) - {"commands", "commands.options", "commands.signature"}:
+        functions = [node for node in MODULES[name].body if isinstance(node, ast.FunctionDef)]
+        decorated = [node.name for node in functions if "command" in map(ast.unparse, node.decorator_list)]
+        assert decorated == [name.rpartition(".")[2]]
 
 
 def test_model_libraries_are_loaded_when_a_model_is_touched():
     for name in MODULES:
         allowed = {"torch"} if name in below(TOUCHES_MODELS) else set()
-        assert libraries(name, inside_functions=False) & MODEL_LIBRARIES <= allowed, name
+        assert libraries(name, anywhere=False) & MODEL_LIBRARIES <= allowed, name
 
 
 def test_what_touches_no_model_names_no_model_library():
     for name in below(TOUCHES_NONE):
-        assert not libraries(name, inside_functions=True) & MODEL_LIBRARIES, name
+        assert not libraries(name, anywhere=True) & MODEL_LIBRARIES, name
 
 
 def test_the_mathematics_need_numpy_alone():
     for name in below(MATHEMATICS):
-        others = libraries(name, inside_functions=True) - {"numpy", "ropecli"} - set(sys.stdlib_module_names)
+        others = libraries(name, anywhere=True) - {"numpy", "ropecli"} - set(sys.stdlib_module_names)
         assert not others, name
 
 
 def test_only_commands_know_the_command_line_and_only_they_and_reports_render():
     for name in outside("cli"):
-        assert not libraries(name, inside_functions=True) & {"typer", "click", "argparse"}, name
+        assert not libraries(name, anywhere=True) & {"typer", "click", "argparse"}, name
     for name in outside("cli", "reporting"):
-        assert "rich" not in libraries(name, inside_functions=True), name
+        assert "rich" not in libraries(name, anywhere=True), name
 
 
 def test_only_commands_and_reports_print_or_exit():

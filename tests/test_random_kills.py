@@ -14,7 +14,8 @@ TIMES = ("seconds", "tokens_per_second", "peak_memory", "command")
 LIVES = """
 import os, pathlib, random, shutil, signal, sys, time
 import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
-import ropecli.training.stages, ropecli.training.finetuning, ropecli.tuning.procedure, ropecli.evaluation.perplexity
+import ropecli.training.stages, ropecli.training.finetuning, ropecli.tuning.procedure
+from ropecli.evaluation.tasks import keys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from ropecli.cli.app import main
 
@@ -29,6 +30,7 @@ def begin(name):
 def end_of(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
+keys.MIN_GAIN, keys.MAX_LOSS = 0.5, 8.0  # random weights have no loss below 2 nats
 random.seed(0)
 kills, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 assert end_of(begin("first")) == 0  # the text is tokenised now
@@ -43,14 +45,30 @@ while killed < kills:
     assert code in (0, -signal.SIGKILL), code
     killed += code != 0
     if code == 0 or (sys.argv[3] != "finetune" and (folder / str(run)).exists()):  # killed when all was written
-        shutil.rmtree(folder / f"{run}.state", ignore_errors=True)
+        for state in folder.glob(f"{run}.*state"):
+            shutil.rmtree(state)
         run += 1
 assert end_of(begin(str(run))) == 0
 """
+SEARCH = ["--trials", "8", "--lengths", "280,330"]
 COMMANDS = {
-    "eval-ppl": ["--lengths", "24,64", "--protocol", "sliding", "--stride", "4", "--max-tokens", "120"],
-    "tune": ["--factor", "2", "--points", "3", "--steps", "30", "--batch-size", "2", "--targets", "16"],
-    "finetune": ["--set", "tracker=none", "--set", "steps=25", "--set", "save_every=1", "--set", "length=48"],
+    "eval-ppl": ["eval-ppl", "--lengths", "24,64", "--protocol", "sliding", "--stride", "4", "--max-tokens", "120"],
+    "longppl": ["eval-ppl", "--lengths", "64,128", "--protocol", "longppl"],  # most of it searches for key tokens
+    "passkey": ["passkey", *SEARCH],
+    "needle": ["needle", *SEARCH],
+    "ruler": ["ruler", "--tasks", "fwe,niah_single_1", "--mode", "rank", "--lengths", "1200,1300", "--samples", "8"],
+    "tune": ["tune", "--factor", "2", "--points", "3", "--steps", "30", "--batch-size", "2", "--targets", "16"],
+    "finetune": [
+        "finetune",
+        "--set",
+        "tracker=none",
+        "--set",
+        "steps=25",
+        "--set",
+        "save_every=1",
+        "--set",
+        "length=48",
+    ],
 }
 
 
@@ -76,10 +94,13 @@ def untimed(value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_killed_at_random_moments(llama, corpus, tmp_path, command):
-    device = [] if command == "finetune" else ["--device", "cpu"]
-    arguments = [command, llama, "--data", corpus, *device, *COMMANDS[command]]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_at_random_moments(llama, corpus, tmp_path, name):
+    command, *options = COMMANDS[name]
+    data = [] if name == "passkey" else ["--data", corpus]
+    device = [] if name == "finetune" else ["--device", "cpu"]
+    evaluator = ["--evaluator", llama] if name == "longppl" else []
+    arguments = [command, llama, *data, *device, *evaluator, *options]
     done = subprocess.run(
         [sys.executable, "-c", LIVES, str(KILLS), tmp_path, *map(str, arguments)], capture_output=True, text=True
     )
@@ -88,5 +109,5 @@ def test_killed_at_random_moments(llama, corpus, tmp_path, command):
     assert runs == [*sorted(map(str, range(len(runs) - 2))), "first", "uninterrupted"]
     expected = result(tmp_path / "uninterrupted")
     assert expected
-    for name in runs:
-        assert result(tmp_path / name) == expected, name
+    for run in runs:
+        assert result(tmp_path / run) == expected, run

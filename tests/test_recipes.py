@@ -136,31 +136,11 @@ def test_a_recipe_has_every_value_it_names_and_explains_each_of_its_keys(path):
         assert {key: whole[key] for key in stage} == stage
         assert whole.keys() <= Recipe.model_fields.keys()
     assert re.search(r"arXiv:\d{4}\.\d{5}|https://github\.com/[\w-]+/[\w-]+", _header(path)), "its source"
-    assert bare_keys(text) == []
 
 
 def _header(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     return "\n".join(takewhile(lambda line: line.startswith("#"), lines))
-
-
-def bare_keys(text):
-    """Keys, dotted, that no comment beside or above explains. Of those in a list the first one speaks for all."""
-    parents, explained, bare = [], set(), []
-    above = False
-    for line in text.splitlines():
-        found = re.match(r"( *(?:- )?)([\w.]+):", line)
-        if found:
-            indent, key = len(found[1]), found[2]
-            parents = [(depth, name) for depth, name in parents if depth < indent]
-            dotted = ".".join([*(name for _, name in parents), key])
-            if above or " #" in line:
-                explained.add(dotted)
-            elif dotted not in explained:
-                bare.append(dotted)
-            parents.append((indent, key))
-        above = line.lstrip().startswith("#")
-    return bare
 
 
 def test_the_index_names_every_recipe_and_nothing_else():
@@ -192,23 +172,6 @@ def test_a_dry_run_reaches_what_the_source_names(bare, name):
             assert part in sentence
 
 
-def test_prolong_has_the_shares_of_its_source():
-    """30% code, 30% books, 40% short texts, in both stages."""
-    for run in make_recipe(ROOT / "finetune" / "prolong-512k.yaml", {}).runs:
-        shares = {}
-        for source in run.sources:
-            shares[source.data] = shares.get(source.data, 0) + source.weight
-        assert sum(shares.values()) == pytest.approx(1)
-        assert shares["codeparrot/codeparrot-clean"] == pytest.approx(0.3)
-        assert shares["emozilla/pg19"] == pytest.approx(0.3)
-    alone = make_recipe(ROOT / "finetune" / "prolong-64k.yaml", {})
-    [first, _] = make_recipe(ROOT / "finetune" / "prolong-512k.yaml", {}).runs
-    shared = [source.model_copy(update={"sequences": "concat"}) for source in alone.sources]
-    assert [
-        source if source.sequences == "long" else joined for source, joined in zip(alone.sources, shared, strict=True)
-    ] == list(first.sources)
-
-
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe_fits_where_it_says(name, tmp_path):
     """On eight GPUs of 80 GB, in every stage, by the engine that it names, which does not refuse it."""
@@ -226,17 +189,6 @@ def test_a_recipe_fits_where_it_says(name, tmp_path):
     for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
         assert list(refusals(estimator, stage.recipe, stage.length, engine, 8)) == []
         assert estimator.estimate(stage.recipe, stage.length, engine, 8).total < 80 * 10**9
-
-
-def test_the_demo_is_dry_run_by_the_command(ropecli, tmp_path):
-    patched, output = tmp_path / "patched", tmp_path / "out"
-    assert ropecli("patch", "demo", "--method", "yarn", "--factor", 4, "--output", patched).code == 0
-    recipe = ROOT / "finetune" / "demo.yaml"
-    outcome = ropecli("finetune", patched, "--recipe", recipe, "--dry-run", "--output", output)
-    assert outcome.code == 0, outcome.err
-    assert "sequences of 1,024 tokens, from demo-train (long)" in outcome.out
-    assert "100 steps of 8 sequences: 8,192 tokens per step, 819,200 in total" in outcome.out
-    assert not output.exists()
 
 
 def test_the_recipe_for_conversations_runs_at_toy_size(ropecli, tmp_path, chat, chat_template):

@@ -97,7 +97,7 @@ def test_keys_that_may_change(output):
 
 def interrupted(output, request=REQUEST):
     with open_state(output, request) as folder:
-        append_record(folder / "documents-0.jsonl", 1)
+        append_record(folder / "samples-0.jsonl", 1)
     return folder
 
 
@@ -115,10 +115,21 @@ def test_a_state_is_resumed_by_its_own_request_alone(output, tmp_path):
         open_state(output, REQUEST),
     ):
         pass
-    assert read_records(folder / "documents-0.jsonl") == [1]
+    assert read_records(folder / "samples-0.jsonl") == [1]
     remove_state(output)
     refuse_interrupted(output, resume=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("before", [REQUEST, {"format": 0, **REQUEST}])
+def test_a_state_of_another_release_is_refused_and_kept(output, tmp_path, before):
+    folder = tmp_path / "report.json.state"
+    folder.mkdir()
+    append_record(folder / "request", before)
+    append_record(folder / "documents-0.jsonl", 1)
+    with pytest.raises(RecipeError, match="another release of ropecli"), open_state(output, REQUEST):
+        pass
+    assert read_records(folder / "documents-0.jsonl") == [1]
 
 
 def test_nothing_is_left_where_nothing_was_saved(output, tmp_path):
@@ -142,11 +153,7 @@ def a_damaged_request(folder):
     request.write_bytes(flipped(request.read_bytes(), 30))
 
 
-def a_state_of_release_0_1_0(folder):
-    folder.with_name("report.json.progress-0").write_text('5b1c9e42 {"part": "model"}\n')
-
-
-@pytest.mark.parametrize("make", [a_user_s_file, a_user_s_folder, a_damaged_request, a_state_of_release_0_1_0])
+@pytest.mark.parametrize("make", [a_user_s_file, a_user_s_folder, a_damaged_request])
 def test_what_is_no_state_is_refused_and_left_alone(output, tmp_path, make):
     make(tmp_path / "report.json.state")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

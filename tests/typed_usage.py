@@ -8,18 +8,18 @@ A comment `type: ignore` that nothing needs is an error here, so each one proves
 from typing_extensions import assert_type
 
 import ropecli
-from ropecli.commands.compare import Comparison
 from ropecli.commands.finetune import FinetuneResult
 from ropecli.commands.recipe import RecipeList
 from ropecli.commands.tune import TunedCheckpoint
 from ropecli.engines.engine_export import Export
+from ropecli.reporting.outputs import Reports
 
 
 def use() -> None:
     assert_type(ropecli.eval_ppl("demo", data="demo"), ropecli.EvalReport)
     assert_type(ropecli.eval_ppl("demo", data="demo", device_map="auto", max_memory="cpu=1GB"), ropecli.EvalReport)
-    assert_type(ropecli.needle("demo"), ropecli.RetrievalReport)
-    assert_type(ropecli.compare(["demo"], data="demo"), Comparison)
+    assert_type(ropecli.needle("demo"), Reports)
+    assert_type(ropecli.compare(["demo"], data="demo"), Reports)
     assert_type(ropecli.finetune("demo", output="out"), FinetuneResult)
     assert_type(ropecli.tune("demo", data="demo-train", factor=4, output="out"), TunedCheckpoint)
     assert_type(ropecli.recipe("yarn-128k"), RecipeList)

@@ -81,10 +81,10 @@ def support_of(rope: ScaledRope, target: int, longest: int, *, always: bool = Fa
     """
     needed = target if rope.remapping is None else largest_distance(rope, target)
     negative = first_negative(rope.inv_freq)
-    found = Support(needed, None if negative is None else negative - 1, None)
-    if needed <= longest and (always or found.falls_short):
-        return found._replace(smallest_base=smallest_base(rope.geometry, needed))
-    return found
+    support = Support(needed, None if negative is None else negative - 1, None)
+    if needed <= longest and (always or support.falls_short):
+        return support._replace(smallest_base=smallest_base(rope.geometry, needed))
+    return support
 
 
 class _Search:
@@ -104,21 +104,19 @@ class _Search:
         """ln b of the smallest base b >= e^logarithm that holds."""
         while logarithm < math.log(_LARGEST):
             grid = logarithm + self._step(logarithm) * np.arange(_GRID)
-            found = self._first(np.exp(-np.multiply.outer(grid, self.exponents)))
-            if found is not None:
-                return self._narrow(float(grid[max(0, found - 1)]), float(grid[found]))
-            logarithm = float(grid[-1])
+            first = self._first(np.exp(-np.multiply.outer(grid, self.exponents)))
+            if first is None:
+                logarithm = float(grid[-1])
+                continue
+            failing, holding = float(grid[max(0, first - 1)]), float(grid[first])
+            while holding - failing > _PRECISION:
+                middle = (failing + holding) / 2
+                if self._negative(np.exp(-middle * self.exponents)) is None:
+                    holding = middle
+                else:
+                    failing = middle
+            return holding
         return math.inf
-
-    def _narrow(self, failing: float, holding: float) -> float:
-        """ln b of the smallest base that holds, between two neighbouring grid points."""
-        while holding - failing > _PRECISION:
-            middle = (failing + holding) / 2
-            if self._negative(np.exp(-middle * self.exponents)) is None:
-                holding = middle
-            else:
-                failing = middle
-        return holding
 
     def _step(self, logarithm: float) -> float:
         """The step in ln b, chosen so that no pair's angle at the largest distance changes much."""
@@ -129,7 +127,7 @@ class _Search:
         """Index of the first row of frequencies, shape (bases, pairs), without a negative score."""
         alive = np.ones(len(rows), dtype=bool)
         useful = [witness for witness in self.witnesses if self._refuse(rows, alive, witness)]
-        self.witnesses = (useful + [one for one in self.witnesses if one not in useful])[:_KEPT]
+        self.witnesses = (useful + [witness for witness in self.witnesses if witness not in useful])[:_KEPT]
         for index, inv_freq in enumerate(rows):
             if not alive[index]:
                 continue
@@ -143,11 +141,11 @@ class _Search:
 
     def _refuse(self, rows: np.ndarray, alive: np.ndarray, distance: int) -> bool:
         """Mark rows with a negative score at the distance as not alive. Returns whether there was one."""
-        left = np.flatnonzero(alive)
-        rotations = rows[left] * (distance / (2 * math.pi))
+        indices = np.flatnonzero(alive)
+        rotations = rows[indices] * (distance / (2 * math.pi))
         rotations -= np.rint(rotations)  # keep the fraction: float32, ten times as fast, is exact only near zero
         score = np.cos(np.float32(2 * math.pi) * rotations.astype(np.float32)).sum(axis=1) + self.still
-        alive[left[score < -_DOUBT]] = False
+        alive[indices[score < -_DOUBT]] = False
         return bool((score < -_DOUBT).any())
 
     def _negative(self, inv_freq: np.ndarray) -> int | None:
@@ -155,9 +153,9 @@ class _Search:
         stop, wide = self.length + 1, 8192
         while stop > 0:
             start = max(0, stop - wide)
-            found = scores(inv_freq, start, stop) / 2 + self.still
-            lowest = int(found.argmin())
-            if found[lowest] < -_ZERO:
+            sums = scores(inv_freq, start, stop) / 2 + self.still
+            lowest = int(sums.argmin())
+            if sums[lowest] < -_ZERO:
                 return start + lowest
             stop, wide = start, 2 * wide
         return None

@@ -86,23 +86,14 @@ def distance_to_old_images(old: np.ndarray, new: np.ndarray, original_length: in
     return float(_apart(np.multiply.outer(places, new) - np.multiply.outer(nearest, old)).max())
 
 
-def helix(inv_freq: np.ndarray, pair: int, positions: np.ndarray) -> np.ndarray:
-    """(cos θ_0·t, sin θ_0·t, sin θ_pair·t), as in the paper's figure 8, shape (positions, 3).
-
-    For the slower pair, the paper's formula uses the sine, but its text the real part.
-    """
-    fast, slow = positions * inv_freq[0], positions * inv_freq[pair]
-    return np.stack([np.cos(fast), np.sin(fast), np.sin(slow)], axis=-1)
-
-
 def _nearest(images: np.ndarray, old: np.ndarray, original_length: int) -> np.ndarray:
     """For each of `images`, the position below `original_length` with the nearest pretrained image."""
     best, nearest = np.full(len(images), -np.inf), np.zeros(len(images))
     for start in range(0, original_length, _BLOCK):
         similar = images @ _images(old, np.arange(start, min(start + _BLOCK, original_length))).T
-        found = similar.argmax(axis=1)
-        highest = similar[np.arange(len(images)), found]
-        nearest = np.where(highest > best, start + found, nearest)
+        index = similar.argmax(axis=1)
+        highest = similar[np.arange(len(images)), index]
+        nearest = np.where(highest > best, start + index, nearest)
         best = np.maximum(best, highest)
     return nearest
 

@@ -111,12 +111,12 @@ def _grid(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(start, stop, wide), np.arange(wide)
 
 
-def _product(left: np.ndarray, inv_freq: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """Multiply `left`, shape (firsts, rotary_dim), by the cosines and sines of `rest`, in blocks of rows."""
+def _product(weights: np.ndarray, inv_freq: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """Multiply `weights`, shape (firsts, rotary_dim), by the cosines and sines of `rest`, in blocks of rows."""
     angles = np.multiply.outer(inv_freq, rest)
-    others = np.concatenate([np.cos(angles), np.sin(angles)])
-    rows = max(1, _PIECE // others.size)
-    found = np.empty((len(left), len(rest)))
-    for start in range(0, len(left), rows):
-        np.matmul(left[start : start + rows], others, out=found[start : start + rows])
-    return found
+    waves = np.concatenate([np.cos(angles), np.sin(angles)])
+    rows = max(1, _PIECE // waves.size)
+    product = np.empty((len(weights), len(rest)))
+    for start in range(0, len(weights), rows):
+        np.matmul(weights[start : start + rows], waves, out=product[start : start + rows])
+    return product

@@ -24,21 +24,7 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
 
     Lengths, distances and wavelengths in tokens, angles in radians. Lists have one entry per pair, fastest first.
     """
-    farthest = largest_distance(rope, target)
-    return {
-        **_settings(rope, target),
-        **_rotations(rope, farthest + 1),
-        "largest_distance": farthest,
-        "first_rise": first_rise(rope.inv_freq),
-        "first_negative_score": first_negative(rope.inv_freq),
-        **_granular(rope, target),
-        "decay": _decay(rope, farthest),
-        "float32_angle_error": float(float32_angle_error(rope, farthest).max()),
-    }
-
-
-def _settings(rope: ScaledRope, target: int) -> dict[str, Any]:
-    geometry = rope.geometry
+    geometry, farthest = rope.geometry, largest_distance(rope, target)
     return {
         "method": rope.spec.method.name,
         "factor": rope.spec.factor,
@@ -48,6 +34,13 @@ def _settings(rope: ScaledRope, target: int) -> dict[str, Any]:
         "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "target_length": target,
         "attention_factor": rope.attention_factor,
+        **_rotations(rope, farthest + 1),
+        "largest_distance": farthest,
+        "first_rise": first_rise(rope.inv_freq),
+        "first_negative_score": first_negative(rope.inv_freq),
+        **_granular(rope, target),
+        "decay": _decay(rope, farthest),
+        "float32_angle_error": float(float32_angle_error(rope, farthest).max()),
     }
 
 
@@ -75,23 +68,17 @@ def _rotations(rope: ScaledRope, length: int) -> dict[str, Any]:
 def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
     """Granularity and images. Images are of positions, so distance methods have none of their own."""
     inv_freq, original_length = rope.inv_freq, rope.geometry.original_max_position_embeddings
-    found: dict[str, Any] = {
+    law, of_images = wavelengths.power_law(rope), rope.remapping is None and target > 1
+    closest = closest_images(inv_freq, target) if of_images else (None, None)
+    old = rope.geometry.inv_freq()
+    return {
         "granularity": granularity(inv_freq),
-        "granularity_limit": None,
-        "granularity_exact_limit": None,
-        "closest_images": None,
-        "closest_images_gap": None,
-        "distance_to_old_images": None,
+        "granularity_limit": granularity_limit(*law) if law else None,
+        "granularity_exact_limit": exact_limit(*law) if law else None,
+        "closest_images": closest[0],
+        "closest_images_gap": closest[1],
+        "distance_to_old_images": distance_to_old_images(old, inv_freq, original_length, target) if of_images else None,
     }
-    law = wavelengths.power_law(rope)
-    if law is not None:
-        found["granularity_limit"], found["granularity_exact_limit"] = granularity_limit(*law), exact_limit(*law)
-    if rope.remapping is None and target > 1:
-        distance, gap = closest_images(inv_freq, target)
-        found |= {"closest_images": distance, "closest_images_gap": gap}
-        old = rope.geometry.inv_freq()
-        found["distance_to_old_images"] = distance_to_old_images(old, inv_freq, original_length, target)
-    return found
 
 
 def _decay(rope: ScaledRope, farthest: int) -> list[dict[str, Any]]:
@@ -102,21 +89,17 @@ def _decay(rope: ScaledRope, farthest: int) -> list[dict[str, Any]]:
     exact, estimate = mean_rotation(rope.inv_freq, distances), decay_estimate(rope.inv_freq, distances)
     law = wavelengths.power_law(rope)
     bound = decay_bound(law[0], distances * law[1]).tolist() if law else [None] * len(distances)
-    sinusoidal = _sinusoidal(rope, distances)
+    # the normalized inner product of two sinusoidal embeddings with the pretrained base
+    embedded = sinusoidal_embedding(np.append(distances, 0), rope.geometry.rotary_dim, rope.geometry.rope_theta)
+    sinusoidal = (embedded[:-1] @ embedded[-1] / (rope.geometry.rotary_dim / 2)).tolist()
     return [
         {
             "distance": int(distance),
-            "score": float(one.real),
-            "magnitude": float(abs(one)),
+            "score": float(mean.real),
+            "magnitude": float(abs(mean)),
             "estimate": float(abs(integral)),
             "bound": limit,
             "sinusoidal": added,
         }
-        for distance, one, integral, limit, added in zip(distances, exact, estimate, bound, sinusoidal, strict=True)
+        for distance, mean, integral, limit, added in zip(distances, exact, estimate, bound, sinusoidal, strict=True)
     ]
-
-
-def _sinusoidal(rope: ScaledRope, distances: np.ndarray) -> list[float]:
-    """The normalized inner product of two sinusoidal embeddings with the pretrained base."""
-    embedded = sinusoidal_embedding(np.append(distances, 0), rope.geometry.rotary_dim, rope.geometry.rope_theta)
-    return (embedded[:-1] @ embedded[-1] / (rope.geometry.rotary_dim / 2)).tolist()

@@ -86,9 +86,9 @@ def float32_angle_error(rope: ScaledRope, position: int) -> np.ndarray:
     """
     law = power_law(rope)
     base = law[0] if law else rope.rope_theta  # for dynamic, the base at this length is not rope_theta
-    width, one = np.float32(rope.geometry.rotary_dim), np.float32(1)
+    width = np.float32(rope.geometry.rotary_dim)
     with np.errstate(over="ignore"):  # very slow pairs: 1 / inf
         powers = np.float32(base) ** (np.arange(0, width, 2, dtype=np.float32) / width)
     scaling = (rope.inv_freq / rope.geometry.powers(base)).astype(np.float32)
-    angles = one / powers * scaling * np.float32(position)
+    angles = np.float32(1) / powers * scaling * np.float32(position)
     return np.abs(angles.astype(np.float64) - rope.inv_freq * position)

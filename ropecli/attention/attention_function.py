@@ -48,7 +48,7 @@ def remapped_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_ids: Tensor | None = None,
-    **others: Any,
+    **unused: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers' AttentionInterface.
 
@@ -63,11 +63,7 @@ def remapped_attention(
             "config.json."
         )
     kernel = _kernel(module, sliding_window)
-    options = {
-        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
-        "softcap": softcap,
-        "sinks": s_aux,
-    }
+    options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "sinks": s_aux}
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
     earlier = _ROTATED.pop(module, {})  # removed while in use, so that no other thread writes to them
@@ -77,9 +73,9 @@ def remapped_attention(
     else:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row in dict.fromkeys(rows):
-            alike = torch.tensor([index for index, one in enumerate(rows) if one == row], device=query.device)
-            own = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options, kept)
-            output = output.index_copy(0, alike, own)
+            alike = torch.tensor([index for index, padded in enumerate(rows) if padded == row], device=query.device)
+            attended = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options, kept)
+            output = output.index_copy(0, alike, attended)
     _ROTATED[module] = kept
     return output.transpose(1, 2).contiguous(), None
 
@@ -149,7 +145,7 @@ def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) 
         return _sliding(sliding_window)
     saved = parse_saved_remapping(getattr(module.config, KEY, None), method_of(name) or name)
     inv_freq = saved.inv_freq or frequencies_of(module.config)
-    label = layer_label(module, {one or None for one in inv_freq})
+    label = layer_label(module, {layer_type or None for layer_type in inv_freq})
     return _shared(json.dumps(saved.as_json(), sort_keys=True), tuple(inv_freq[label or ""]))
 
 
@@ -174,4 +170,5 @@ def frequencies_of(config: Any) -> dict[str, list[float]]:
     from ropecli.config.settings import read_settings
 
     ropes = read_settings(config.to_dict()).ropes
-    return {one.geometry.layer_type or "": scale(one.geometry, one.spec.checked()).inv_freq.tolist() for one in ropes}
+    scaled = (scale(rope.geometry, rope.spec.checked()) for rope in ropes)
+    return {rope.geometry.layer_type or "": rope.inv_freq.tolist() for rope in scaled}

@@ -37,9 +37,8 @@ class AttentionCall(NamedTuple):
 
     @property
     def name(self) -> str:
-        index = getattr(self.module, "layer_idx", None)
-        own = type(self.module).__name__
-        return own if index is None else f"Layer {index} ({own})"
+        index, name = getattr(self.module, "layer_idx", None), type(self.module).__name__
+        return name if index is None else f"Layer {index} ({name})"
 
 
 class AttentionProbe:
@@ -55,7 +54,7 @@ class AttentionProbe:
         """Start a second pass, in which each call returns its output of the first pass."""
         self._replays, self.calls, self._causal = True, [], []
 
-    def mask(self, *, batch_size: int, mask_function: Any = None, **others: Any) -> Tensor:
+    def mask(self, *, batch_size: int, mask_function: Any = None, **unused: Any) -> Tensor:
         """The mask function. Each mask holds only a number that identifies it."""
         from transformers.masking_utils import causal_mask_function
 
@@ -72,12 +71,12 @@ class AttentionProbe:
         attention_mask: Any,
         scaling: float | None = None,
         dropout: float = 0.0,
-        **others: Any,
+        **arguments: Any,
     ) -> tuple[Tensor, None]:
         """The attention function: causal attention, or the output of the same call in the first pass."""
-        slides = others.get("sliding_window") is not None
+        slides = arguments.get("sliding_window") is not None
         if not self._replays:
-            self._check(type(module).__name__, attention_mask, slides, others)
+            self._check(type(module).__name__, attention_mask, slides, arguments)
             self._outputs.append(causal_attention(query, key, value, scaling))
         elif len(self.calls) >= len(self._outputs):
             raise PatchError("The number of attention calls depends on the positions, which is not supported.")
@@ -85,9 +84,9 @@ class AttentionProbe:
         self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), slides))
         return output, None
 
-    def _check(self, name: str, mask: Any, slides: bool, others: dict[str, Any]) -> None:
+    def _check(self, name: str, mask: Any, slides: bool, arguments: dict[str, Any]) -> None:
         """Raise PatchError for anything other than standard causal attention. name: the module, for messages."""
-        unknown = sorted(key for key, value in others.items() if value is not None and key not in _UNDERSTOOD)
+        unknown = sorted(key for key, value in arguments.items() if value is not None and key not in _UNDERSTOOD)
         if unknown:
             raise PatchError(f"{name} passes unsupported arguments to its attention: {unknown}.")
         if mask is None or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:

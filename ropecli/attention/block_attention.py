@@ -63,11 +63,14 @@ class BlockAttention:
         last_block_alone: see BlockLoop. kept: the layer's rotated keys of earlier passes; not for training. Returns
         shape (batch, heads, queries, width), in value's dtype.
         """
-        query = self._multiply(query, first_query)
+        if self.remapping.score_factor is not None:
+            factors = self.remapping.score_factor(np.arange(first_query, first_query + query.shape[2]))
+            by_query = torch.tensor(factors, device=query.device, dtype=computing_dtype(query))
+            query = (query * by_query[:, None]).to(query.dtype)
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
-            every_key = {one.branch.key: key.shape[2] for one in ranges if one.branch.key}  # as the masks count them
+            every_key = {keys.branch.key: key.shape[2] for keys in ranges if keys.branch.key}  # as the masks count them
             rotated = self._rotate(ranges, query, key, first_query, self._rotate_keys(every_key, key, first_key))
             masks = self._masks(*places, query.device)
             try:
@@ -79,10 +82,13 @@ class BlockAttention:
         (batch, heads, queries, head_dim), dtype = query.shape, computing_dtype(query)
         kv_heads = key.shape[1]
         group = heads // kv_heads
-        seen = _seen_keys(ranges)
+        seen: dict[Positions, int] = {}  # by the positions that branches rotate keys to: keys up to the last one seen
+        for keys in ranges:
+            if keys.branch.key:
+                seen[keys.branch.key] = max(seen.get(keys.branch.key, 0), int(keys.stop[-1]))
         earlier = {} if kept is None else self._rotate_keys(seen, key, first_key, kept)
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
-        scores = group * int(sum(one.stop - one.first for one in ranges).max())
+        scores = group * int(sum(keys.stop - keys.first for keys in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
         # with one query, keys that are converted or rotated here are larger than the scores
         copied = key.shape[2] if key.dtype != dtype else 0 if earlier else sum(seen.values())
@@ -94,21 +100,12 @@ class BlockAttention:
         results = []
         for begin in range(0, batch * kv_heads, units):
             part = slice(begin, begin + units)
-            own_query, own_key, *others = (one[part].to(dtype) for one in states)
-            own_keys = {positions: one.flatten(0, 1)[part] for positions, one in earlier.items()}
-            own_keys = own_keys or self._rotate_keys(seen, own_key, first_key)
-            rotated = self._rotate(ranges, own_query, own_key, first_query, own_keys)
-            results.append(loop.run(rotated, *others).to(value.dtype))
+            part_query, part_key, *values_and_sinks = (tensor[part].to(dtype) for tensor in states)
+            rotated_keys = {positions: tensor.flatten(0, 1)[part] for positions, tensor in earlier.items()}
+            rotated_keys = rotated_keys or self._rotate_keys(seen, part_key, first_key)
+            rotated = self._rotate(ranges, part_query, part_key, first_query, rotated_keys)
+            results.append(loop.run(rotated, *values_and_sinks).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
-
-    def _multiply(self, query: Tensor, first: int) -> Tensor:
-        """Multiply the queries by the remapping's score factors."""
-        if self.remapping.score_factor is None:
-            return query
-        factors = self.remapping.score_factor(np.arange(first, first + query.shape[2]))
-        return (query * torch.tensor(factors, device=query.device, dtype=computing_dtype(query))[:, None]).to(
-            query.dtype
-        )
 
     def _rotate(
         self,
@@ -119,10 +116,9 @@ class BlockAttention:
         rotated_keys: Mapping[Positions, Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the queries and keys of each branch. query, key: at their own positions, (..., tokens, head_dim)."""
-        for one in ranges:
-            to = one.branch.query
-            rotated = self._tables[to].rotate(query, first_query) if to else query
-            yield rotated, rotated_keys[one.branch.key] if one.branch.key else key
+        for branch in (keys.branch for keys in ranges):
+            rotated = self._tables[branch.query].rotate(query, first_query) if branch.query else query
+            yield rotated, rotated_keys[branch.key] if branch.key else key
 
     def _rotate_keys(
         self, seen: Mapping[Positions, int], key: Tensor, first: int, kept: RotatedKeys | None = None
@@ -132,12 +128,3 @@ class BlockAttention:
         if kept is None:
             return {positions: table.rotate(states, first) for positions, (table, states) in tables.items()}
         return {positions: kept.rotate(table, states, first) for positions, (table, states) in tables.items()}
-
-
-def _seen_keys(ranges: Sequence[KeyRange]) -> dict[Positions, int]:
-    """Number of first keys up to the last one that a query sees, for all positions that branches rotate keys to."""
-    seen: dict[Positions, int] = {}
-    for one in ranges:
-        if one.branch.key:
-            seen[one.branch.key] = max(seen.get(one.branch.key, 0), int(one.stop[-1]))
-    return seen

@@ -47,7 +47,7 @@ class BlockLoop(NamedTuple):
         """
         count = len(self.ranges)
         queries, keys, (value, *sinks) = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
-        seen = [one.keys(block) for one in self.ranges]
+        seen = [keys_of_branch.keys(block) for keys_of_branch in self.ranges]
         return [
             *(query[:, :, block] for query in queries),
             *(key[:, places] for key, places in zip(keys, seen, strict=True)),
@@ -64,11 +64,10 @@ class BlockLoop(NamedTuple):
         # without gradients the branches write into one matrix, and need not be copied together
         matrix = None if torch.is_grad_enabled() else queries[0].new_empty(units, group * rows, sum(widths))
         parts: Any = [None] * count if matrix is None else matrix.split(widths, -1)[:count]
-        with torch.autocast(
-            queries[0].device.type, enabled=False
-        ):  # autocast would compute the scores in half precision
-            columns = [self._scores(block, *one) for one in zip(self.ranges, queries, keys, parts, strict=True)]
-            columns += [one[..., None, None].expand(-1, -1, rows, 1).flatten(1, 2) for one in sinks]
+        # autocast would compute the scores in half precision
+        with torch.autocast(queries[0].device.type, enabled=False):
+            columns = [self._scores(block, *branch) for branch in zip(self.ranges, queries, keys, parts, strict=True)]
+            columns += [sink[..., None, None].expand(-1, -1, rows, 1).flatten(1, 2) for sink in sinks]
             if matrix is None:
                 scores = torch.cat(columns, -1)
             else:
@@ -116,12 +115,12 @@ class _AllBlocks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         loop, tensors = ctx.loop, ctx.saved_tensors
-        gradients = [torch.zeros_like(one) for one in tensors]
+        gradients = [torch.zeros_like(tensor) for tensor in tensors]
         for block in loop.blocks():
-            pieces = [one.detach().requires_grad_() for one in loop.pieces(block, tensors)]
+            pieces = [piece.detach().requires_grad_() for piece in loop.pieces(block, tensors)]
             with torch.enable_grad():
                 result = loop.attend(block, pieces)
-            found = torch.autograd.grad(result, pieces, upstream[:, :, block])
-            for total, one in zip(loop.pieces(block, gradients), found, strict=True):
-                total.add_(one)
+            of_block = torch.autograd.grad(result, pieces, upstream[:, :, block])
+            for total, gradient in zip(loop.pieces(block, gradients), of_block, strict=True):
+                total.add_(gradient)
         return None, *gradients

@@ -49,7 +49,7 @@ def attend_by_flex(
     kernel: Any = _compiled() if value.is_cuda else flex_attention
     options: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
     if softcap:
-        options["score_mod"] = _capped(softcap)
+        options["score_mod"] = lambda score, batch, head, query, key: softcap * torch.tanh(score / softcap)
     outputs, sums = [], []
     for (query, key), mask in zip(rotated, masks, strict=True):
         grouped = query.shape[1] != key.shape[1]
@@ -65,7 +65,7 @@ def make_block_masks(
     """The masks of all branches in which any query sees a key."""
     ranges = find_ranges(remapping, first_query, queries, first_key, keys)
     with torch.inference_mode(False):  # cached masks may be used in training later
-        return [_make_block_mask(one, keys, device) for one in ranges]
+        return [_make_block_mask(keys_of_branch, keys, device) for keys_of_branch in ranges]
 
 
 def _make_block_mask(keys_of_branch: KeyRange, keys: int, device: torch.device) -> BlockMask:
@@ -97,7 +97,7 @@ def _make_block_mask(keys_of_branch: KeyRange, keys: int, device: torch.device) 
 def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
     """Number of chosen key blocks for each query block, and the block indices, chosen ones first."""
     counts, order = chosen.sum(1), np.argsort(~chosen, axis=1, kind="stable")
-    listed, which = (torch.tensor(one, dtype=torch.int32, device=device)[None, None] for one in (counts, order))
+    listed, which = (torch.tensor(rows, dtype=torch.int32, device=device)[None, None] for rows in (counts, order))
     return listed, which
 
 
@@ -115,7 +115,8 @@ def _merge(outputs: Sequence[Tensor], sums: Sequence[Tensor], sinks: Tensor | No
     if sinks is not None:
         total = total + torch.exp(sinks.float()[:, None] - largest)
     weights = weights / total.masked_fill(total == 0, 1.0)
-    return torch.stack([weight[..., None] * one.float() for weight, one in zip(weights, outputs, strict=True)]).sum(0)
+    merged = [weight[..., None] * output.float() for weight, output in zip(weights, outputs, strict=True)]
+    return torch.stack(merged).sum(0)
 
 
 def is_failed_compilation(error: Exception) -> bool:
@@ -126,13 +127,5 @@ def is_failed_compilation(error: Exception) -> bool:
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    return torch.compile(
-        flex_attention, fullgraph=True
-    )  # without fullgraph, a failed compilation would allocate n × n matrices
-
-
-def _capped(softcap: float) -> Callable[..., Tensor]:
-    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
-
-    return capped
+    # without fullgraph, a failed compilation would allocate n × n matrices
+    return torch.compile(flex_attention, fullgraph=True)

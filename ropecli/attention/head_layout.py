@@ -94,14 +94,13 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
     if set(labels) == {None}:
         return None
     types = getattr(getattr(module, "config", None), "layer_types", None) or []
-    index = getattr(module, "layer_idx", None)
-    own = getattr(module, "layer_type", None)
-    for label in (own, types[index] if index is not None and index < len(types) else None):
+    index, layer_type = getattr(module, "layer_idx", None), getattr(module, "layer_type", None)
+    for label in (layer_type, types[index] if index is not None and index < len(types) else None):
         if label in labels:
             return label
     raise PatchError(
-        f"Cannot find the rotary table of layer {index} ({type(module).__name__}): its type is {own!r}; expected one "
-        f"of {sorted(map(str, labels))}."
+        f"Cannot find the rotary table of layer {index} ({type(module).__name__}): its type is {layer_type!r}, not "
+        f"one of {sorted(map(str, labels))}."
     )
 
 
@@ -126,10 +125,14 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
         raise PatchError("The number of attention calls depends on the positions, which is not supported.")
     layers = [_Seen(*calls) for calls in zip(first, second, strict=True)]
     for before, after in layers:
-        _refuse_not_finite(before)
+        if not all(states.isfinite().all() for states in (before.query, before.key, before.value)):
+            raise NotFiniteError(
+                f"{before.name} has queries, keys or values that are not finite: some weights are not finite, or "
+                f"{str(before.query.dtype).removeprefix('torch.')} overflows."
+            )
         if _difference(before.value, after.value) > _allowed(before.value):
             raise PatchError(f"{before.name}: the values depend on the positions, not only queries and keys.")
-    if _difference(*(one.reshape(1, 1, 1, -1) for one in (output, output_of_second))) > _allowed(output):
+    if _difference(*(logits.reshape(1, 1, 1, -1) for logits in (output, output_of_second))) > _allowed(output):
         raise PatchError("Some layers use the rotary tables without calling the attention function.")
     return layers
 
@@ -160,14 +163,6 @@ def _double(tables: list[RotaryTable]) -> None:
         module.register_forward_pre_hook(before_pass, with_kwargs=True)
 
 
-def _refuse_not_finite(call: AttentionCall) -> None:
-    if not all(one.isfinite().all() for one in (call.query, call.key, call.value)):
-        raise NotFiniteError(
-            f"{call.name} has queries, keys or values that are not finite: some weights are not finite, or "
-            f"{str(call.query.dtype).removeprefix('torch.')} overflows."
-        )
-
-
 def _common_layout(layers: list[_Seen], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
     """Return the layout that fits all layers. Raises PatchError if there is none."""
     width = layers[0].before.query.shape[3]
@@ -192,14 +187,14 @@ def _rotates_by(layer: _Seen, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
         return False
     rotation, by = Rotation(inv_freq, *layout), np.arange(tokens)
     pairs = ((before.query, after.query), (before.key, after.key))
-    return all(_difference(rotation.rotate(one, by), other) <= _allowed(one) for one, other in pairs)
+    return all(_difference(rotation.rotate(first, by), second) <= _allowed(first) for first, second in pairs)
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
+def _difference(first: Tensor, second: Tensor) -> float:
     """Largest difference of a head, relative to its norm. Shapes: (batch, heads, tokens, width)."""
-    one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
-    norm = one.norm(dim=(2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
-    return float(((one - other).norm(dim=(2, 3)) / norm).max())
+    first, second = first.cpu().double(), second.cpu().double()  # MPS has no float64
+    norm = first.norm(dim=(2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
+    return float(((first - second).norm(dim=(2, 3)) / norm).max())
 
 
 def _allowed(states: Tensor) -> float:

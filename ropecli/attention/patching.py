@@ -99,7 +99,12 @@ def _set_remapping(
     setattr(config, KEY, complete.without_score_factors().as_json())
     _set_attention(model, saved.attention)
     exact = model.dtype in (torch.float32, torch.float64) and not is_quantized(model)
-    _compare(before, _output(model, saved), saved, _SAME if exact else _SAME_IN_HALF)
+    error = ((before - _output(model, saved)).abs().max() / before.abs().max().clamp_min(1e-6)).item()
+    if not error <= (_SAME if exact else _SAME_IN_HALF):
+        raise PatchError(
+            f"On a text too short for {saved.method} to change any distance, the output changes by {error:.2g} of its "
+            "largest value: the model's attention has a feature that is not supported."
+        )
     setattr(config, KEY, complete.as_json())
     return complete
 
@@ -134,41 +139,22 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
             f"{saved.method} needs one position per token, but {config.model_type} gives the tokens of an image three "
             "(mrope). Use a frequency method, such as yarn."
         )
-    _check_frequencies(model)
-    return _set_remapping(model, saved, ropes={})
-
-
-def _check_frequencies(model: "PreTrainedModel") -> None:
-    """Raise ProofError if the frequencies that the attention reads from the config differ from the model's."""
-    known = frequencies_of(model.config.get_text_config())
+    by_layer_type = frequencies_of(model.config.get_text_config())  # those that the attention reads
     for table in rotary_tables(model):
-        own = known.get(table.layer_type or "", [])
-        if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
+        inv_freq = by_layer_type.get(table.layer_type or "", [])
+        if len(inv_freq) != table.inv_freq.size or not np.allclose(inv_freq, table.inv_freq, rtol=_SAME, atol=_STILL):
             raise ProofError(f"{table.name}: its frequencies differ from those of the config's RoPE fields.")
+    return _set_remapping(model, saved, ropes={})
 
 
 @torch.no_grad()
 def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
     """The model's output (logits, if it has a head) for a text too short for the method to change any distance."""
+    at = np.arange(_TOKENS)
+    distances, standard = saved.remapping().distances(at, at), at[:, None] - at[None]
+    changed = ((distances != standard) & (standard >= 0)).any(axis=1)
+    length = int(changed.argmax()) if changed.any() else _TOKENS
     embeddings: Any = model.get_input_embeddings()
-    ids = torch.arange(_unchanged_length(saved), device=input_device(model))[None] * 7 % embeddings.weight.shape[0]
+    ids = torch.arange(length, device=input_device(model))[None] * 7 % embeddings.weight.shape[0]
     with in_evaluation(model):
         return model(input_ids=ids, use_cache=False)[0]
-
-
-def _unchanged_length(saved: SavedRemapping) -> int:
-    """Number of tokens up to which the method changes no distance, at most _TOKENS."""
-    at = np.arange(_TOKENS)
-    distances = saved.remapping().distances(at, at)
-    standard = at[:, None] - at[None]
-    differs = ((distances != standard) & (standard >= 0)).any(axis=1)
-    return int(differs.argmax()) if differs.any() else _TOKENS
-
-
-def _compare(expected: torch.Tensor, found: torch.Tensor, saved: SavedRemapping, allowed: float) -> None:
-    error = ((expected - found).abs().max() / expected.abs().max().clamp_min(1e-6)).item()
-    if not error <= allowed:
-        raise PatchError(
-            f"On a text too short for {saved.method} to change any distance, the output changes by {error:.2g} of its "
-            "largest value: the model's attention has a feature that is not supported."
-        )

@@ -45,10 +45,10 @@ class Rotation:
         stop = self.start + 2 * len(self.inv_freq)
         rotating = states[..., self.start : stop].to(cos.dtype)
         if self.neighbours:
-            one, two = rotating[..., 0::2], rotating[..., 1::2]
+            x, y = rotating[..., 0::2], rotating[..., 1::2]
         else:
-            one, two = rotating.chunk(2, -1)
-        rotated = (one * cos - two * sin, two * cos + one * sin)
+            x, y = rotating.chunk(2, -1)
+        rotated = (x * cos - y * sin, y * cos + x * sin)
         joined = torch.stack(rotated, -1).flatten(-2) if self.neighbours else torch.cat(rotated, -1)
         return torch.cat([states[..., : self.start], joined.to(states.dtype), states[..., stop:]], -1)
 
@@ -121,10 +121,8 @@ class RotatedKeys:
         return rotated[:, :, :stop]
 
 
-def _equal_tokens(one: Tensor, other: Tensor) -> int:
+def _equal_tokens(first: Tensor, second: Tensor) -> int:
     """Number of first tokens that are equal in all rows and heads. Shapes: (batch, heads, tokens)."""
-    tokens = min(one.shape[2], other.shape[2])
-    one, other = one[:, :, :tokens], other[:, :, :tokens]
-    if torch.equal(one, other):
-        return tokens
-    return int((one != other).flatten(0, 1).any(0).int().argmax())
+    tokens = min(first.shape[2], second.shape[2])
+    differ = (first[:, :, :tokens] != second[:, :, :tokens]).flatten(0, 1).any(0)
+    return int(differ.int().argmax()) if differ.any() else tokens

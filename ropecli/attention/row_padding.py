@@ -32,7 +32,7 @@ def describe_padding(
     local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **others: Any,
+    **unused: Any,
 ) -> Tensor:
     """Mask function for transformers' AttentionMaskInterface that returns each row's padding instead of a mask.
 
@@ -54,10 +54,10 @@ def describe_padding(
 def read_padding(described: Tensor | None) -> list[RowPadding]:
     """Read the rows that describe_padding returned instead of a mask. Raises PatchError for any other mask."""
     if described is None or described.dtype != torch.int64 or described.shape[1:] != (1, 1, 3):
-        found = "no mask" if described is None else f"a mask of shape {tuple(described.shape)}"
+        received = "no mask" if described is None else f"a mask of shape {tuple(described.shape)}"
         raise PatchError(
-            f"The attention received {found}; distance methods require the causal mask that transformers makes from a "
-            "padding mask of shape (batch, tokens)."
+            f"The attention received {received}; distance methods require the causal mask that transformers makes from "
+            "a padding mask of shape (batch, tokens)."
         )
     return [RowPadding(*row) for row in described[:, 0, 0].tolist()]
 

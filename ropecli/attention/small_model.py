@@ -92,7 +92,7 @@ def _shrink_fields(config: Any, limits: dict[str, int]) -> None:
 def _each(value: Any, change: Callable[[int], int]) -> Any:
     """Apply `change` to an integer, or to the integers in a list."""
     if isinstance(value, list | tuple):
-        return type(value)(_each(one, change) for one in value)
+        return type(value)(_each(item, change) for item in value)
     return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -145,17 +145,15 @@ def _kinds(model: "PreTrainedModel") -> list[Any]:
 def _layers_of(model: "PreTrainedModel") -> nn.ModuleList:
     """The decoder's layers. Raises CheckpointError."""
     # some model types return their LM head from get_decoder
-    lists = _lists(model.get_decoder()) or _lists(model)
+    lists: list[nn.ModuleList] = []
+    for module in (model.get_decoder(), model):
+        lists = lists or [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     # if the count does not match (shared layers), the longest module list is the layers
-    found = next((one for one in lists if len(one) == count), None) or max(lists, key=len, default=None)
-    if found is None:
+    layers = next((part for part in lists if len(part) == count), None) or max(lists, key=len, default=None)
+    if layers is None:
         raise CheckpointError(f"{type(model).__name__} has no list of layers.")
-    return found
-
-
-def _lists(module: nn.Module) -> list[nn.ModuleList]:
-    return [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    return layers
 
 
 def _attributes(module: nn.Module) -> tuple[tuple[str, Any], ...]:

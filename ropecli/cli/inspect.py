@@ -60,8 +60,8 @@ def _print_findings(report: dict[str, Any], named: bool) -> None:
     fixes: dict[str | None, list[dict[str, Any]]] = {}
     for finding in findings:
         fixes.setdefault(finding["fix"], []).append(finding)
-    for fix, own in fixes.items():
-        for finding in own:
+    for fix, rules in fixes.items():
+        for finding in rules:
             out.print(f"[yellow]{finding['rule']}[/]:", end=" ")
             tell(finding["message"])
         if fix:

@@ -46,9 +46,9 @@ def render(plan: "TrainingPlan") -> None:
     for row in report["options"]:
         size = "" if row["bytes"] is None else format_gb(row["bytes"])
         settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
-        told = row["refused"] or ", ".join(settings) or "unchanged"
+        change = row["refused"] or ", ".join(settings) or "unchanged"
         machine = "" if row["host_memory"] is None else format_gb(max(row["host_memory"].values()))
-        ways.append([row["adapter"], ENGINES[row["engine"]], told, size, machine, "yes" if row["fits"] else "no"])
+        ways.append([row["adapter"], ENGINES[row["engine"]], change, size, machine, "yes" if row["fits"] else "no"])
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
     tell(f"{report['setting']}:\n{report['command']}")

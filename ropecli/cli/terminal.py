@@ -49,8 +49,8 @@ err = _Console(stderr=True, highlight=False, emoji=False)
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
     """Set what this process prints. Of several processes, only the first prints anything but its own errors."""
-    other = os.environ.get("RANK", "0") != "0"
-    out.quiet, err.quiet = other, other or quiet
+    later = os.environ.get("RANK", "0") != "0"
+    out.quiet, err.quiet = later, later or quiet
     out.verbose = verbose
 
 
@@ -142,7 +142,7 @@ def _value(text: str) -> Any:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -51,7 +51,7 @@ class AliasedCommand(TyperCommand):
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
-        for option in (one for one in self.params if isinstance(one, TyperOption)):
+        for option in (parameter for parameter in self.params if isinstance(parameter, TyperOption)):
             name = option.opts[0]
             names = (*ALIASES.get(name, ()), *ALIASES.get(f"{name} {option.metavar}", ()), *_FORMER.get(name, ()))
             for alias in names:
@@ -95,28 +95,28 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
 def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
     """The parameter for Typer, and a function that converts the parsed value."""
     kind, *notes = typing.get_args(parameter.annotation)
-    found = {type(note): note for note in notes}
-    flag = found.get(Flag, Flag(option_name(parameter.name, notes)))
-    if Renamed in found:
-        _FORMER[flag.name] = (option_name(found[Renamed].name, ()),)
-    options: dict[str, Any] = {"help": found[Doc].documentation, "metavar": flag.metavar}
-    if Panel in found:
-        options["rich_help_panel"] = found[Panel].title
+    by_type = {type(note): note for note in notes}
+    flag = by_type.get(Flag, Flag(option_name(parameter.name, notes)))
+    if Renamed in by_type:
+        _FORMER[flag.name] = (option_name(by_type[Renamed].name, ()),)
+    options: dict[str, Any] = {"help": by_type[Doc].documentation, "metavar": flag.metavar}
+    if Panel in by_type:
+        options["rich_help_panel"] = by_type[Panel].title
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, parse = _typed(kind, flag.name, several=is_argument)
-    if TokenCount in found:
+    if TokenCount in by_type:
         typed = str | None if type(None) in typing.get_args(kind) else str
         parse = lambda value: None if value is None else parse_tokens(str(value), flag.name)  # noqa: E731
         options["metavar"] = flag.metavar or "TOKENS"
-    elif Ge in found:
-        options["metavar"] = f"N [x>={found[Ge].ge}]"
+    elif Ge in by_type:
+        options["metavar"] = f"N [x>={by_type[Ge].ge}]"
     if is_argument:
         options["metavar"] = flag.metavar or parameter.name.upper()
         note: Any = typer.Argument(**options)
     else:
         note = typer.Option(*filter(None, (flag.name, flag.short)), **options)
     if isinstance(default, tuple):
-        default = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in default)
+        default = ",".join(f"{number:g}" if isinstance(number, float) else str(number) for number in default)
     return parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, note]), parse
 
 
@@ -126,7 +126,7 @@ def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any],
     several: an argument that may be repeated. Options with several files are repeated, too.
     """
     optional = type(None) in typing.get_args(kind)
-    kinds = [one for one in typing.get_args(kind) if one is not type(None)] if _is_union(kind) else [kind]
+    kinds = [member for member in typing.get_args(kind) if member is not type(None)] if _is_union(kind) else [kind]
     inner = kinds[0]
     if Path in kinds:
         inner, parse = Path, lambda value: value

@@ -84,7 +84,7 @@ def _refuse_another_vocabulary(task: "Perplexity", tokenizer: Any, baseline: "Su
     from ropecli.live.loading import load_tokenizer
 
     used = np.unique(np.concatenate([document.ids for document in task.documents.kept])).tolist()
-    words = [one.convert_ids_to_tokens(used) for one in (tokenizer, load_tokenizer(baseline.checkpoint))]
+    words = [reads.convert_ids_to_tokens(used) for reads in (tokenizer, load_tokenizer(baseline.checkpoint))]
     if words[0] != words[1]:
         raise DataError(
             "The baseline's tokenizer has another vocabulary, so the two cannot read the same tokens. Evaluate each by "

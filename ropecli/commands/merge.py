@@ -39,5 +39,5 @@ def merge(
     from ropecli.training.finished_weights import merge_to
 
     folder, written = as_path(adapter), as_path(output)
-    done = merge_to(folder, written, base=base, revision=revision, say=warn)
-    return MergeResult(folder, done.base, written, done.matrices)
+    source, matrices = merge_to(folder, written, base=base, revision=revision, say=warn)
+    return MergeResult(folder, source, written, matrices)

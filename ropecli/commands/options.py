@@ -379,12 +379,12 @@ def _sizes(max_memory: str | None) -> dict[int | str, str] | None:
     """'0=20GB,cpu=60GB' as Accelerate's max_memory. Raises MethodError."""
     if max_memory is None:
         return None
-    found = re.findall(r"(?:^|,)(\d+|cpu)=(\d+(?:\.\d+)?[KMG]i?B)(?=,|$)", max_memory)
-    if len(found) != len(max_memory.split(",")):
+    sizes = re.findall(r"(?:^|,)(\d+|cpu)=(\d+(?:\.\d+)?[KMG]i?B)(?=,|$)", max_memory)
+    if len(sizes) != len(max_memory.split(",")):
         raise MethodError(
             f"--max-memory is {max_memory!r}; expected sizes by GPU number or cpu, such as 0=20GB,cpu=60GB."
         )
-    return {int(name) if name.isdigit() else name: size for name, size in found}
+    return {int(name) if name.isdigit() else name: size for name, size in sizes}
 
 
 def is_link(weights: str) -> bool:

@@ -53,9 +53,8 @@ def plot(
         str | None,
         Flag("--kind", "-k"),
         Doc(
-            "For reports: perplexity, context (loss by position), comparison, retrieval; for tune.json: tuning, gains, "
-            "tuned-frequencies. Default: what fits the reports. For a checkpoint: wavelengths, decay (score by "
-            "distance), helix, frequencies, tradeoff (granularity against distance from the pretrained positions)."
+            "For reports: perplexity, comparison, scores; for tune.json: tuning. Default: what fits the reports. For a "
+            "checkpoint: frequencies, decay (score by distance)."
         ),
     ] = None,
     metric: Annotated[str | None, Doc("ppl, or bits-per-byte, which is comparable across tokenizers.")] = None,
@@ -111,7 +110,7 @@ def _is_checkpoints(folder: Path) -> bool:
 
 
 def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, scaling: _ScalingOptions) -> Any:
-    from ropecli.evaluation.report import EvalReport
+    from ropecli.evaluation.report import Report
     from ropecli.reporting.lines import data_note, get_metric
     from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
     from ropecli.reporting.report_files import read_reports
@@ -122,15 +121,15 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, sca
     paths = [options.as_path(name) for name in subjects]
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
         raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with {kinds}.")
-    wanted = get_metric(metric or "ppl")
+    measure = get_metric(metric or "ppl")
     reports = read_reports(paths)
     chosen = choose_kind(reports, kind)
-    if wanted.name != "ppl" and not chosen.metrics:
+    if measure.name != "ppl" and not chosen.metrics:
         raise DataError(f"--metric {metric} works only for plots of perplexity.")
-    measured = [report for report in reports if isinstance(report, EvalReport)]
-    if measured and (note := data_note(measured, wanted)):
+    measured = [report for report in reports if isinstance(report, Report)]
+    if measured and (note := data_note(measured)):
         warn(f"{note}.")
-    return chosen.figure(reports, wanted)
+    return chosen.figure(reports, measure)
 
 
 def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _ScalingOptions) -> Any:
@@ -150,7 +149,7 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _Sc
         methods = options.listed(scaling.methods)
         specs = method_specs(methods, [factor], scaling.settings, scaling.factors_file)
         study = make_study(checkpoint, specs, scaling.original_length)
-    elif given := [one for one in scaling.given if one in ("--set", "--factors-file", "--original-length")]:
+    elif given := [name for name in scaling.given if name in ("--set", "--factors-file", "--original-length")]:
         raise MethodError(f"{', '.join(given)} needs --methods, such as --methods yarn --factor 4.")
     else:
         study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, scaling.factor is not None))

@@ -42,5 +42,5 @@ def report(
     if page.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"{page} does not end in .html.")
     refuse_outputs(drawn=page)
-    write_page(page, read_reports([as_path(one) for one in listed(reports)]))
+    write_page(page, read_reports([as_path(path) for path in listed(reports)]))
     return DrawnFile("page", page)

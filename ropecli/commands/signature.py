@@ -117,9 +117,9 @@ def option_name(name: str, notes: Sequence[Any]) -> str:
 
 
 def _flat_signature(function: Callable[..., Any]) -> inspect.Signature:
-    own = inspect.signature(function)
+    signature = inspect.signature(function)
     parameters = []
-    for parameter in own.parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             parameters.append(parameter)
             continue
@@ -133,7 +133,7 @@ def _flat_signature(function: Callable[..., Any]) -> inspect.Signature:
             parameters.append(inspect.Parameter(name, parameter.KEYWORD_ONLY, default=default, annotation=annotation))
     for parameter in parameters:
         _refuse_unknown_notes(parameter.annotation, f"{function.__name__}(): {parameter.name}")
-    return own.replace(parameters=parameters)
+    return signature.replace(parameters=parameters)
 
 
 def _refuse_unknown_notes(annotation: Any, place: str) -> None:

@@ -27,15 +27,7 @@ NATIVE_KEYS = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "yarn": (
-        "factor",
-        ORIGINAL_LENGTH,
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-        "attention_factor",
-        *MSCALE_PAIR,
-    ),
+    "yarn": ("factor", ORIGINAL_LENGTH, "beta_fast", "beta_slow", "truncate", "attention_factor", *MSCALE_PAIR),
     "llama3": ("factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor"),
     "longrope": ("factor", ORIGINAL_LENGTH, "short_factor", "long_factor", "attention_factor", *MSCALES),
     "proportional": ("factor", "partial_rotary_factor"),
@@ -75,11 +67,13 @@ def parameters_by_layer_type(
     if any(isinstance(value, dict) for value in new.values()):
         # transformers 5 reads truncate only next to the layer types
         shared = {"truncate": new["truncate"]} if "truncate" in new else {}
-        ropes: dict[str | None, Parameters | None] = {
-            key: value if value is None else _nested_parameters(value, theta, shared)
-            for key, value in new.items()
-            if value is None or isinstance(value, dict)
-        }
+        ropes: dict[str | None, Parameters | None] = {}
+        for label, nested in new.items():
+            if nested is None:
+                ropes[label] = None
+            elif isinstance(nested, dict):
+                by_type = {key: value for key, value in nested.items() if key != "truncate"}
+                ropes[label] = {"rope_theta": theta, **by_type, **shared}
         for parameters in (ropes.get(label) for label in family.flat_scaling):
             if parameters is not None:
                 parameters |= {key: value for key, value in legacy.items() if key != "truncate"}  # like transformers 5
@@ -167,11 +161,6 @@ def _flat(family: Family) -> CheckpointError:
         f"config.json has one set of RoPE fields, but transformers reads them of {family.model_type} by layer type. "
         f"Write rope_parameters with the keys {', '.join(family.layers)}."
     )
-
-
-def _nested_parameters(parameters: Parameters, theta: Any, shared: Parameters) -> Parameters:
-    own = {key: value for key, value in parameters.items() if key != "truncate"}
-    return {"rope_theta": theta, **own, **shared}
 
 
 def _flat_parameters(

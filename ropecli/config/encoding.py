@@ -144,7 +144,13 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
     if None in written:
         section["rope_parameters"] = main
         _write_legacy(section, family, main)
-        _write_own_names(section, family, main)
+        if family.own_names is not None:
+            theta_key, partial_key = family.own_names
+            section[theta_key] = main["rope_theta"]
+            if "partial_rotary_factor" in main:
+                section[partial_key] = main["partial_rotary_factor"]
+            if section["rope_scaling"] is not None:
+                section["rope_scaling"] = {**main, **section["rope_scaling"]}
     else:
         nest = {label: written.get(label, parameters) for label, parameters in before.items()}
         section["rope_parameters"] = nest
@@ -159,8 +165,8 @@ def write_context_length(section: dict[str, Any], family: Family, context_length
     """Write the context length, tokens, to the key that the model type reads and to all its other names present."""
     names = family.names_of(MAX_POSITIONS)
     read = [name for name in names if name in section] or names[:1]
-    others = [name for name in COMMON_NAMES[MAX_POSITIONS] if name in section]  # vLLM uses the smallest of these
-    section |= dict.fromkeys([*read, *others], context_length)
+    common = [name for name in COMMON_NAMES[MAX_POSITIONS] if name in section]  # vLLM uses the smallest of these
+    section |= dict.fromkeys([*read, *common], context_length)
 
 
 def _refuse_longrope_of_mixed_layers(
@@ -168,9 +174,9 @@ def _refuse_longrope_of_mixed_layers(
 ) -> None:
     differing = section.get("per_layer_config")
     layers = differing.values() if isinstance(differing, dict) else ()
-    own = set().union(*(layer for layer in layers if isinstance(layer, dict)))
-    mixed = len(heads) > 1 or own & {"head_dim", "num_attention_heads"} or "attention_other_setting" in section
-    if mixed and any(one["rope_type"] == "longrope" for one in written.values()):
+    keys = set().union(*(layer for layer in layers if isinstance(layer, dict)))
+    mixed = len(heads) > 1 or keys & {"head_dim", "num_attention_heads"} or "attention_other_setting" in section
+    if mixed and any(parameters["rope_type"] == "longrope" for parameters in written.values()):
         raise PatchError(
             "This method is written as longrope, which transformers does not support if layers differ in head_dim or "
             "num_attention_heads. Use linear, abf or ntk."
@@ -225,17 +231,6 @@ def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> 
 def _legacy_scaling(parameters: Parameters) -> Parameters:
     scaling = {key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")}
     return {**scaling, "type": rope_type_of(parameters)}
-
-
-def _write_own_names(section: dict[str, Any], family: Family, main: Parameters) -> None:
-    if family.own_names is None:
-        return
-    theta_key, partial_key = family.own_names
-    section[theta_key] = main["rope_theta"]
-    if "partial_rotary_factor" in main:
-        section[partial_key] = main["partial_rotary_factor"]
-    if section["rope_scaling"] is not None:
-        section["rope_scaling"] = {**main, **section["rope_scaling"]}
 
 
 def _write_legacy_of_nest(

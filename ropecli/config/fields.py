@@ -55,9 +55,9 @@ def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = N
     if by_type is not None and section.get("per_layer_config") is None:  # Gemma 4, as shipped
         key = "global_head_dim" if family.sees_whole_context(layer_type) else "head_dim"
         return whole_number({key: section.get(key, by_type)}, (key,))
-    own = _of_layer(section, layer_type)
-    if first(own, names) is not None:
-        return whole_number(own, names)
+    of_layer = _of_layer(section, layer_type)
+    if first(of_layer, names) is not None:
+        return whole_number(of_layer, names)
     if family.head_dim is not None and "head_dim" not in section:
         return family.head_dim
     return _size(section, family, "hidden_size") // _size(section, family, "num_attention_heads")
@@ -115,8 +115,8 @@ def _of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]
     labels, differing = section.get("layer_types"), section.get("per_layer_config")
     if layer_type is None or not isinstance(labels, list) or not isinstance(differing, dict):
         return section
-    by_index = {key.lstrip("0") or "0": own for key, own in differing.items()}  # saved indices are zero-padded
+    by_index = {key.lstrip("0") or "0": fields for key, fields in differing.items()}  # saved indices are zero-padded
     for index, label in enumerate(labels):
-        if label == layer_type and isinstance(own := by_index.get(str(index)), dict):
-            return {**section, **own}
+        if label == layer_type and isinstance(fields := by_index.get(str(index)), dict):
+            return {**section, **fields}
     return section

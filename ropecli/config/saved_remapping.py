@@ -86,7 +86,7 @@ def method_of(attention: object) -> str | None:
     name = attention.removeprefix(PREFIX)
     method = scaling_methods().get(name)
     if method is None or not method.remaps:
-        known = ", ".join(PREFIX + one.name for one in scaling_methods().values() if one.remaps)
+        known = ", ".join(PREFIX + name for name, method in scaling_methods().items() if method.remaps)
         raise CheckpointError(f"{ATTENTION} in config.json is {shown(attention)}; expected one of {known}.")
     return name
 
@@ -125,9 +125,8 @@ def parse_saved_remapping(block: Any, method: str) -> SavedRemapping:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        saved = TypeAdapter(SavedRemapping).validate_json(
-            json.dumps(block)
-        )  # via JSON, because strict mode accepts a dict for a dataclass only there
+        # via JSON, because strict mode accepts a dict for a dataclass only there
+        saved = TypeAdapter(SavedRemapping).validate_json(json.dumps(block))
         if saved.method != method:
             raise CheckpointError(f"method is {shown(saved.method)}.")
         saved.remapping()
@@ -145,18 +144,10 @@ def parse_saved_remapping(block: Any, method: str) -> SavedRemapping:
 def write_saved_remapping(config: dict[str, Any], saved: SavedRemapping) -> None:
     """Write the distance method into `config`. The attention of other parts than the text model stays unchanged."""
     section = section_of(config)
-    before = config.pop(_OVERRULES, None) or config.get(ATTENTION)
-    if section is config:
-        config[ATTENTION] = saved.attention
-    else:
-        config[ATTENTION] = {**_by_part(before, config), "text_config": saved.attention}
+    before: Any = config.pop(_OVERRULES, None) or config.get(ATTENTION)
+    if section is not config and not isinstance(before, dict):  # a single name applies to all parts
+        parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, dict)]
+        parts = ["", *(key for key in parts if key != "quantization_config")]
+        before = {} if before is None else dict.fromkeys(parts, before)
+    config[ATTENTION] = saved.attention if section is config else {**before, "text_config": saved.attention}
     section[KEY] = saved.as_json()
-
-
-def _by_part(attention: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """The attention setting of a composite config.json as a mapping by part; a single name applies to all parts."""
-    if isinstance(attention, dict):
-        return attention
-    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, dict)]
-    parts = [key for key in parts if key != "quantization_config"]
-    return {} if attention is None else dict.fromkeys(["", *parts], attention)

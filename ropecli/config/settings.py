@@ -98,17 +98,19 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     section, family = section_of(config), family_of(config)
     _refuse_without_rope(config, section, family)
     warnings: list[str] = []
-    max_positions = _max_positions(section, family)
+    # max_position_embeddings, or the default of the model type; every reader has these defaults
+    default, names = family.max_position_embeddings, family.names_of(MAX_POSITIONS)
+    written = default is None or any(name in section for name in names)
+    max_positions = whole_number(section, names) if written or default is None else default
     if original_length and original_length > max_positions:
         warnings.append(f"--original-length {original_length} is above max_position_embeddings, {max_positions}.")
-    ropes = []
     by_layer_type = parameters_by_layer_type(section, family, warnings)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
     makers = None if original_length else _find_makers(section, family, rotating, max_positions)
-    for layer_type, parameters in rotating.items():
-        ropes.append(
-            _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, warnings)
-        )
+    ropes = [
+        _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, warnings)
+        for layer_type, parameters in rotating.items()
+    ]
     if original_length is None:
         warnings += _leftover_lengths(section, by_layer_type, ropes)
     named = [
@@ -136,12 +138,6 @@ def _find_makers(
         rope_theta=parameters["rope_theta"],
         max_position_embeddings=max_positions,
     )
-
-
-def _max_positions(section: dict[str, Any], family: Family) -> int:
-    """max_position_embeddings, or the default of the model type; every reader has these defaults."""
-    default, names = family.max_position_embeddings, family.names_of(MAX_POSITIONS)
-    return whole_number(section, names) if default is None or any(name in section for name in names) else default
 
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:

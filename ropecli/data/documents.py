@@ -21,7 +21,8 @@ class Document:
 
     ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. spans: shape (tokens,
     2), int64, first character of each token and the one after its last; None if not asked for. keys: shape (keys,),
-    int64, positions of the tokens that the protocol longppl scores.
+    int64, positions of the tokens that the protocol longppl scores. trained: shape (tokens,), bool, whether to train on
+    each token; None for all.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Document:
     ends: np.ndarray | None = None
     spans: np.ndarray | None = None
     keys: np.ndarray | None = None
+    trained: np.ndarray | None = None
 
     def bytes_of(self, start: int, stop: int) -> int | None:
         """Bytes of text in the tokens start ≤ i < stop."""
@@ -112,7 +114,7 @@ def read_documents(
     called after each document. Raises DataError if no document has `least` tokens.
     """
     kept: list[Document] = []
-    lengths = [0]
+    lengths: list[int] = []
     for document in tokenize(texts, tokenizer, count_bytes, keep_spans, enough=max(cut, least) if cut else None):
         lengths.append(len(document.ids))
         advance()
@@ -120,14 +122,18 @@ def read_documents(
             kept.append(_cut(document, cut) if cut else document)
             if most and len(kept) == most:
                 break
-    if len(lengths) == 1:
+    if not lengths:
         raise DataError("The source contains no documents.")
     if not kept:
-        raise DataError(
-            f"No document has at least {least} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
-            "Use a shorter length or longer documents."
-        )
-    return Documents(tuple(kept), len(lengths) - 1 - len(kept), special_tokens(tokenizer))
+        raise DataError(none_long_enough(least, lengths))
+    return Documents(tuple(kept), len(lengths) - len(kept), special_tokens(tokenizer))
+
+
+def none_long_enough(least: int, lengths: Sequence[int] | np.ndarray) -> str:
+    return (
+        f"No document has at least {least} tokens; the longest of {len(lengths)} has {max(lengths)}. "
+        "Use a shorter length or longer documents."
+    )
 
 
 def _cut(document: Document, tokens: int) -> Document:

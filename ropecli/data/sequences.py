@@ -46,8 +46,7 @@ class SourceSequences:
         by_document: bool = False,
     ) -> None:
         self.selection, self.layout, self.length = selection, layout, length
-        self._store, self._padding = store, padding
-        self._separator = ~separator if store.masked and separator is not None else separator
+        self._store, self._padding, self._separator = store, padding, separator
         # the first source has the same order as in a recipe with a single source
         self._seeds = (seed, number) if number else (seed,)
         self.targets: np.ndarray | None = None
@@ -93,7 +92,7 @@ class SourceSequences:
             return replace(self.row(sequence), positions=positions)
         ahead = np.arange(self.length) + np.minimum(positions - np.arange(self.length), tokens - stop)
         end = min(tokens, start + int(ahead[-1]) + 2)
-        text = np.append(self._store.read(int(self.selection.documents[document]), start, end), UNSCORED)
+        text = np.append(self._store.read(int(self.selection.documents[document]), start, end)[0], UNSCORED)
         return TrainingSequence(text[ahead], text[ahead + 1], positions, self._document_labels(sequence))
 
     def _sequence(self, position: int) -> int:
@@ -103,28 +102,24 @@ class SourceSequences:
     def row(self, sequence: int) -> TrainingSequence:
         """Assemble a sequence. A label is the next token of the sequence; if packed, of the same document."""
         packed = self._padding is not None
-        ids = np.full(self.length, self._padding or 0)
-        labels = np.full(self.length, UNSCORED)
-        positions = np.arange(self.length)
+        ids, positions = np.full(self.length, self._padding or 0), np.arange(self.length)
+        trained = np.zeros(self.length, dtype=bool)
         end = 0
         for document, start, stop in self.layout.pieces(sequence):
             begin, end = end, end + stop - start
             tokens = int(self.selection.lengths[document])
-            inside = min(stop, tokens) - start
-            ids[begin : begin + inside] = self._store.read(
-                int(self.selection.documents[document]), start, start + inside
+            inside = slice(begin, begin + min(stop, tokens) - start)
+            ids[inside], trained[inside] = self._store.read(
+                int(self.selection.documents[document]), start, min(stop, tokens)
             )
             if stop > tokens:
-                ids[end - 1] = self._separator
+                ids[end - 1], trained[end - 1] = self._separator, not self._store.masked
             if packed:
-                labels[begin : end - 1] = ids[begin + 1 : end]
+                trained[begin] = False  # nothing predicts the first token of a document
                 positions[begin:end] = np.arange(end - begin)
         if packed:
             positions[end:] = np.arange(self.length - end)  # padding counts as a separate document
-        else:
-            labels[:-1] = ids[1:]
-        if self._store.masked:
-            ids, labels = np.maximum(ids, ~ids), np.where(labels < 0, UNSCORED, labels)
+        labels = np.append(np.where(trained, ids, UNSCORED)[1:], UNSCORED)
         return TrainingSequence(ids, labels, positions, self._document_labels(sequence))
 
     def _count_labels(self) -> np.ndarray:
@@ -162,24 +157,6 @@ class SourceSequences:
 def _order(seeds: tuple[int, ...], epoch: int, size: int) -> np.ndarray:
     seed, *number = seeds
     return np.random.default_rng([seed, epoch, *number]).permutation(size)
-
-
-def none_long_enough(least: int, lengths: np.ndarray) -> str:
-    return (
-        f"No document has at least {least} tokens; the longest of {len(lengths)} has {lengths.max()}. "
-        "Use a shorter length or longer documents."
-    )
-
-
-def none_left(name: str, selection: Selection, length: int, max_tokens: int | None) -> str:
-    """Message for a source whose selected documents do not fill one sequence."""
-    budget = "" if max_tokens is None else f", max_tokens is {max_tokens}"
-    tokens, documents = selection.lengths.sum(), len(selection.documents)
-    return (
-        f"{name}: {documents} documents with {tokens} tokens do not fill a sequence of {length}. "
-        f"Of {selection.of} documents, {selection.too_short} are too short and keep_short skips {selection.not_drawn}"
-        f"{budget}. Use more documents or shorter sequences."
-    )
 
 
 def describe_source(name: str, part: SourceSequences, kind: str, share: float | None) -> str:

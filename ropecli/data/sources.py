@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID
@@ -47,17 +47,9 @@ class HubDataset(NamedTuple):
     config: str | None
 
 
-def read_texts(
-    source: str,
-    *,
-    text_column: str = TEXT_COLUMN,
-    split: str | None = None,
-    splits: tuple[str, ...] = TO_MEASURE,
-    whole: bool = False,
-) -> Texts:
-    """(name, text) of each document of SOURCE. Arguments: see read_rows. Raises DataError, also for conversations."""
-    rows = read_rows(source, text_column=text_column, split=split, splits=splits, whole=whole)
-    return map(_text_of, rows)
+def read_texts(source: str, **options: Any) -> Texts:
+    """(name, text) of each document of SOURCE. options: of read_rows. Raises DataError, also for conversations."""
+    return map(_text_of, read_rows(source, **options))
 
 
 def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
@@ -81,15 +73,15 @@ def read_rows(
     `messages` or `conversations`. split: of a Hub dataset; default: the first of `splits` that it has. whole: read more
     than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
     """
-    found = source if source in (DEMO, DEMO_TRAIN) else locate(source)
-    if isinstance(found, HubDataset):
-        rows = _read_hub(found, text_column, (split,) if split else splits)
+    place = source if source in (DEMO, DEMO_TRAIN) else locate(source)
+    if isinstance(place, HubDataset):
+        rows = _read_hub(place, text_column, (split,) if split else splits)
         return rows if whole else islice(rows, HUB_DOCUMENTS)
     if split:
         raise DataError(f"{source} is not a Hub dataset, so it has no split {shown(split)}. Remove the split.")
-    if isinstance(found, str):
-        return demo_held_out() if found == DEMO else corpus.training_files()
-    return _read_folder(found, text_column) if found.is_dir() else _read_file(found, text_column)
+    if isinstance(place, str):
+        return demo_held_out() if place == DEMO else corpus.training_files()
+    return _read_folder(place, text_column) if place.is_dir() else _read_file(place, text_column)
 
 
 def locate(source: str) -> Path | HubDataset:

@@ -5,65 +5,24 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ropecli.data import sequence_layouts
-from ropecli.data.conversations import template_digest
-from ropecli.data.documents import special_tokens
+from ropecli.data.documents import none_long_enough, special_tokens
 from ropecli.data.gapped_positions import positions_of, refuse_impossible_positions
 from ropecli.data.sampling import Mixture, Selection, seeded_generator, select_documents
-from ropecli.data.sequences import (
-    UNSCORED,
-    SourceSequences,
-    TrainingSequence,
-    describe_source,
-    none_left,
-    none_long_enough,
-)
-from ropecli.data.sources import HUB_DOCUMENTS, TO_TRAIN, Rows, is_hub_dataset, read_rows
-from ropecli.data.token_store import FORMAT, TokenStore, cache_folder, open_store, source_identity, tokenizer_digest
-from ropecli.errors import DataError, RecipeError
+from ropecli.data.sequence_layouts import SHORTEST, SequenceLayout, concatenate, cut_long, pack
+from ropecli.data.sequences import UNSCORED, SourceSequences, TrainingSequence, describe_source
+from ropecli.data.sources import HUB_DOCUMENTS, is_hub_dataset
+from ropecli.data.token_store import TokenStore, open_store
+from ropecli.errors import DataError
 
+if TYPE_CHECKING:
+    from ropecli.training.recipe import Recipe, Source
 
-class TextSource(Protocol):
-    """Recipe keys of one source; see `training/recipe.py`."""
-
-    @property
-    def data(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def text_column(self) -> str: ...
-    @property
-    def train_on(self) -> str | None: ...
-    @property
-    def split(self) -> str | None: ...
-    @property
-    def sequences(self) -> str: ...
-    @property
-    def max_documents(self) -> int | None: ...
-    @property
-    def max_tokens(self) -> int | None: ...
-    @property
-    def long_from(self) -> int | None: ...
-    @property
-    def keep_short(self) -> float: ...
-
-
-class StreamRecipe(Protocol):
-    @property
-    def sources(self) -> Sequence[TextSource]: ...
-    @property
-    def positions(self) -> str: ...
-    @property
-    def pose_chunks(self) -> int: ...
-    @property
-    def loss_weighting(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
+_FORMAT = 1
+"""Of the fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +52,7 @@ class Stream:
 
     def __init__(
         self,
-        recipe: StreamRecipe,
+        recipe: "Recipe",
         length: int,
         context_length: int,
         parts: Sequence[SourceSequences],
@@ -147,7 +106,7 @@ class Stream:
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
         chunks = recipe.pose_chunks if recipe.positions == "pose" else None
-        whole = [FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
+        whole = [_FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
     def summary(self) -> list[str]:
@@ -160,61 +119,49 @@ class Stream:
 
 
 def open_stream(
-    recipe: StreamRecipe,
+    recipe: "Recipe",
     tokenizer,
     length: int,
     context_length: int,
     *,
-    read: Callable[..., Rows] = read_rows,
     first: Callable[[], AbstractContextManager] = nullcontext,
     say: Callable[[str], None] = lambda message: None,
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
-    length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. read: reads a
-    source, like read_rows. first: a context that lets the main process run first, so that it tokenizes and the other
-    processes reuse the tokens. say: called for a Hub dataset that is not read to its end.
+    length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. first: a context that
+    lets the main process run first, so that it tokenizes and the other processes reuse the tokens. say: called for a
+    Hub dataset that is not read to its end.
     """
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
-    digest = tokenizer_digest(tokenizer)
     parts, made_of = [], []
     for number, source in enumerate(recipe.sources):
-        if source.keep_short < 1 and source.long_from is None:
-            raise RecipeError(
-                f"keep_short: {source.keep_short:g} requires long_from, the minimum tokens of a long document."
-            )
         most = source.max_documents
         if most is None and is_hub_dataset(source.data):
             most = HUB_DOCUMENTS
             say(f"Reading at most {most:,} documents of {source.data}. To read more, set max_documents.")
         with first():
-            store = _open_store(source, most, tokenizer, digest, read)
+            store = open_store(source, most, tokenizer)
         separator = _separator(tokenizer) if source.sequences == "concat" else None
         padding = (tokenizer.eos_token_id or 0) if source.sequences == "packed" else None
-        parts.append(_sequences(source, number, store, length, recipe, separator, padding))
-        chosen = [source.sequences, source.long_from, source.keep_short, source.max_tokens]
-        made_of.append([store.digest, separator, padding, *chosen])
+        selection, layout = _lay_out(source, number, store, length, recipe.seed, separated=separator is not None)
+        part = SourceSequences(
+            store,
+            selection,
+            layout,
+            length,
+            separator=separator,
+            padding=padding,
+            seed=recipe.seed,
+            number=number,
+            by_document=recipe.loss_weighting == "documents",
+        )
+        if not len(part):
+            raise DataError(f"{source.data} contains no token to train on: no sequence has an answer of the assistant.")
+        parts.append(part)
+        choices = [source.sequences, source.long_from, source.keep_short, source.max_tokens]
+        made_of.append([store.digest, separator, padding, *choices])
     return Stream(recipe, length, context_length, parts, made_of)
-
-
-def _open_store(source: TextSource, most: int | None, tokenizer, digest: str, read: Callable[..., Rows]) -> TokenStore:
-    """most: documents to read; None for all."""
-    identity = [
-        FORMAT,
-        source_identity(source.data, source.split or TO_TRAIN[0], cache_folder()),
-        source.text_column,
-        most,
-        digest,
-    ]
-    if (template := template_digest(tokenizer)) or source.train_on:
-        identity += [template, source.train_on]
-
-    def rows() -> Rows:
-        found = read(source.data, text_column=source.text_column, split=source.split, splits=TO_TRAIN, whole=True)
-        return islice(found, most)
-
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    return open_store(key, rows, tokenizer, source.train_on)
 
 
 def _separator(tokenizer) -> int | None:
@@ -224,16 +171,11 @@ def _separator(tokenizer) -> int | None:
     return None if marked else special.eos
 
 
-def _sequences(
-    source: TextSource,
-    number: int,
-    store: TokenStore,
-    length: int,
-    recipe: StreamRecipe,
-    separator: int | None,
-    padding: int | None,
-) -> SourceSequences:
-    least = {"long": length, "packed": sequence_layouts.SHORTEST, "concat": 1}[source.sequences]
+def _lay_out(
+    source: "Source", number: int, store: TokenStore, length: int, seed: int, *, separated: bool
+) -> tuple[Selection, SequenceLayout]:
+    """Select the documents of a source and cut them into sequences. Raises DataError if none can be filled."""
+    least = {"long": length, "packed": SHORTEST, "concat": 1}[source.sequences]
     if not len(store):
         raise DataError(f"{source.data} contains no documents.")
     if store.lengths.max() < least:
@@ -244,35 +186,20 @@ def _sequences(
         long_from=source.long_from,
         keep_short=source.keep_short,
         max_tokens=source.max_tokens,
-        seed=recipe.seed,
+        seed=seed,
         source=number,
     )
-    layout = _lay_out(
-        source.sequences, selection, length, seeded_generator(recipe.seed, "concat", number), separator is not None
-    )
+    if source.sequences == "packed":
+        layout = pack(selection.lengths, length)
+    elif source.sequences == "concat":
+        layout = concatenate(selection.lengths, length, seeded_generator(seed, "concat", number), separated=separated)
+    else:
+        layout = cut_long(selection.lengths, length)
     if not len(layout):
-        raise DataError(none_left(source.data, selection, length, source.max_tokens))
-    part = SourceSequences(
-        store,
-        selection,
-        layout,
-        length,
-        separator=separator,
-        padding=padding,
-        seed=recipe.seed,
-        number=number,
-        by_document=recipe.loss_weighting == "documents",
-    )
-    if not len(part):
-        raise DataError(f"{source.data} contains no token to train on: no sequence has an answer of the assistant.")
-    return part
-
-
-def _lay_out(
-    kind: str, selection: Selection, length: int, draw: np.random.Generator, separated: bool
-) -> sequence_layouts.SequenceLayout:
-    if kind == "packed":
-        return sequence_layouts.pack(selection.lengths, length)
-    if kind == "concat":
-        return sequence_layouts.concatenate(selection.lengths, length, draw, separated=separated)
-    return sequence_layouts.cut_long(selection.lengths, length)
+        budget = "" if source.max_tokens is None else f", max_tokens is {source.max_tokens}"
+        raise DataError(
+            f"{source.data}: {len(selection.documents)} documents with {selection.lengths.sum()} tokens do not fill a "
+            f"sequence of {length}. Of {selection.of} documents, {selection.too_short} are too short and keep_short "
+            f"skips {selection.not_drawn}{budget}. Use more documents or shorter sequences."
+        )
+    return selection, layout

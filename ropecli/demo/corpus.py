@@ -15,39 +15,12 @@ import numpy as np
 from ropecli.demo import FOLDER
 
 HELD_OUT = (
-    "argparse.py",
-    "ast.py",
-    "asyncio/tasks.py",
-    "calendar.py",
-    "configparser.py",
-    "dataclasses.py",
-    "difflib.py",
-    "doctest.py",
-    "email/_header_value_parser.py",
-    "fractions.py",
-    "functools.py",
-    "heapq.py",
-    "http/client.py",
-    "http/cookiejar.py",
-    "ipaddress.py",
-    "mailbox.py",
-    "optparse.py",
-    "pdb.py",
-    "platform.py",
-    "plistlib.py",
-    "random.py",
-    "statistics.py",
-    "subprocess.py",
-    "tarfile.py",
-    "tempfile.py",
-    "threading.py",
-    "traceback.py",
-    "typing.py",
-    "unittest/mock.py",
-    "urllib/parse.py",
-    "urllib/request.py",
-    "xml/dom/minidom.py",
-)
+    "argparse.py", "ast.py", "asyncio/tasks.py", "calendar.py", "configparser.py", "dataclasses.py", "difflib.py",
+    "doctest.py", "email/_header_value_parser.py", "fractions.py", "functools.py", "heapq.py", "http/client.py",
+    "http/cookiejar.py", "ipaddress.py", "mailbox.py", "optparse.py", "pdb.py", "platform.py", "plistlib.py",
+    "random.py", "statistics.py", "subprocess.py", "tarfile.py", "tempfile.py", "threading.py", "traceback.py",
+    "typing.py", "unittest/mock.py", "urllib/parse.py", "urllib/request.py", "xml/dom/minidom.py",
+)  # fmt: skip
 TRAINED_WINDOWS = FOLDER / "trained_windows.npy"
 
 # Tables, generated text, and code that is not part of the standard library.

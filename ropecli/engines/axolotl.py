@@ -44,15 +44,13 @@ ENGINE = EngineTable(
         ),
     ),
     notes=(
-        Case(
-            lambda p: True,
+        (
             "Replace DATASET by a Hub id or a file, and OUTPUT by a folder. For conversations, set type: "
-            "chat_template; axolotl drops those longer than sequence_len.",
+            "chat_template; axolotl drops those longer than sequence_len."
         ),
-        Case(
-            lambda p: True,
+        (
             "Do not set base_model_config or model_config (overrides_of_model_config): they replace what config.json "
-            "has. A larger sequence_len raises max_position_embeddings without changing the scaling.",
+            "has. A larger sequence_len raises max_position_embeddings without changing the scaling."
         ),
         SAVED_BY_TRANSFORMERS,
     ),

@@ -76,12 +76,13 @@ class CheckpointPositions:
     @property
     def scaled(self) -> list[Parameters]:
         """The parameters of every layer type with a scaling."""
-        return [one for one in self.parameters.values() if one and one["rope_type"] != "default"]
+        by_type = self.parameters.values()
+        return [parameters for parameters in by_type if parameters and parameters["rope_type"] != "default"]
 
     @property
     def only_main_scaled(self) -> bool:
         """Whether no layer type but that of `rope` has a scaling."""
-        return all(one is self.main for one in self.scaled)
+        return all(parameters is self.main for parameters in self.scaled)
 
     @property
     def scales_softmax(self) -> bool:
@@ -99,7 +100,6 @@ class CheckpointPositions:
 
     @property
     def at_revision(self) -> tuple[str, ...]:
-        """Command-line words that select the revision."""
         return () if self.revision is None else ("--revision", self.revision)
 
     @property
@@ -146,19 +146,16 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
     ropes, settings, rope, length = state.ropes, state.settings, state.main, state.context_length
     written = parameters_by_layer_type(section, settings.family, [])
     parameters = {
-        label: _parameters(ropes[label], own or {}, section, settings.family, length) if label in ropes else None
-        for label, own in written.items()
+        label: _parameters(ropes[label], fields or {}, section, settings.family, length) if label in ropes else None
+        for label, fields in written.items()
     }
     if rope.remapping is not None:
-        instead = (
-            "Fine-tune it with `ropecli finetune`."
-            if trains
-            else "Load it with transformers, after `import ropecli.attention`."
-        )
+        use = "Fine-tune it with `ropecli finetune`." if trains else "Load it with `import ropecli.attention`."
         raise PatchError(
             f"{checkpoint.name} uses {rope.spec.method}, which no engine supports: they would run standard attention. "
-            f"{instead}"
+            f"{use}"
         )
+    scaled = any(value and value["rope_type"] != "default" for value in parameters.values())
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
     names = settings.family.names_of(MAX_POSITIONS)
     return CheckpointPositions(
@@ -175,19 +172,13 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
         written_length=settings.max_position_embeddings,
         length_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
-        older_fields=_has_older_fields(section, parameters),
+        older_fields=not section.get("rope_parameters")
+        or (first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))),
         fix=fix_command(state),
-        sections=any(key in (one or {}) for one in written.values() for key in _SECTIONS),
+        sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
         latent=section.get("qk_rope_head_dim") is not None,
         warnings=state.warnings,
     )
-
-
-def _has_older_fields(section: dict[str, Any], parameters: Mapping[str | None, Parameters | None]) -> bool:
-    if not section.get("rope_parameters"):
-        return True
-    scaled = any(one and one["rope_type"] != "default" for one in parameters.values())
-    return first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))
 
 
 def _parameters(

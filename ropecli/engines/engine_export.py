@@ -34,10 +34,9 @@ class Export:
     written: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key in _JSON_KEYS}
+        return {key: getattr(self, key) for key in ("engine", "command", "overrides", "cannot", "notes")}
 
 
-_JSON_KEYS = ("engine", "command", "overrides", "cannot", "notes")
 _ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx"}
 ENGINES = {
     "axolotl": axolotl.ENGINE,
@@ -56,11 +55,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     Raises MethodError for an unknown engine or an `output` without a config file, PatchError where the engine does not
     support the checkpoint's positions, OutputError where `output` exists or cannot be written.
     """
-    if name == "transformers-v4":
-        raise MethodError(
-            "export no longer supports transformers-v4: folders written by `ropecli patch` already contain the fields "
-            "of transformers 4. For an unpatched checkpoint, run `ropecli patch --method none`."
-        )
     name = _ENGINE_NAMES.get(name.lower(), name.lower())
     if name not in ENGINES:
         raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(ENGINES)}.{did_you_mean(name, ENGINES)}")
@@ -70,34 +64,30 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     positions = read_positions(checkpoint, trains=engine.trains)
     for reason in _texts(engine.refused, positions):
         raise PatchError(f"{engine.title} does not support the positions of {positions.checkpoint}: {reason}")
-    notes = (Case(lambda p: True, engine.without_options(positions)), *engine.notes)
     overrides, file_name = engine.overrides(positions), str(output or engine.file_name)
     file_text = engine.file_text(overrides)
     if output:
-        _write(file_text, output)
+        if output.exists():
+            raise OutputError(f"{output} exists. Delete it, or choose another --output.")
+        with new_file(output) as partial:
+            partial.write_text(file_text, encoding="utf-8")
     return Export(
         engine=name,
-        command=join_command(*engine.command(positions), *([file_name] if file_name else [])),
+        command=shlex.join(
+            json.dumps(word) if isinstance(word, Mapping) else str(word)
+            for word in [*engine.command(positions), *([file_name] if file_name else [])]
+        ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, positions)),
-        notes=(*positions.warnings, *filter(None, _texts(notes, positions))),
+        notes=(*positions.warnings, *_texts((engine.without_options(positions), *engine.notes), positions)),
         file_name=file_name,
         file_text=file_text,
         written=output is not None,
     )
 
 
-def _write(text: str, output: Path) -> None:
-    if output.exists():
-        raise OutputError(f"{output} exists. Delete it, or choose another --output.")
-    with new_file(output) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-def _texts(cases: Iterable[Case], positions: CheckpointPositions) -> Iterator[str]:
-    return (case.text.format(p=positions) for case in cases if case.holds(positions))
-
-
-def join_command(*words: object) -> str:
-    """Join words into a shell command; mappings become JSON."""
-    return shlex.join(json.dumps(word) if isinstance(word, Mapping) else str(word) for word in words)
+def _texts(cases: Iterable[Case | str], positions: CheckpointPositions) -> Iterator[str]:
+    for case in cases:
+        text = case if isinstance(case, str) else case.text if case.holds(positions) else ""
+        if text:
+            yield text.format(p=positions)

@@ -29,17 +29,17 @@ class EngineTable:
     """An engine's table.
 
     title: name and release. command: words of the command; a mapping becomes JSON. overrides, cannot, notes: see
-    Export. refused: unsupported positions, each with the next step. without_options: a sentence on what the engine does
-    without the options, or nothing. file_name: the config file that the command reads, named by its last word.
-    file_text: its contents, from `overrides`. trains: whether it trains, with transformers' models, which read all of
-    config.json.
+    Export; a note without a condition is a format string alone. refused: unsupported positions, each with the next
+    step. without_options: a sentence on what the engine does without the options, or nothing. file_name: the config
+    file that the command reads, named by its last word. file_text: its contents, from `overrides`. trains: whether it
+    trains, with transformers' models, which read all of config.json.
     """
 
     title: str
     command: Callable[[CheckpointPositions], Iterable[object]]
     overrides: Callable[[CheckpointPositions], dict[str, Any]]
-    refused: tuple[Case, ...]
-    notes: tuple[Case, ...]
+    notes: tuple[Case | str, ...]
+    refused: tuple[Case, ...] = ()
     cannot: tuple[Case, ...] = ()
     without_options: Callable[[CheckpointPositions], str] = lambda p: ""
     file_name: str = ""
@@ -89,10 +89,9 @@ FROM_CONFIG = Case(
     "The command has no RoPE options: they would replace a part of what the engine reads from config.json.",
 )
 
-SAVED_BY_TRANSFORMERS = Case(
-    lambda p: True,
+SAVED_BY_TRANSFORMERS = (
     "The trained model keeps the scaling, but only in rope_parameters, and has no ropecli.yaml: `ropecli inspect "
-    "OUTPUT` prints the command that also writes the fields of older readers. Merge adapters with `ropecli merge`.",
+    "OUTPUT` prints the command that also writes the fields of older readers. Merge adapters with `ropecli merge`."
 )
 
 

@@ -164,11 +164,7 @@ def _stores_longrope(p: CheckpointPositions) -> bool:
     return math.isclose(p.rope.attention_factor, stored, rel_tol=1e-6)
 
 
-def _is_checked(p: CheckpointPositions) -> bool:
-    in_source = {*_BY_LAYER, *_LLAMA3_IN_FILE, *_MSCALE_IN_FILE, "minicpm3"}
-    return p.model_type in _ARCHITECTURES or p.text_type in in_source
-
-
+_CHECKED = {*_BY_LAYER, *_LLAMA3_IN_FILE, *_MSCALE_IN_FILE, "minicpm3"}
 _CARRIED = f"{MODEL} already contains all of it: llama.cpp gives the same results without the --rope options."
 CONVERSION_NOTES = (
     Case(lambda p: not p.on_hub, f"To make {MODEL}: {CONVERTER} {{p.quoted}} --outfile {MODEL}."),
@@ -178,7 +174,7 @@ CONVERSION_NOTES = (
         f"then run {CONVERTER} DIR --outfile {MODEL}.",
     ),
     Case(
-        lambda p: not _is_checked(p),
+        lambda p: p.model_type not in _ARCHITECTURES and p.text_type not in _CHECKED,
         "llama.cpp was not checked with {p.model_type}: compare a long answer with transformers first.",
     ),
 )

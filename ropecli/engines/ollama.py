@@ -7,29 +7,18 @@
   yarn, longrope and dynamic.
 """
 
-from typing import Any
-
-from ropecli.engines.checkpoint_positions import CheckpointPositions
 from ropecli.engines.engine_table import LATENT, PROPORTIONAL_FACTOR, ROUNDS_GPT_OSS, Case, EngineTable
 from ropecli.engines.llama_cpp import CONVERSION_NOTES, CONVERTER, MODEL, differs_by_layer, stored_in_file
 
 _NAME = "my-model"
 
 
-def _overrides(p: CheckpointPositions) -> dict[str, Any]:
-    return {"FROM": f"./{MODEL}", "PARAMETER num_ctx": p.length}
-
-
-def _modelfile(overrides: dict[str, Any]) -> str:
-    return "".join(f"{instruction} {value}\n" for instruction, value in overrides.items())
-
-
 ENGINE = EngineTable(
     title="Ollama",
     command=lambda p: ("ollama", "create", _NAME, "-f"),
-    overrides=_overrides,
+    overrides=lambda p: {"FROM": f"./{MODEL}", "PARAMETER num_ctx": p.length},
     file_name="Modelfile",
-    file_text=_modelfile,
+    file_text=lambda overrides: "".join(f"{instruction} {value}\n" for instruction, value in overrides.items()),
     refused=(
         LATENT,
         PROPORTIONAL_FACTOR,
@@ -60,6 +49,6 @@ ENGINE = EngineTable(
             lambda p: p.has_two_factor_lists,
             "Once num_ctx is above {p.original_length}, every request uses long_factor.",
         ),
-        Case(lambda p: True, f"Then: ollama run {_NAME}."),
+        f"Then: ollama run {_NAME}.",
     ),
 )

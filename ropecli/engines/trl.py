@@ -11,7 +11,7 @@
 from typing import Any
 
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import SAVED_BY_TRANSFORMERS, Case, EngineTable, as_yaml
+from ropecli.engines.engine_table import SAVED_BY_TRANSFORMERS, EngineTable, as_yaml
 
 
 def _overrides(p: CheckpointPositions) -> dict[str, Any]:
@@ -37,21 +37,15 @@ ENGINE = EngineTable(
     file_name="trl.yaml",
     file_text=as_yaml,
     trains=True,
-    refused=(),
     notes=(
-        Case(
-            lambda p: True,
-            "Replace DATASET by a Hub id or a folder, with a column of text or messages, and OUTPUT by a folder.",
-        ),
-        Case(
-            lambda p: True,
+        "Replace DATASET by a Hub id or a folder, with a column of text or messages, and OUTPUT by a folder.",
+        (
             "Do not set rope_parameters, rope_scaling or max_position_embeddings in model_init_kwargs: they replace "
-            "what config.json has.",
+            "what config.json has."
         ),
-        Case(
-            lambda p: True,
+        (
             "Keep max_length: TRL's default is 1,024 tokens. attn_implementation sdpa works too, but its mask takes "
-            "max_length² bytes.",
+            "max_length² bytes."
         ),
         SAVED_BY_TRANSFORMERS,
     ),

@@ -32,7 +32,7 @@ _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
 def _overrides(p: CheckpointPositions) -> dict[str, Any]:
     if p.only_in_config:
         return {} if p.raised else p.in_section({p.length_key: p.length})
-    written: dict[Any, Any] = {label: one and _as_written(one, p) for label, one in p.parameters.items()}
+    written: dict[Any, Any] = {label: fields and _as_written(fields, p) for label, fields in p.parameters.items()}
     return p.in_section({"rope_parameters": written if p.nested else written[None] or {}, p.length_key: p.length})
 
 
@@ -70,7 +70,7 @@ ENGINE = EngineTable(
             "its class for gpt_oss computes only yarn. Patch with yarn.",
         ),
         Case(
-            lambda p: p.nested and any(one.get("truncate") is False for one in p.scaled),
+            lambda p: p.nested and any(parameters.get("truncate") is False for parameters in p.scaled),
             "it reads truncate from each layer type, transformers from the top level. Patch without truncate=false.",
         ),
     ),

@@ -126,16 +126,16 @@ def read(
     longest, length, largest = task.longest()
     reader.prepare(longest, length, largest, answers=task.answers)
     samples, done = task.samples(one_pass=not reader.follows_length), store.of(part)
-    own = workers.share(samples)
-    with progress_bar(bar, len(own)) if bar else contextlib.nullcontext(lambda: None) as step:
-        for batch in batches(own, lambda key: key[:-1], reader.batch_size):
+    share = workers.share(samples)
+    with progress_bar(bar, len(share)) if bar else contextlib.nullcontext(lambda: None) as step:
+        for batch in batches(share, lambda key: key[:-1], reader.batch_size):
             if not all(key in done for key in batch):
                 for key, value in zip(batch, task.score(reader, batch), strict=True):
                     store.add(part, key, value)
             for _ in batch:
                 step()
     store.add(part, _ABOUT, reader.about())
-    values = workers.gather({key: done[key] for key in own})
+    values = workers.gather({key: done[key] for key in share})
     return {key: values[key] for key in samples}
 
 
@@ -156,7 +156,7 @@ def collect(
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
         for number, job in enumerate(jobs):
-            alike = [other.subject for other in jobs if other.subject.checkpoint is job.subject.checkpoint]
+            alike = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
             with contextlib.ExitStack() as stack:
                 reader = None
                 for place, task in enumerate(job.tasks):

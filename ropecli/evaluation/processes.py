@@ -44,9 +44,9 @@ class Workers:
         while not arrived.is_completed():  # a blocking wait would delay signals until the others are done
             time.sleep(0.05)
         arrived.wait()
-        found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, items)
-        return {key: value for part in found for key, value in part.items()}
+        parts: list[Any] = [None] * self.count
+        distributed.all_gather_object(parts, items)
+        return {key: value for part in parts for key, value in part.items()}
 
 
 def join_workers() -> Workers:
@@ -97,5 +97,5 @@ def _lost(error: RuntimeError) -> str | None:
 
     if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
         return reason_of(error).rstrip(".")
-    found = _BROKEN.search(str(error))
-    return found["gloo"] or found["nccl"] if found else None
+    broken = _BROKEN.search(str(error))
+    return broken["gloo"] or broken["nccl"] if broken else None

@@ -60,11 +60,6 @@ class Protocol:
     def reads_whole_documents(self) -> bool:
         return self.name in ("sliding", "disjoint", "yarn")
 
-    @property
-    def scores_the_same_tokens(self) -> bool:
-        """Whether every length scores the same tokens, so that lengths can be compared with each other."""
-        return self.name in ("tail", "sliding", "disjoint", "longppl")
-
     def inserted(self, special: SpecialTokens) -> int | None:
         """The token that the protocol puts before a text; None if it adds none or the tokenizer has none."""
         if self.name == "yarn":
@@ -75,12 +70,12 @@ class Protocol:
 
     def settled(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
         """Return the protocol with stride and targets set. lengths: ascending. Raises DataError if they do not fit."""
-        begun = 1 if self.name in ("disjoint", "yarn") else special.first_scored
-        if not lengths or lengths[0] <= begun:
+        unscored = 1 if self.name in ("disjoint", "yarn") else special.first_scored
+        if not lengths or lengths[0] <= unscored:
             raise DataError(
-                f"The lengths are {lengths}; expected at least {begun + 1} tokens, so that one can be scored."
+                f"The lengths are {lengths}; expected at least {unscored + 1} tokens, so that one can be scored."
             )
-        room = lengths[0] - begun
+        room = lengths[0] - unscored
         half = lengths[0] // 2
         stride = half if self.name == "sliding" and self.stride is None else self.stride
         targets = half if self.name == "tail" and self.targets is None else self.targets

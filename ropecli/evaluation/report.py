@@ -209,13 +209,13 @@ class Report:
 
     def change_from(self, base: "Report", length: int) -> Change:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
-        own, other = self.at(length), base.at(length)
+        cells, base_cells = self.at(length), base.at(length)
         if self.kind == "perplexity":
-            return loss_change(own[0], other[0])
-        pairs = [(cell.task, cell.depth, cell.samples) for cell in own]
-        if self.fingerprint != base.fingerprint or pairs != [(cell.task, cell.depth, cell.samples) for cell in other]:
+            return loss_change(cells[0], base_cells[0])
+        keys, base_keys = ([(cell.task, cell.depth, cell.samples) for cell in at] for at in (cells, base_cells))
+        if self.fingerprint != base.fingerprint or keys != base_keys:
             raise RopecliError("Cannot compare scores of different prompts.")
-        scores, base_scores = (np.concatenate([cell.sums for cell in cells]) for cells in (own, other))
+        scores, base_scores = (np.concatenate([cell.sums for cell in at]) for at in (cells, base_cells))
         return Change(*score_difference(scores - base_scores))
 
     @property
@@ -267,8 +267,10 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
     return headlines
 
 
-EvalReport = RetrievalReport = RulerReport = Report
-"""The names of earlier releases, which had a class for each."""
+EvalReport = Report
+RetrievalReport = Report
+RulerReport = Report
+# the names of earlier releases, which had a class for each
 _MOST_TRIALS = 1_000_000
 _DEFAULTS = {entry.name: entry.default for entry in fields(Cell)}
 
@@ -318,9 +320,9 @@ def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
     for cell in value["cells"]:
         if not 0 <= cell["hits"] <= cell["trials"] <= _MOST_TRIALS:
             raise ValueError(f"{cell['hits']} hits of {cell['trials']} trials")
-        found = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
-        others = {key: cell.get(key) for key in ("depth", "rank", "margin")}
-        cells.append(_of_scores(value["task"], cell["length"], found, **others, chance=value["chance"]))
+        scores = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
+        details = {key: cell.get(key) for key in ("depth", "rank", "margin")}
+        cells.append(_of_scores(value["task"], cell["length"], scores, **details, chance=value["chance"]))
     return {
         "kind": "scores",
         "task": value["task"],

@@ -233,9 +233,9 @@ class LiveReaders:
         if self._loaded is None or self._loaded[0] is not subject.checkpoint:
             self._loaded = None  # free its memory first
             self._loaded = subject.checkpoint, load(subject.checkpoint, tokenizer, **self.loading)
-            for other in alike:
+            for peer in alike:
                 with unpatched_after(self._loaded[1]):
-                    other.patch(self._loaded[1])
+                    peer.patch(self._loaded[1])
         model = self._loaded[1]
         with unpatched_after(model):
             follows = subject.patch(model)

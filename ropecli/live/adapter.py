@@ -67,10 +67,10 @@ def merge_adapter(
     try:
         with quiet_transformers():
             wrapped = PeftModel(model, lora_config)
-            found: Any = set_peft_model_state_dict(wrapped, lora)
-            missing = [key for key in found.missing_keys if ".lora_" in key]
-            if found.unexpected_keys or missing:
-                raise _does_not_fit(checkpoint, f"{[*found.unexpected_keys, *missing][0]} has no matching tensor")
+            result: Any = set_peft_model_state_dict(wrapped, lora)
+            unmatched = [*result.unexpected_keys, *(key for key in result.missing_keys if ".lora_" in key)]
+            if unmatched:
+                raise _does_not_fit(checkpoint, f"{unmatched[0]} has no matching tensor")
             return wrapped.merge_and_unload(safe_merge=True)
     except (RuntimeError, ValueError, KeyError) as error:
         raise _does_not_fit(checkpoint, reason_of(error)) from error
@@ -95,15 +95,15 @@ def other_base(adapter: Path, base: Checkpoint) -> str | None:
 
 def _load_whole(checkpoint: Checkpoint, model: "PreTrainedModel", whole: Tensors) -> None:
     """Copy fully trained embeddings and norms into the model in place, which keeps tied weights tied."""
-    own = model.state_dict()
+    of_model = model.state_dict()
     for name, tensor in whole.items():
-        target = own.get(name.removeprefix(PREFIX))
+        target = of_model.get(name.removeprefix(PREFIX))
         if target is None or target.shape != tensor.shape:
             base = "is missing in the base" if target is None else f"has shape {tuple(target.shape)} in the base"
             raise _does_not_fit(checkpoint, f"{name}, shape {tuple(tensor.shape)}, {base}")
-        for tied in [other for other, value in own.items() if value.data_ptr() == target.data_ptr()]:
-            other = whole.get(PREFIX + tied)
-            if other is None or not torch.equal(other, tensor):
+        for tied in [key for key, value in of_model.items() if value.data_ptr() == target.data_ptr()]:
+            trained = whole.get(PREFIX + tied)
+            if trained is None or not torch.equal(trained, tensor):
                 raise _does_not_fit(
                     checkpoint, f"it trains {name} and {tied} separately, but they are tied in the base"
                 )

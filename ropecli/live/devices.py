@@ -1,5 +1,6 @@
 """The devices of a loaded model, and its peak memory."""
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -10,9 +11,6 @@ import torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
 
 
 def input_device(model: "PreTrainedModel") -> torch.device:
@@ -32,7 +30,7 @@ def device_names(model: "PreTrainedModel") -> str:
 def _places(model: "PreTrainedModel") -> list[str]:
     """The devices of a model spread by a device_map; empty if it was loaded without one."""
     places = getattr(model, "hf_device_map", {}).values()
-    return list(dict.fromkeys(str(torch.device(one)) if one != "disk" else "disk" for one in places))
+    return list(dict.fromkeys("disk" if place == "disk" else str(torch.device(place)) for place in places))
 
 
 def total_memory(device: torch.device) -> int:
@@ -47,11 +45,9 @@ def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         for number in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(number)
-    elif _CLEAR.exists():
-        try:
-            _CLEAR.write_text("5")
-        except OSError:
-            return
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory(device: torch.device) -> int:
@@ -61,16 +57,11 @@ def peak_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return sum(int(torch.cuda.max_memory_allocated(number)) for number in range(torch.cuda.device_count()))
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="utf-8"))
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else _largest_resident_set()
-
-
-def _largest_resident_set() -> int:
-    try:
+    with contextlib.suppress(OSError):
+        if peak := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8")):
+            return int(peak[1]) * 1024
+    with contextlib.suppress(ImportError):  # Windows
         import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return 0

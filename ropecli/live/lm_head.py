@@ -4,8 +4,6 @@ The head runs in the model's own forward, which receives the decoder's output. S
 its logits (soft caps, scales) is included.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,12 +34,12 @@ class SplitModel:
         self.vocabulary, _ = self.head.weight.shape
         self.plain_head: bool = like.plain_head if like else self._probe()
 
-    def decode(self, ids: torch.Tensor, **others: torch.Tensor) -> Any:
+    def decode(self, ids: torch.Tensor, **inputs: torch.Tensor) -> Any:
         """Run the decoder. ids: shape (batch, tokens). Output last_hidden_state: shape (batch, tokens, width).
 
-        others: position_ids and attention_mask, as in transformers.
+        inputs: position_ids and attention_mask, as in transformers.
         """
-        return self.decoder(input_ids=ids, use_cache=False, **others)
+        return self.decoder(input_ids=ids, use_cache=False, **inputs)
 
     def decode_on(self, ids: torch.Tensor, cache: Any) -> Any:
         """Run the decoder on tokens that follow those in `cache` (None: empty). past_key_values holds all of them."""
@@ -50,24 +48,17 @@ class SplitModel:
     def logits(self, outputs: Any, hidden: torch.Tensor) -> torch.Tensor:
         """Compute logits, float32. hidden: shape (batch, any tokens, width), a part of outputs.last_hidden_state."""
         before, outputs.last_hidden_state = outputs.last_hidden_state, hidden
+        hooked = vars(self.decoder).get("forward")  # that of Accelerate's hooks, for a model spread over devices
         placeholder = hidden.new_zeros(hidden.shape[:2], dtype=torch.long)
         try:
-            with self._decoder_returning(outputs):
-                return self.model(input_ids=placeholder, use_cache=False).logits.float()
+            # the model's forward applies its head to `outputs` instead of running the decoder
+            self.decoder.forward = lambda *args, **kwargs: outputs
+            return self.model(input_ids=placeholder, use_cache=False).logits.float()
         finally:
             outputs.last_hidden_state = before
-
-    @contextlib.contextmanager
-    def _decoder_returning(self, outputs: Any) -> Iterator[None]:
-        """The model's forward applies its head to `outputs` instead of running the decoder."""
-        own = vars(self.decoder).get("forward")  # that of Accelerate's hooks, for a model spread over devices
-        self.decoder.forward = lambda *args, **kwargs: outputs
-        try:
-            yield
-        finally:
             del self.decoder.forward
-            if own is not None:
-                self.decoder.forward = own
+            if hooked is not None:
+                self.decoder.forward = hooked
 
     @torch.no_grad()
     def _probe(self) -> bool:
@@ -76,7 +67,10 @@ class SplitModel:
         whole = self.model(input_ids=ids, use_cache=False).logits.float()
         outputs = self.decode(ids)
         hidden = outputs.last_hidden_state
-        self._check_equal(outputs, hidden, whole)
+        scale = whole.abs().max().clamp_min(1e-6)
+        again = self.logits(outputs, hidden).to(whole.device)
+        if not torch.allclose(again / scale, whole / scale, atol=1e-2, equal_nan=True):
+            raise self._cannot_split()
         if weight.is_meta:  # offloaded
             return False
         # far from zero, where a soft cap has an effect
@@ -88,12 +82,6 @@ class SplitModel:
         if getattr(self.head, "bias", None) is not None or not plain.isfinite().all():
             return False
         return torch.allclose(plain, capped, rtol=1e-2, atol=1e-3 * plain.abs().max().item())
-
-    def _check_equal(self, outputs: Any, hidden: torch.Tensor, whole: torch.Tensor) -> None:
-        scale = whole.abs().max().clamp_min(1e-6)
-        again = self.logits(outputs, hidden).to(whole.device)
-        if not torch.allclose(again / scale, whole / scale, atol=1e-2, equal_nan=True):
-            raise self._cannot_split()
 
     def _cannot_split(self) -> CheckpointError:
         return CheckpointError(

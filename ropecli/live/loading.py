@@ -21,15 +21,8 @@ from ropecli.live.stock_transformers import (
     refuse_encoder,
 )
 
-DTYPES = {
-    "auto": "auto",
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-}
+DTYPES = {name: name for name in ("auto", "float32", "bfloat16", "float16")}
+DTYPES |= {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Dtypes by the names that users may write."""
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -52,8 +45,8 @@ def choose_device(name: str = "auto") -> str:
     """
     import torch
 
-    own = os.environ.get("LOCAL_RANK")
-    gpu = "cuda" if own is None else f"cuda:{own}"
+    rank = os.environ.get("LOCAL_RANK")
+    gpu = "cuda" if rank is None else f"cuda:{rank}"
     if name == "auto":
         if torch.cuda.is_available():
             return gpu
@@ -110,9 +103,9 @@ def load_model(
         raise CheckpointError(
             f"{checkpoint.name} uses the attention of {saved.method}; attn {attn!r} would replace it. Use attn auto."
         )
-    asked, (dtype, device) = dtype, settle(dtype, device)
+    requested, (dtype, device) = dtype, settle(dtype, device)
     if _quantized_with(checkpoint) in ("fp8", "mxfp8") and device == "cpu":  # transformers makes it bfloat16 there
-        dtype = "bfloat16" if asked == "auto" else dtype
+        dtype = "bfloat16" if requested == "auto" else dtype
         if dtype != "bfloat16":
             raise CheckpointError(f"{checkpoint.name} is quantized with fp8. On a CPU it needs dtype bfloat16 or auto.")
     _refuse_unsupported(checkpoint, bits, device)
@@ -151,12 +144,12 @@ def load_model(
         if isinstance(error, NotImplementedError):  # transformers fails to compare tied weights of other shapes
             _check_weights(checkpoint, {"mismatched_keys": _mismatched(checkpoint, config)}, say)
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of_stock(error)}") from error
-    model, found = loaded
+    model, loading_info = loaded
     if saved is not None and model.config.get_text_config()._attn_implementation != saved.attention:
         raise CheckpointError(
             f"{checkpoint.name}: transformers ignores the attention set in config.json, {saved.attention}."
         )
-    _check_weights(checkpoint, found, say)
+    _check_weights(checkpoint, loading_info, say)
     if spill:
         model.spill = spill  # removed with the model
     if checkpoint.base and adapter:
@@ -217,15 +210,17 @@ def _refuse_unsupported(checkpoint: Checkpoint, bits: int | None, device: str) -
         raise CheckpointError(f"{what} needs {' and '.join(packages)}. Run `pip install {' '.join(packages)}`.")
 
 
-def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:
-    """Check that files and model have the same tensors. found: transformers' loading_info. say: see load_model."""
+def _check_weights(checkpoint: Checkpoint, loading_info: Mapping[str, Any], say: Callable[[str], None] | None) -> None:
+    """Check that files and model have the same tensors. loading_info: of transformers. say: see load_model."""
     what = f"The adapter {checkpoint.folder} does not fit {checkpoint.name}" if checkpoint.base else checkpoint.name
-    if mismatched := found.get("mismatched_keys"):
+    if mismatched := loading_info.get("mismatched_keys"):
         name, there, expected = sorted(mismatched)[0]
         raise CheckpointError(f"{what}: {name} has shape {tuple(there)}; config.json implies {tuple(expected)}.")
-    if missing := found.get("missing_keys"):
+    if missing := loading_info.get("missing_keys"):
         raise CheckpointError(f"{what}: {sorted(missing)[0]} is missing in the weight files.")
-    if unused := sorted(name for name in found.get("unexpected_keys", ()) if not _is_mtp(name, checkpoint.config)):
+    if unused := sorted(
+        name for name in loading_info.get("unexpected_keys", ()) if not _is_mtp(name, checkpoint.config)
+    ):
         names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
         message = f"{what}: {len(unused)} tensors of the weight files are not used by config.json: {names}."
         if say is None:

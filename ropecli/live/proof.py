@@ -30,9 +30,7 @@ _SAME_ANGLE = 1e-5
 
 
 def prove(
-    folder: "Path | PreTrainedConfig",
-    ropes: Mapping[str | None, ScaledRope],
-    original: dict[str, Any] | None = None,
+    folder: "Path | PreTrainedConfig", ropes: Mapping[str | None, ScaledRope], original: dict[str, Any] | None = None
 ) -> int:
     """Compare every rotary table of folder/config.json with `ropes` (by layer type). Returns the number of tables.
 
@@ -77,10 +75,10 @@ def _compare_axes(table: "RotaryTable", unpatched: "RotaryTable", rope: ScaledRo
     positions = np.arange(2, 2 + table.axes)
     if varies_with_length(rope):
         rope = scale(rope.geometry, rope.spec, int(positions.max()) + 1)
-    found = table.angles_at(*positions.tolist())
+    cos_sin = table.angles_at(*positions.tolist())
     for pairs in (np.tile(rope.inv_freq, 2), np.repeat(rope.inv_freq, 2)):  # both layouts that transformers has
         angles = positions[axes] * pairs
-        if np.allclose(found, rope.attention_factor * np.stack([np.cos(angles), np.sin(angles)]), atol=_SAME_ANGLE):
+        if np.allclose(cos_sin, rope.attention_factor * np.stack([np.cos(angles), np.sin(angles)]), atol=_SAME_ANGLE):
             return
     raise ProofError(f"{table.name}: the cos and sin of a token in an image differ from those of the patch.")
 

@@ -123,16 +123,6 @@ def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
     return tables
 
 
-def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Set every table to its layer type's rope, for all lengths. Raises PatchError for a layer type without rope."""
-    for table in tables:
-        if table.layer_type not in ropes:
-            raise PatchError(
-                f"{table.name}: the live model has layers of type {table.layer_type!r}, but config.json does not."
-            )
-        table.set(ropes[table.layer_type])
-
-
 def rotate_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
     """Set the rotary tables of a model to the ropes of a plan, see live_patch. Raises PatchError."""
     tables = rotary_tables(model)
@@ -140,23 +130,27 @@ def rotate_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) 
     for module in _modules(tables):
         if (hook := module.__dict__.pop(_HOOK, None)) is not None:
             hook.remove()
-    set_ropes(tables, ropes)
     for table in tables:
+        if table.layer_type not in ropes:
+            raise PatchError(
+                f"{table.name}: the live model has layers of type {table.layer_type!r}, but config.json does not."
+            )
+        table.set(ropes[table.layer_type])
         table.refuse_if_computed()
     for module in _modules(tables):
-        own = [table for table in tables if table.module is module and varies_with_length(ropes[table.layer_type])]
-        if own:
-            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(own, ropes), with_kwargs=True)
+        varying = [table for table in tables if table.module is module and varies_with_length(ropes[table.layer_type])]
+        if varying:
+            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(varying, ropes), with_kwargs=True)
 
 
 def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
     """Refuse mscale_all_dim: DeepSeek's attention reads its softmax scale from the config only when it is built."""
     configs = [table.module.config for table in tables]
-    if not any(family_of({"model_type": config.model_type}).reads_mscale_all_dim for config in configs):
-        return
     shipped = [getattr(config, "rope_parameters", None) or {} for config in configs]
-    wanted = [rope.spec.params for rope in ropes.values()]
-    if any(parameters.get("mscale_all_dim") for parameters in [*shipped, *wanted]):
+    set_by = [*shipped, *(rope.spec.params for rope in ropes.values())]
+    if any(family_of({"model_type": config.model_type}).reads_mscale_all_dim for config in configs) and any(
+        parameters.get("mscale_all_dim") for parameters in set_by
+    ):
         raise PatchError(
             "mscale_all_dim sets this model's softmax scale when it is built, so it cannot be patched in memory. "
             "Write the patch to a folder and load that."
@@ -169,8 +163,9 @@ def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         positions = named["position_ids"] if "position_ids" in named else arguments[1]
         length = int(positions.max()) + 1
-        own = [(table.layer_type, ropes[table.layer_type]) for table in tables]
-        set_ropes(tables, {label: scale(rope.geometry, rope.spec, length) for label, rope in own})
+        for table in tables:
+            rope = ropes[table.layer_type]
+            table.set(scale(rope.geometry, rope.spec, length))
 
     return before_pass
 
@@ -196,41 +191,29 @@ def _set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
 def _configs(config: Any) -> list[Any]:
     """A config and its sub-configs; each has its own attention implementation."""
     parts = [part for key in config.sub_configs if (part := getattr(config, key, None)) is not None]
-    return [config, *(one for part in parts for one in _configs(part))]
+    return [config, *(nested for part in parts for nested in _configs(part))]
 
 
-def reset_tables(tables: list[RotaryTable]) -> None:
-    """Recompute every table from its config. Dynamic tables depend on the longest length seen so far."""
+def reset_tables(tables: list[RotaryTable], device: str | None = None) -> None:
+    """Recreate the rotary modules from their config. Dynamic tables depend on the longest length seen so far.
+
+    device: default: the device of each module.
+    """
     for module in _modules(tables):
-        _remake(module, next(module.buffers()).device)
+        hook = getattr(module, "_hf_hook", None)
+        # all attributes, because some model types store the longest length under another name
+        _set_attributes(module, type(module)(module.config).to(device or next(module.buffers()).device).__dict__)
+        if hook is not None:  # of a model spread over devices
+            from accelerate.hooks import add_hook_to_module
 
-
-def remake_rotary_modules(model: "PreTrainedModel") -> None:
-    """Recreate the rotary modules of a model on the meta device, on the CPU. Raises PatchError if there are none."""
-    for module in _modules(rotary_tables(model)):
-        _remake(module, torch.device("cpu"))
-
-
-def _remake(module: Any, device: torch.device) -> None:
-    fresh = type(module)(module.config).to(device)
-    hook = getattr(module, "_hf_hook", None)
-    # all attributes, because some model types store the longest length under another name
-    _set_attributes(module, fresh.__dict__)
-    if hook is not None:  # of a model spread over devices
-        from accelerate.hooks import add_hook_to_module
-
-        add_hook_to_module(module, hook)
+            add_hook_to_module(module, hook)
 
 
 def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
     """Return whether a pass over `longest` tokens uses other frequencies than a short one. Resets the tables."""
-    switching = False
-    for table in tables:
-        if table.rope_type in ("dynamic", "longrope"):
-            short, long = table.at_length(1)[0], table.at_length(longest)[0]
-            switching = switching or not np.array_equal(short, long)
-    if any(table.rope_type in ("dynamic", "longrope") for table in tables):
-        reset_tables(tables)
+    varying = [table for table in tables if table.rope_type in ("dynamic", "longrope")]
+    switching = any(not np.array_equal(table.at_length(1)[0], table.at_length(longest)[0]) for table in varying)
+    reset_tables(varying)
     return switching
 
 

@@ -112,14 +112,14 @@ def build_without_weights(config: Any):
     """
     import torch
 
-    from ropecli.live.rotary import remake_rotary_modules
+    from ropecli.live.rotary import reset_tables, rotary_tables
 
     config = read_stock_config(config) if isinstance(config, Path) else config
     auto_class = auto_class_of(config)
     try:
         with quiet_transformers(), torch.device("meta"):
             model = auto_class.from_config(config, trust_remote_code=False)
-        remake_rotary_modules(model)
+        reset_tables(rotary_tables(model), "cpu")
     except PatchError:
         raise
     except Exception as error:  # model classes raise many kinds of errors
@@ -156,9 +156,8 @@ def quiet_transformers() -> Iterator[None]:
     accelerate_logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # about the legacy rope_scaling dialect, which is written on purpose
+            # about the legacy rope_scaling dialect, which is written on purpose
+            warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:
         transformers_logging.set_verbosity(verbosity)

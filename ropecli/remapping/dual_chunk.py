@@ -40,17 +40,17 @@ def dual_chunk(pretrained: int, target: int, *, chunk: int | None = None, local_
 def _branches(chunk: int, stride: int) -> tuple[Branch, Branch, Branch]:
     """The query's own block, the previous block, and all earlier blocks."""
 
-    def own(n: np.ndarray) -> np.ndarray:
+    def block(n: np.ndarray) -> np.ndarray:
         return n // stride * stride
 
     def before(n: np.ndarray) -> np.ndarray:
-        return np.maximum(own(n) - stride, 0)
+        return np.maximum(block(n) - stride, 0)
 
     def key(m: np.ndarray) -> np.ndarray:
         return m % stride
 
     return (
-        Branch(own, lambda n: n + 1),
-        Branch(before, own, lambda n: np.minimum(n % stride + stride, chunk), key),
+        Branch(block, lambda n: n + 1),
+        Branch(before, block, lambda n: np.minimum(n % stride + stride, chunk), key),
         Branch(np.zeros_like, before, lambda n: np.full_like(n, chunk), key),
     )

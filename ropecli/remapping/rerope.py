@@ -46,14 +46,10 @@ def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slo
     if slope < 1:
         raise MethodError(f"leaky-rerope: slope is {slope:g}; expected at least 1.")
     if slope * room < target - 1 - window:
+        sufficient = math.ceil(least * 1000) / 1000  # rounded up
         raise MethodError(
-            f"leaky-rerope: slope is {slope:g}; expected at least {_up(least)} with window {window}, so that distances "
-            f"at {target} tokens stay within the trained context length, {pretrained}."
+            f"leaky-rerope: slope is {slope:g}; expected at least {sufficient:.12g} with window {window}, so that "
+            f"distances at {target} tokens stay within the trained context length, {pretrained}."
         )
     far = near_and_far(window, lambda n: window + (n - window) / slope, lambda m: m / slope)
     return Remapping(far, {"window": window, "slope": slope})
-
-
-def _up(slope: float) -> str:
-    """The slope rounded up, so that the value in the message is sufficient."""
-    return f"{math.ceil(slope * 1000) / 1000:.12g}"

@@ -117,12 +117,12 @@ def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]
     """
     measured = [(report, False) for report in reports]
     for report, _ in list(measured):
-        if report.baseline and not any(_is_the_same(report.baseline, other) for other, _ in measured):
+        if report.baseline and not any(_is_the_same(report.baseline, known) for known, _ in measured):
             measured.append((report.baseline, True))
     same = _of_same_text if metric is BITS_PER_BYTE else comparable
     sets: list[list[tuple[Report, bool]]] = []
     for report, baseline in measured:
-        members = next((members for members in sets if all(same(report, other) for other, _ in members)), None)
+        members = next((members for members in sets if all(same(report, member) for member, _ in members)), None)
         if members is None:
             sets.append(members := [])
         members.append((report, baseline))
@@ -210,11 +210,13 @@ def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
 
 def data_note(reports: Sequence[Report]) -> str | None:
     """A warning if the reports are of several sets of data, else None."""
-    if len(sets_of(reports)) == 1:
+    sets, known = len(sets_of(reports)), all(cell.bits_per_byte for report in reports for cell in report.cells)
+    if sets == 1:
         return None
     note = "different data: the numbers of different tables and panels are not comparable"
-    known = all(cell.bits_per_byte for report in reports for cell in report.cells)
-    return note + "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)" * known
+    if known and len(sets_of(reports, BITS_PER_BYTE)) < sets:
+        note += "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)"
+    return note
 
 
 def original_lengths_of(reports: Iterable[Report]) -> list[int]:

@@ -107,13 +107,13 @@ def make_card(
 
 def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dict[str, Any]:
     """Raises TypeError, ValueError."""
-    found = read_yaml(split_metadata(readme)[0]) or {}
-    if not isinstance(found, dict):
-        raise ValueError(f"its metadata are a {type(found).__name__}; expected a mapping")
-    kept = {key: value for key, value in found.items() if key not in _OF_ANOTHER}
+    metadata = read_yaml(split_metadata(readme)[0]) or {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"its metadata are a {type(metadata).__name__}; expected a mapping")
+    kept = {key: value for key, value in metadata.items() if key not in _OF_ANOTHER}
     tags = kept.get("tags") or []
-    own = ["long-context", "rope", *state.main.spec.method.name.split("+")]
-    kept["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *own, "ropecli"]))
+    keywords = ["long-context", "rope", *state.main.spec.method.name.split("+")]
+    kept["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *keywords, "ropecli"]))
     kept["library_name"] = "transformers"
     if base:
         kept["base_model"] = base.repo
@@ -161,9 +161,9 @@ def _recipe(folder: Path) -> Iterator[str]:
 
 def _without_paths(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_paths(one) for key, one in value.items() if one is not None}
+        return {key: _without_paths(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_paths(one) for one in value]
+        return [_without_paths(item) for item in value]
     return public_name(value) if isinstance(value, str) else value
 
 
@@ -177,13 +177,13 @@ def _folded(title: str, body: str, language: str) -> str:
 
 def _of_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
     """The tables of one file, the command, and the versions."""
-    own = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
+    of_checkpoint = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
     if len(reports) > 1:
         named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
         yield from map(markdown, comparison_tables(named, verbose=False))
-    for report in own:
+    for report in of_checkpoint:
         yield from map(markdown, report_tables(report, verbose=False))
-    first = own[0]
+    first = of_checkpoint[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.environment.items())
     yield f"Data: {code(first.source)}; {escaped(first.dtype)} on {escaped(first.device)}; {escaped(versions)}."
     yield f"```\n{_command(first.command)}\n```"
@@ -215,12 +215,12 @@ def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
     on_hub = replace(state.checkpoint, name=repo, commit="main")
     for engine, name in _ENGINES.items():
         try:
-            found = export_checkpoint(on_hub, engine)
+            export = export_checkpoint(on_hub, engine)
         except PatchError:
             continue
         yield f"## Serve with {name}"
-        yield f"```\n{found.command}\n```"
-        if notes := [f"- {escaped(note)}" for note in (*found.cannot, *found.notes)]:
+        yield f"```\n{export.command}\n```"
+        if notes := [f"- {escaped(note)}" for note in (*export.cannot, *export.notes)]:
             yield "\n".join(notes)
 
 
@@ -235,10 +235,10 @@ def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) ->
         yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
     elif method.name != "none":
         yield "The scaling also applies to short inputs, where the base model can be better."
-    found = [report for reports in measurements for report in reports if _is_of(report, state.checkpoint)]
-    measured = {name for report in found for name in (report.kind, report.task)}
+    reports = [report for of_file in measurements for report in of_file if _is_of(report, state.checkpoint)]
+    measured = {name for report in reports for name in (report.kind, report.task)}
     if missing := [name for name, tasks in _KINDS.items() if measured.isdisjoint(tasks)]:
         yield f"Not measured: {', '.join(missing)}, and short-context benchmarks."
-    longest = max((report.lengths[-1] for report in found), default=None)
+    longest = max((report.lengths[-1] for report in reports), default=None)
     if longest and longest < state.context_length:
         yield f"Measured up to {longest:,} of {state.context_length:,} tokens."

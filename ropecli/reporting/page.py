@@ -20,7 +20,7 @@ from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_table
+from ropecli.reporting.tuning_tables import gains_table, of_same_tokens, tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
@@ -42,12 +42,8 @@ _LONGEST_TEXT = 10_000
 """Maximum characters of one value."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """title: the alternative text. data: a PNG in base64."""
-
-    title: str
-    data: str
+Picture = tuple[str, str]
+"""The alternative text, and a PNG in base64."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +113,8 @@ def _headlines(lines: Sequence[Line]) -> Iterator[str]:
     how = f"{reading(report)}, {sample_count(report)}"
     costs = [(line, headline) for line in lines for headline in line.report.headlines]
     yield from (f"{_name(line.report)}, {how}: {headline_sentence(headline)}" for line, headline in costs)
-    if len(lines) > 1 and not costs:
-        yield f"{what[:1].upper()}{what[1:]}, {how}: {best_sentence(lines)}"
+    if not costs and (sentence := best_sentence(lines)):
+        yield f"{what[:1].upper()}{what[1:]}, {how}: {sentence}"
     for line in lines if report.kind == "scores" else ():
         length = line.report.lengths[-1]
         score = f"{score_words(line.report, length)} at {length} tokens"
@@ -141,11 +137,11 @@ def _results(lines: Sequence[Line]) -> PageSection:
         kinds += ["scores"]
     else:
         tables = tables or report_tables(report, verbose=False)
-        kinds += ["perplexity", "context"]
+        kinds.append("perplexity")
     title = f"{task_name(report)}, {reading(report)}, {sample_count(report)} of {clean(report.source)}"
-    # baselines come with their reports
-    reports = [line.report for line in lines if not line.baseline] or [report]
-    return PageSection(title[:1].upper() + title[1:], tables, *_drawn([(kind, "ppl") for kind in kinds], reports))
+    return PageSection(
+        title[:1].upper() + title[1:], tables, *_drawn([(kind, "ppl") for kind in kinds], _reports(lines))
+    )
 
 
 def _of_same_text(reports: Sequence[Report]) -> Iterator[PageSection]:
@@ -153,22 +149,27 @@ def _of_same_text(reports: Sequence[Report]) -> Iterator[PageSection]:
     known = [report for report in reports if all(cell.bits_per_byte for cell in report.cells)]
     for lines in sets_of(known, BITS_PER_BYTE):
         if len({line.report.fingerprint for line in lines}) > 1:
-            drawn = _drawn([(kind, BITS_PER_BYTE.name) for kind in ("perplexity", "comparison")], known)
+            drawn = _drawn([(kind, BITS_PER_BYTE.name) for kind in ("perplexity", "comparison")], _reports(lines))
             yield PageSection(f"Bits per byte of {clean(lines[0].report.source)}", [], *drawn)
 
 
+def _reports(lines: Sequence[Line]) -> list[Report]:
+    """The reports to draw; baselines come with theirs."""
+    return [line.report for line in lines if not line.baseline] or [lines[0].report]
+
+
 def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:
-    pictures, skipped = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
-    other = "Different checkpoints, data or lengths: the perplexities are not comparable."
-    notes = skipped if of_same_tokens(reports) else [other, *skipped]
+    pictures, skipped = _drawn([("tuning", "ppl")], reports)
+    warning = "Different checkpoints, data or lengths: the perplexities are not comparable."
+    notes = skipped if of_same_tokens(reports) else [warning, *skipped]
     return PageSection("Comparison of tuning runs", [tuning_runs(reports)], pictures, notes)
 
 
 def _tuning(report: TuneReport) -> PageSection:
-    kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
-    pictures, skipped = _drawn([(kind, "ppl") for kind in kinds], [report])
+    pictures, skipped = _drawn([("tuning", "ppl")], [report])
     title = f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_table(report)], pictures, skipped)
+    tables = [tuning_table(report), *([gains_table(report)] if report.gains else [])]
+    return PageSection(title, tables, pictures, skipped)
 
 
 def _measured(report: AnyReport) -> PageSection:
@@ -193,7 +194,7 @@ def _drawn(kinds: Iterable[tuple[str, str]], reports: Sequence[AnyReport]) -> tu
 def _picture(figure: "Figure") -> Picture:
     from ropecli.reporting.figures.style import as_png
 
-    return Picture(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode())
+    return figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()
 
 
 def _details(report: AnyReport) -> list[tuple[str, str]]:
@@ -203,16 +204,18 @@ def _details(report: AnyReport) -> list[tuple[str, str]]:
         ("checkpoint", report.checkpoint + patched),
         ("checkpoint digest", report.digest),
         ("scaling", f"{report.method} ×{report.factor:g}"),
-        ("parameters", _json(report.params) if report.params else "defaults"),
+        ("parameters", json.dumps(report.params, ensure_ascii=False) if report.params else "defaults"),
         ("pretraining length", f"{report.original_max_position_embeddings} tokens"),
         ("data", report.source),
         ("token fingerprint", report.fingerprint),
         *_kind_details(report),
     ]
     settings = {name: value for name, value in report.settings.items() if value is not None}
-    details += [("settings", _json(settings)), ("dtype and device", f"{report.dtype} on {report.device}")]
-    versions = ", ".join(f"{name} {version}" for name, version in report.environment.items())
-    details.append(("versions", versions))
+    details += [
+        ("settings", json.dumps(settings, ensure_ascii=False)),
+        ("dtype and device", f"{report.dtype} on {report.device}"),
+    ]
+    details.append(("versions", ", ".join(f"{name} {version}" for name, version in report.environment.items())))
     return [*details, ("command", shlex.join(report.command))]
 
 
@@ -231,7 +234,3 @@ def _kind_details(report: AnyReport) -> list[tuple[str, str]]:
         ("documents", f"{sample_count(report)} evaluated, {report.too_short} skipped as too short"),
         ("protocol", protocol_name(report)),
     ]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -36,40 +36,23 @@ class PlotKind:
 _SCORES = PlotKind(("scores",), "score_plot", "draw_scores")
 KINDS = {
     "perplexity": PlotKind(("perplexity",), "perplexity_plot", "draw_perplexity", metrics=True),
-    "context": PlotKind(("perplexity",), "perplexity_plot", "draw_context"),
     "comparison": PlotKind(("perplexity", "scores"), "perplexity_plot", "draw_comparison", metrics=True),
     "scores": _SCORES,
     "retrieval": _SCORES,  # the names of earlier releases
     "ruler": _SCORES,
     "tuning": PlotKind(("tune",), "tuning_plot", "draw_tuning"),
-    "gains": PlotKind(("tune",), "tuning_plot", "draw_gains"),
-    "tuned-frequencies": PlotKind(("tune",), "frequencies_plot", "draw_tuned_frequencies"),
-}
-_ABF = {"abf": {"beta": 50.0}}
-_STUDY_MODULES = {
-    "wavelengths": "frequencies_plot",
-    "decay": "decay_plot",
-    "helix": "granularity_plot",
-    "frequencies": "frequencies_plot",
-    "tradeoff": "granularity_plot",
 }
 DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
-    "wavelengths": {"linear": {}, "ntk": {}, "yarn": {}, "llama3": {}},
     "decay": {},
-    "helix": {"linear": {}, **_ABF},
-    "frequencies": {"linear": {}, **_ABF, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
-    "tradeoff": {"linear": {}, **_ABF, "ntk": {}, "ntk-by-parts": {}, "llama3": {}, "p-rope": {}, "nope": {}},
+    "frequencies": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
 }
-"""Methods, with parameters, that each kind compares with the checkpoint by default.
-
-tradeoff shows ntk-by-parts instead of yarn: their embeddings differ only in length.
-"""
-STUDY_KINDS = tuple(_STUDY_MODULES)
+"""Methods, with parameters, that each kind compares with the checkpoint by default."""
+STUDY_KINDS = tuple(DEFAULT_METHODS)
 
 
 def draw_study(kind: str, study: "Study") -> "Figure":
     """Draw one of STUDY_KINDS."""
-    module = importlib.import_module(f"ropecli.reporting.figures.{_STUDY_MODULES[kind]}")
+    module = importlib.import_module(f"ropecli.reporting.figures.{kind}_plot")
     return getattr(module, f"draw_{kind}")(study)
 
 
@@ -91,10 +74,10 @@ def refuse_unknown_kind(name: str | None) -> None:
 
 def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKind:
     """The given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
-    found = {report.kind for report in reports}
-    if name is None and len(found) > 1:
+    kinds = {report.kind for report in reports}
+    if name is None and len(kinds) > 1:
         raise DataError(
-            f"One plot cannot show reports of different kinds ({', '.join(sorted(found))}). Give reports of one kind, "
+            f"One plot cannot show reports of different kinds ({', '.join(sorted(kinds))}). Give reports of one kind, "
             "or write a page of all of them with `ropecli report`."
         )
     name = name or _default_kind(reports)

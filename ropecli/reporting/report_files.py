@@ -59,7 +59,9 @@ def _read_file(path: Path) -> list[AnyReport]:
         raise DataError(f"{str(path)[:200]} is not a JSON report: {reason_of(error)}.") from error
     several = isinstance(value, list)
     values = value if several else [value]
-    return [_read_one(f"{path}, report {index}" if several else f"{path}", one) for index, one in enumerate(values, 1)]
+    return [
+        _read_one(f"{path}, report {index}" if several else f"{path}", report) for index, report in enumerate(values, 1)
+    ]
 
 
 def _refuse_constant(name: str) -> float:
@@ -70,7 +72,7 @@ def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
     """Replace null by infinity in scores: JSON has no infinity, and tuning reports write null for overflow."""
     if value.keys() != _SCORE:
         return value
-    return {key: math.inf if one is None else one for key, one in value.items()}
+    return {key: math.inf if number is None else number for key, number in value.items()}
 
 
 def _read_one(where: str, value: Any) -> AnyReport:

@@ -54,8 +54,22 @@ def _interval(cell: Cell) -> str:
 
 
 def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
-    """The table of one report. verbose: show all columns and rows."""
-    return [(_scores if report.kind == "scores" else _perplexity)(report, verbose=verbose)]
+    """The tables of one report. verbose: show all columns and rows, and the loss by tokens of context."""
+    if report.kind == "scores":
+        return [_scores(report, verbose=verbose)]
+    by_context = report.cells[-1].by_context if verbose else ()
+    return [_perplexity(report, verbose=verbose), *([_by_context(report)] if by_context else [])]
+
+
+def _by_context(report: Report) -> Table:
+    """Mean loss at the longest length by the number of tokens before the scored one."""
+    cell = report.cells[-1]
+    rows = []
+    for bucket in cell.by_context:
+        context = f"{bucket.start}" + f" to {bucket.stop - 1}" * (bucket.stop > bucket.start + 1)
+        rows.append([context, f"{bucket.nll:.4f}", f"{bucket.tokens}"])
+    title = f"{_subject(report)}: loss by tokens of context at {cell.length} tokens, {reading(report)}"
+    return Table(title, ["tokens of context", "nll (nats)", "tokens"], rows)
 
 
 def _perplexity(report: Report, *, verbose: bool) -> Table:
@@ -157,7 +171,8 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     sections = frozenset(index for index in range(1, len(lines)) if digests[index] != digests[index - 1])
     what, by = task_name(lines[0].report), " and ".join([", ".join(heads), "length"])
     rows = [[*row, *cells] for row, cells in zip(names, zip(*columns, strict=True), strict=True)]
-    notes = [best_sentence(lines), f"bold: {BEST_NOTE}"] if len(lines) > 1 else []
+    emphasized = any(isinstance(cell, Bold) for column in columns for cell in column)
+    notes = list(filter(None, [best_sentence(lines), f"bold: {BEST_NOTE}" * emphasized]))
     heads += map(str, lengths)
     table = Table(title_of(lines, f": {what} by {by}"), heads, rows, notes, names=len(names[0]), sections=sections)
     if len(lines) == 1 or not verbose:
@@ -174,9 +189,12 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
 
 
 def best_sentence(lines: Sequence[Line]) -> str:
-    """The best line at the longest length, and whether that is certain."""
+    """The best line at the longest length of several, and whether that is certain; empty if there is none."""
     metric = metric_of(lines)
-    length = max(length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1)
+    shared = [length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1]
+    if not shared:
+        return ""
+    length = shared[-1]
     ranked, best = leading(lines, length, metric), best_of(lines, length, metric)
     first = lines[ranked[0]]
     what, unit = ("highest score", "%") if metric is SCORE else ("lowest perplexity", "")

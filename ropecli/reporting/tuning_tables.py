@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ropecli.reporting.lines import numbered
 from ropecli.reporting.wording import duration, number
 from ropecli.table import Table, clean
@@ -31,12 +33,25 @@ def tuning_table(report: TuneReport) -> Table:
         notes = [f"{level} did not improve on the best constants; only these are written."]
     rows.append(_row(result, report.score, f"{report.learned:,}", duration(report.seconds)))
     last = f"the last {report.settings.get('targets')} tokens of"
-    others = {"needle": "keys hidden in", "longppl": f"key tokens at the target, {last}"}
-    scored = others.get(report.settings.get("objective", "ppl"), last)
+    scored_by = {"needle": "keys hidden in", "longppl": f"key tokens at the target, {last}"}
+    scored = scored_by.get(report.settings.get("objective", "ppl"), last)
     title = f"{clean(report.checkpoint)}: scores of {scored} {report.score.documents} calibration documents of "
     heads = ["model", f"perplexity at {original_length}", f"at {target}", "learned parameters", "time"]
     table = Table(title + clean(report.source), heads, rows, notes)
     return table if original_length != target else table.only(*heads[:2], *heads[3:])
+
+
+def gains_table(report: TuneReport) -> Table:
+    """How far the learned gains and phases are from 1 and 0, by layer."""
+    rows = []
+    for layer in report.gains:
+        gains, phases = np.array(layer.log_gain), np.array(layer.phase)
+        ends = f"{np.exp(gains.min()):.3f} to {np.exp(gains.max()):.3f}"
+        phase = f"{np.abs(phases).max():.3f}" if phases.size else "–"
+        rows.append([layer.name, f"{len(gains)}", f"{np.abs(gains).mean():.4f}", ends, phase])
+    heads = ["layer", "heads", "mean |ln gain|", "gains", "largest phase (radians)"]
+    note = f"All gains are also multiplied by the learned temperature, {math.exp(report.log_temperature):.4g}."
+    return Table("Learned gains and phases", heads, rows, [note])
 
 
 def tuning_runs(reports: Sequence[TuneReport]) -> Table:
@@ -46,8 +61,8 @@ def tuning_runs(reports: Sequence[TuneReport]) -> Table:
         [*_row(name, report.score, f"{report.learned:,}", duration(report.seconds)), f"{report.score.documents}"]
         for name, report in zip(tuning_names(reports), reports, strict=True)
     ]
-    other = "Different checkpoints, data or lengths: the perplexities are not comparable."
-    return Table("Comparison of tuning runs", heads, rows, [] if of_same_tokens(reports) else [other])
+    warning = "Different checkpoints, data or lengths: the perplexities are not comparable."
+    return Table("Comparison of tuning runs", heads, rows, [] if of_same_tokens(reports) else [warning])
 
 
 def _row(name: str, score: Score, learned: str = "–", spent: str = "–") -> list[str]:
@@ -82,11 +97,11 @@ def tuning_subject(reports: Sequence[TuneReport]) -> str:
     """Checkpoint and data of the runs, or how many there are."""
     checkpoints = list(dict.fromkeys(clean(report.checkpoint) for report in reports))
     sources = list(dict.fromkeys(clean(report.source) for report in reports))
-    one = checkpoints[0] if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
-    return f"{one}, calibration data {sources[0] if len(sources) == 1 else f'of {len(sources)} sources'}"
+    name = checkpoints[0] if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
+    return f"{name}, calibration data {sources[0] if len(sources) == 1 else f'of {len(sources)} sources'}"
 
 
 def of_same_tokens(reports: Sequence[TuneReport]) -> bool:
     """Return whether all runs were scored on the same tokens at the same lengths, so perplexities are comparable."""
     keys = ("digest", "fingerprint", "target_length", "original_max_position_embeddings")
-    return len({(*(getattr(one, key) for key in keys), one.score.documents) for one in reports}) == 1
+    return len({(*(getattr(report, key) for key in keys), report.score.documents) for report in reports}) == 1

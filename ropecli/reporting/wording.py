@@ -19,10 +19,12 @@ def task_name(report: "Report") -> str:
 
 def protocol_name(report: "Report") -> str:
     """The protocol of a perplexity with its settings, and the warning for `yarn`."""
-    own = [f"{key} {report.settings[key]}" for key in ("stride", "targets") if report.settings.get(key) is not None]
+    settings = [
+        f"{key} {report.settings[key]}" for key in ("stride", "targets") if report.settings.get(key) is not None
+    ]
     if report.task == "yarn":
-        own.append(YARN_NOTE)
-    return clean(report.task + (f" ({', '.join(own)})" if own else ""), 120)
+        settings.append(YARN_NOTE)
+    return clean(report.task + (f" ({', '.join(settings)})" if settings else ""), 120)
 
 
 def reading(report: "Report") -> str:
@@ -70,15 +72,15 @@ def ruler_sentences(report: "Report") -> list[str]:
     needed = f"{100 * report.threshold:.1f}% on average"
     if report.settings.get("threshold") is None:
         needed += f", 85.6% of the score at {shortest} tokens"
-    found = f"{effective} tokens" if effective else f"below {shortest} tokens"
+    length = f"{effective} tokens" if effective else f"below {shortest} tokens"
     if effective == longest:
-        found = f"at least {longest} tokens, the longest length"
+        length = f"at least {longest} tokens, the longest length"
     reasons = [
         *(["the essay is the demo's text"] if report.source == "demo" else []),
         *(["answers were ranked"] if report.mode == "rank" else []),
         *([f"{len(report.tasks)} of 13 tasks"] if len(report.tasks) < 13 else []),
     ]
-    sentences = [f"Effective length: {found} (required: {needed})."]
+    sentences = [f"Effective length: {length} (required: {needed})."]
     if not any(map(any, (cell.sums for cell in report.cells))):
         sentences = ["Effective length: none, because no answer was right."]
         sentences += ["For a base model, use --mode rank."] if report.mode == "generate" else []

@@ -8,15 +8,9 @@ from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method(
-    "abf",
-    source="Xiong et al. 2023, arXiv:2309.16039, section 4.1",
-    training="advised",
-    uses_factor=False,
-    h="b'^(-2d/|D|), b' = rope_theta or beta·b",
-    rope_type="default",
-    other_names=("rope-theta", "base"),
-)
+@scaling_method("abf", source="Xiong et al. 2023, arXiv:2309.16039, section 4.1", training="advised",
+                uses_factor=False, h="b'^(-2d/|D|), b' = rope_theta or beta·b", rope_type="default",
+                other_names=("rope-theta", "base"))  # fmt: skip
 def abf(
     rope: RopeGeometry,
     s: float,

@@ -42,7 +42,7 @@ def combine(parts: Sequence[ScalingMethod], known: Iterable[ScalingMethod]) -> S
     option = inspect.Parameter(FREQUENCY_FACTOR, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=float | None)
     _describe(remapping, (first, distance), {FREQUENCY_FACTOR: option}, _ABOUT_FREQUENCY_FACTOR)
     whole = _joined((first, distance), remapping)
-    return replace(whole, rope_type=None, remaps=True, g=first.g, h=first.h, frequency=first, distance=distance)
+    return replace(whole, remaps=True, g=first.g, h=first.h, frequency=first, distance=distance)
 
 
 def own_params(method: ScalingMethod, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,10 +62,10 @@ def _check(parts: Sequence[ScalingMethod], known: Iterable[ScalingMethod]) -> No
     if not fits:
         of_frequency = [method for method in known if method.combines and not method.remaps]
         dividing = [method.name for method in of_frequency if method.uses_factor]
-        others = [method.name for method in of_frequency if not method.uses_factor]
+        blind = [method.name for method in of_frequency if not method.uses_factor]
         raise MethodError(
             f"Cannot combine {'+'.join(part.name for part in parts)}. Expected at most one of {', '.join(dividing)}; "
-            f"any of {', '.join(others)}; and at most one distance method, at the end. abf and ntk come first."
+            f"any of {', '.join(blind)}; and at most one distance method, at the end. abf and ntk come first."
         )
 
 
@@ -78,15 +78,15 @@ def _chain(parts: Sequence[ScalingMethod]) -> ScalingMethod:
         attention_factor = 1.0
         resolved: dict[str, object] = {}
         for part in parts:
-            found = part.function(rope, s, **own_params(part, params))
-            attention_factor *= found.attention_factor
-            resolved |= found.params
-            if math.isnan(found.rope_theta):
-                rope = replace(rope, scaled_inv_freq=tuple(found.inv_freq.tolist()))
+            scaled = part.function(rope, s, **own_params(part, params))
+            attention_factor *= scaled.attention_factor
+            resolved |= scaled.params
+            if math.isnan(scaled.rope_theta):
+                rope = replace(rope, scaled_inv_freq=tuple(scaled.inv_freq.tolist()))
             else:
-                rope = replace(rope, rope_theta=found.rope_theta)
+                rope = replace(rope, rope_theta=scaled.rope_theta)
         theta = math.nan if rope_type is None else rope.rope_theta
-        return Frequencies(found.inv_freq, attention_factor, theta, resolved)
+        return Frequencies(scaled.inv_freq, attention_factor, theta, resolved)
 
     _describe(chained, parts)
     return replace(_joined(parts, chained), rope_type=rope_type)
@@ -98,9 +98,6 @@ def _joined(parts: Sequence[ScalingMethod], function: Callable[..., Any]) -> Sca
         function,
         source="; ".join(part.source for part in parts),
         training=max((part.training for part in parts), key=_TRAINING.index),
-        rope_type=None,
-        depends_on_length=False,
-        other_names=(),
         g=next((part.g for part in parts if part.g != AS_IT_IS), AS_IT_IS),
         h="; then ".join(part.h for part in parts if part.h != UNCHANGED) or UNCHANGED,
         targeted=any(part.targeted for part in parts),
@@ -115,7 +112,7 @@ def _describe(
     about: str = "",
 ) -> None:
     """Give the function the parameters and the docstrings of its parts."""
-    parameters = {name: one for part in parts for name, one in part.signature.items()} | dict(options or {})
+    parameters = {name: option for part in parts for name, option in part.signature.items()} | dict(options or {})
     details = [part.description.partition("\n\n")[2] for part in parts]
     paragraphs = [" Then ".join(part.summary for part in parts), *details, about]
     function.__doc__ = "\n\n".join(filter(None, paragraphs))

@@ -9,15 +9,10 @@ from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method(
-    "cope",
-    source="Li et al. 2026, arXiv:2602.05258, and https://github.com/hrlics/CoPE",
-    training="advised",
-    h="θ_d·(1 + cos φ_d)/2, φ_d from 0 to π over the slowest n pairs, 0 for the others",
-    targeted=True,
-    uses_factor=False,
-    other_names=("clipped-rope",),
-)
+@scaling_method("cope", source="Li et al. 2026, arXiv:2602.05258, and https://github.com/hrlics/CoPE",
+                training="advised",
+                h="θ_d·(1 + cos φ_d)/2, φ_d from 0 to π over the slowest n pairs, 0 for the others",
+                targeted=True, uses_factor=False, other_names=("clipped-rope",))  # fmt: skip
 def cope(rope: RopeGeometry, s: float, *, clipped_pairs: int | None = None) -> Frequencies:
     """CoPE (clipped RoPE): slow down the slowest n pairs by a cosine, the last one to a standstill.
 

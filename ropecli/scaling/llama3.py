@@ -11,14 +11,9 @@ from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method(
-    "llama3",
-    source="Meta 2024, Llama 3.1's apply_scaling in llama-models",
-    training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at low_freq_factor rotations to 1 at high_freq_factor",
-    targeted=True,
-    rope_type="llama3",
-)
+@scaling_method("llama3", source="Meta 2024, Llama 3.1's apply_scaling in llama-models", training="a little",
+                h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at low_freq_factor rotations to 1 at high_freq_factor",
+                targeted=True, rope_type="llama3")  # fmt: skip
 def llama3(
     rope: RopeGeometry,
     s: float,

@@ -1,4 +1,4 @@
-"""LongRoPE: a separate factor for each pair, found by a search (see `ropecli tune`)."""
+"""A separate factor for each pair: LongRoPE, found by a search (see `ropecli tune`), and custom values."""
 
 import math
 from collections.abc import Sequence
@@ -23,15 +23,10 @@ def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> Non
         raise MethodError(f"{name} has {len(numbers)} entries; this model has {rope.pairs} rotary pairs.")
 
 
-@scaling_method(
-    "longrope",
-    source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
-    training="depends on the factors",
-    uses_factor=False,
-    h="θ_d/long_factor_d, or θ_d/short_factor_d up to L",
-    rope_type="longrope",
-    other_names=("su",),
-)
+@scaling_method("longrope", source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
+                training="depends on the factors", uses_factor=False,
+                h="θ_d/long_factor_d, or θ_d/short_factor_d up to L", rope_type="longrope",
+                other_names=("su",))  # fmt: skip
 def longrope(
     rope: RopeGeometry,
     s: float,
@@ -67,3 +62,38 @@ def longrope(
     with np.errstate(over="ignore"):  # scale() refuses frequencies that are not finite
         inv_freq = rope.inv_freq() / chosen
     return Frequencies(inv_freq, attention_factor, params=params)
+
+
+@scaling_method("custom", source="user-supplied values", training="depends on the values", uses_factor=False,
+                h="inv_freq_d, or θ_d/factors_d", other_names=("file",))  # fmt: skip
+def custom(
+    rope: RopeGeometry,
+    s: float,
+    *,
+    inv_freq: Sequence[float] | None = None,
+    factors: Sequence[float] | None = None,
+    attention_factor: float = 1.0,
+) -> Frequencies:
+    """Custom: use the given frequency, or divide by the given factor, for each pair.
+
+    inv_freq: rotary_dim/2 frequencies, radians per token, zeros allowed. factors: rotary_dim/2 divisors of the
+    pretrained frequencies. Give exactly one of them. attention_factor: multiplies cos and sin.
+    """
+    params: dict[str, object] = {"attention_factor": attention_factor}
+    if inv_freq is not None and factors is None:
+        check_length("inv_freq", inv_freq, rope)
+        params["inv_freq"] = list(inv_freq)
+        given = np.array(inv_freq, dtype=np.float64)
+    elif factors is not None and inv_freq is None:
+        check_length("factors", factors, rope)
+        if min(factors) <= 0:
+            raise MethodError(f"factors contains {min(factors):g}; expected positive numbers.")
+        params["factors"] = list(factors)
+        given = rope.inv_freq() / np.array(factors, dtype=np.float64)
+    else:
+        number = "neither was" if factors is None else "both were"
+        raise MethodError(
+            f"custom requires a list, either inv_freq or factors, but {number} given. "
+            "Example: --factors-file FILE.json, a JSON list of factors."
+        )
+    return Frequencies(given, attention_factor, params=params)

@@ -56,9 +56,9 @@ class ScalingMethod:
     function: Callable[..., Any]
     source: str
     training: str
-    rope_type: str | None
-    depends_on_length: bool
-    other_names: tuple[str, ...]
+    rope_type: str | None = None
+    depends_on_length: bool = False
+    other_names: tuple[str, ...] = ()
     remaps: bool = False
     g: str = ""
     h: str = ""
@@ -102,40 +102,38 @@ class ScalingMethod:
     @cached_property
     def signature(self) -> dict[str, inspect.Parameter]:
         """The function's keyword-only parameters, by name."""
-        found = inspect.signature(self.function).parameters.items()
-        return {name: parameter for name, parameter in found if parameter.kind is parameter.KEYWORD_ONLY}
+        parameters = inspect.signature(self.function).parameters.items()
+        return {name: parameter for name, parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters, for display."""
-        found = []
+        described = []
         for name, parameter in self.signature.items():
             required = parameter.default is parameter.empty
             default = None if required else parameter.default
-            found.append(Parameter(name, _describe(parameter.annotation), default, required))
-        return tuple(found)
+            described.append(Parameter(name, _describe(parameter.annotation), default, required))
+        return tuple(described)
 
     @property
     def search_ranges(self) -> dict[str, SearchRange]:
         """Search ranges by parameter, for those that have one."""
-        found = {}
-        for name, parameter in self.signature.items():
-            for note in getattr(parameter.annotation, "__metadata__", ()):
-                if isinstance(note, SearchRange):
-                    found[name] = note
-        return found
+        return {
+            name: note
+            for name, parameter in self.signature.items()
+            for note in getattr(parameter.annotation, "__metadata__", ())
+            if isinstance(note, SearchRange)
+        }
 
     def check(self, params: Mapping[str, object]) -> None:
         """Raise MethodError for an unknown parameter, an invalid value, or a missing required parameter."""
         known = self.signature
         for key, value in params.items():
             if key not in known:
-                names = ", ".join(known) or "none"
-                hint = did_you_mean(key, known)
+                names, hint = ", ".join(known) or "none", did_you_mean(key, known)
                 raise MethodError(f"Method {self.name} has no parameter {key!r}. Its parameters: {names}.{hint}")
-            if not _fits(value, known[key].annotation):
-                expected = _describe(known[key].annotation)
-                raise MethodError(f"{self.name}: {key} is {shown(value)}; expected {expected}.")
+            if not _fits(value, annotation := known[key].annotation):
+                raise MethodError(f"{self.name}: {key} is {shown(value)}; expected {_describe(annotation)}.")
         for key, parameter in known.items():
             if parameter.default is parameter.empty and key not in params:
                 raise MethodError(f"Method {self.name} requires {key}. Set it with --set or --factors-file.")
@@ -144,7 +142,7 @@ class ScalingMethod:
 def _fits(value: object, annotation: object) -> bool:
     annotation = _plain(annotation)
     if isinstance(annotation, types.UnionType):
-        return any(_fits(value, one) for one in typing.get_args(annotation))
+        return any(_fits(value, kind) for kind in typing.get_args(annotation))
     if annotation is types.NoneType:
         return value is None
     if annotation is bool:
@@ -152,12 +150,12 @@ def _fits(value: object, annotation: object) -> bool:
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST_COUNT
     if typing.get_origin(annotation) is Sequence:
-        return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_fits_in_a_list, value))
+        return (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and all(_fits(item, float) or (item == 0 and not isinstance(item, bool)) for item in value)
+        )
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
-
-
-def _fits_in_a_list(value: object) -> bool:
-    return _fits(value, float) or (value == 0 and not isinstance(value, bool))
 
 
 def _plain(annotation: object) -> object:
@@ -168,7 +166,7 @@ def _plain(annotation: object) -> object:
 def _describe(annotation: object) -> str:
     annotation = _plain(annotation)
     if isinstance(annotation, types.UnionType):
-        return " or ".join(_describe(one) for one in typing.get_args(annotation) if one is not types.NoneType)
+        return " or ".join(_describe(kind) for kind in typing.get_args(annotation) if kind is not types.NoneType)
     if annotation is bool:
         return "true or false"
     if annotation is int:

@@ -7,25 +7,15 @@ LENGTH_ONLY = ("none", "unscaled")
 """Methods that need no factor: they set the context length and scale nothing."""
 
 
-@scaling_method(
-    "none",
-    source="Su et al. 2021, arXiv:2104.09864, section 3.2.2",
-    training="no",
-    rope_type="default",
-    uses_factor=False,
-)
+@scaling_method("none", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", training="no",
+                rope_type="default", uses_factor=False)  # fmt: skip
 def none(rope: RopeGeometry, s: float) -> Frequencies:
     """Raise the context length only: keep the frequencies, and the scaling that the checkpoint ships with."""
     return Frequencies(rope.inv_freq())
 
 
-@scaling_method(
-    "unscaled",
-    source="Su et al. 2021, arXiv:2104.09864, section 3.2.2",
-    training="no",
-    rope_type="default",
-    uses_factor=False,
-)
+@scaling_method("unscaled", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", training="no",
+                rope_type="default", uses_factor=False)  # fmt: skip
 def unscaled(rope: RopeGeometry, s: float) -> Frequencies:
     """Remove the scaling that the checkpoint ships with: the frequencies of the base. Written and reported as none."""
     return Frequencies(rope.inv_freq())

@@ -1,4 +1,4 @@
-"""The registry of scaling methods. Each method is a decorated function in its own file.
+"""The registry of scaling methods. Each method is a decorated function.
 
 A frequency method is a function `(rope, s, *, parameters) -> Frequencies`, or `(rope, s, length, *, parameters)` if
 it depends on the current sequence length. A distance method is a function `(pretrained, target, *, parameters) ->
@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from ropecli.errors import MethodError, did_you_mean
 from ropecli.rope import Frequencies, Remapping
@@ -24,56 +25,23 @@ _METHODS: dict[str, ScalingMethod] = {}
 
 
 def scaling_method(
-    name: str,
-    *,
-    source: str,
-    training: str,
-    g: str = AS_IT_IS,
-    h: str = UNCHANGED,
-    targeted: bool = False,
-    rope_type: str | None = None,
-    other_names: tuple[str, ...] = (),
-    uses_factor: bool = True,
+    name: str, *, g: str = AS_IT_IS, h: str = UNCHANGED, **fields: Any
 ) -> Callable[[Callable[..., Frequencies]], Callable[..., Frequencies]]:
-    """Register the decorated function as a frequency method."""
+    """Register the decorated function as a frequency method. fields: further fields of ScalingMethod."""
 
     def register(function: Callable[..., Frequencies]) -> Callable[..., Frequencies]:
-        depends_on_length = "length" in inspect.signature(function).parameters
-        _METHODS[name] = ScalingMethod(
-            name,
-            function,
-            source,
-            training,
-            rope_type,
-            depends_on_length,
-            other_names,
-            g=g,
-            h=h,
-            targeted=targeted,
-            uses_factor=uses_factor,
-        )
+        by_length = "length" in inspect.signature(function).parameters
+        _METHODS[name] = ScalingMethod(name, function, g=g, h=h, depends_on_length=by_length, **fields)
         return function
 
     return register
 
 
-def remapping_method(
-    name: str, *, source: str, training: str, other_names: tuple[str, ...] = (), uses_factor: bool = True
-) -> Callable[[Callable[..., Remapping]], Callable[..., Remapping]]:
+def remapping_method(name: str, **fields: Any) -> Callable[[Callable[..., Remapping]], Callable[..., Remapping]]:
     """Register the decorated function as a distance method, and add the temperatures to its options."""
 
     def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
-        _METHODS[name] = ScalingMethod(
-            name,
-            with_temperatures(function),
-            source,
-            training,
-            None,
-            False,
-            other_names,
-            remaps=True,
-            uses_factor=uses_factor,
-        )
+        _METHODS[name] = ScalingMethod(name, with_temperatures(function), remaps=True, **fields)
         return function
 
     return register
@@ -85,7 +53,9 @@ def scaling_methods() -> dict[str, ScalingMethod]:
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             importlib.import_module(f"{package}.{module.name}")
-    return {method.name: method for method in sorted(_METHODS.values(), key=lambda one: (one.remaps, one.name))}
+    return {
+        method.name: method for method in sorted(_METHODS.values(), key=lambda method: (method.remaps, method.name))
+    }
 
 
 @cache
@@ -100,8 +70,8 @@ def find_method(name: str) -> ScalingMethod:
     """
     if "+" in name:
         return _combined(tuple(find_method(part) for part in name.split("+")))
-    methods, asked = scaling_methods(), name.lower().replace("_", "-")
+    methods, normalized = scaling_methods(), name.lower().replace("_", "-")
     for method in methods.values():
-        if asked == method.name or asked in method.other_names:
+        if normalized == method.name or normalized in method.other_names:
             return method
-    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{did_you_mean(asked, methods)}")
+    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{did_you_mean(normalized, methods)}")

@@ -8,13 +8,8 @@ from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method(
-    "resonance",
-    source="Wang et al. 2024, arXiv:2403.00071, section 4",
-    training="no",
-    h="2π/round(2π/θ_d)",
-    uses_factor=False,
-)
+@scaling_method("resonance", source="Wang et al. 2024, arXiv:2403.00071, section 4", training="no",
+                h="2π/round(2π/θ_d)", uses_factor=False)  # fmt: skip
 def resonance(rope: RopeGeometry, s: float) -> Frequencies:
     """Resonance RoPE: round every wavelength to a whole number of tokens.
 

@@ -21,11 +21,11 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
         rope = scale(geometry, spec.frequency or ScalingSpec(find_method("none")))
         return remap(rope, spec, rope.scaled_length, target)
     current = [length or target] if method.depends_on_length else []
-    found = method.function(geometry, spec.factor, *current, **spec.params)
-    if not (np.isfinite(found.inv_freq).all() and (found.inv_freq >= 0).all()):
+    scaled = method.function(geometry, spec.factor, *current, **spec.params)
+    if not (np.isfinite(scaled.inv_freq).all() and (scaled.inv_freq >= 0).all()):
         raise MethodError(f"{method} with factor {spec.factor:g} gives frequencies that are not finite.")
-    resolved = replace(spec, params=found.params)
-    return ScaledRope(geometry, resolved, found.inv_freq, found.attention_factor, found.rope_theta)
+    resolved = replace(spec, params=scaled.params)
+    return ScaledRope(geometry, resolved, scaled.inv_freq, scaled.attention_factor, scaled.rope_theta)
 
 
 def remapping_of(spec: ScalingSpec, pretrained: int, target: int) -> Remapping:

@@ -94,5 +94,5 @@ def label_of(method: str, factor: float, params: Mapping[str, object]) -> str:
     except MethodError:  # a report of another release
         known = {}
     numbers = {key: value for key, value in params.items() if key in known and isinstance(value, int | float)}
-    own = [f"{key} {value:g}" for key, value in numbers.items() if value != known[key].default]
-    return f"{method} ×{factor:g}" + (f" ({', '.join(own)})" if own else "")
+    changed = [f"{key} {value:g}" for key, value in numbers.items() if value != known[key].default]
+    return f"{method} ×{factor:g}" + (f" ({', '.join(changed)})" if changed else "")

@@ -44,17 +44,17 @@ def with_temperatures(function: Callable[..., Remapping]) -> Callable[..., Remap
             raise MethodError(f"{' and '.join(chosen)} both set the temperature. Set only one of them.")
         if pretrained < 2:
             raise MethodError(f"{chosen[0]} is true; expected false with a trained context length of {pretrained}.")
-        form, own = _FORMS[chosen[0]], remapping.score_factor
+        form, unchanged = _FORMS[chosen[0]], remapping.score_factor
 
         def score_factor(n: np.ndarray) -> np.ndarray:
             grown = np.maximum(1.0, form(n + 1.0, pretrained))
-            return grown if own is None else grown * own(n)
+            return grown if unchanged is None else grown * unchanged(n)
 
         return replace(remapping, score_factor=score_factor, params={**remapping.params, chosen[0]: True})
 
     kind = inspect.Parameter.KEYWORD_ONLY
     options = [inspect.Parameter(name, kind, default=False, annotation=bool) for name in TEMPERATURES]
-    own = inspect.signature(function)
-    method.__signature__ = own.replace(parameters=[*own.parameters.values(), *options])  # type: ignore[attr-defined]
+    signature = inspect.signature(function)
+    method.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *options])  # type: ignore[attr-defined]
     method.__doc__ = f"{inspect.getdoc(function)}\n\n{_ABOUT}"
     return method

@@ -1,4 +1,4 @@
-"""YaRN: NTK-by-parts interpolation plus an attention factor.
+"""YaRN: NTK-by-parts interpolation plus an attention factor; also without the factor, or by the current length.
 
 Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4.
 """
@@ -58,14 +58,9 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     return rope.inv_freq() * (interpolated / s + (1 - interpolated))
 
 
-@scaling_method(
-    "ntk-by-parts",
-    source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19",
-    training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
-    targeted=True,
-    rope_type="yarn",
-)
+@scaling_method("ntk-by-parts", source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19", training="a little",
+                h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast", targeted=True,
+                rope_type="yarn")  # fmt: skip
 def ntk_by_parts(
     rope: RopeGeometry, s: float, *, beta_fast: BetaFast = 32.0, beta_slow: BetaSlow = 1.0, truncate: bool = True
 ) -> Frequencies:
@@ -79,14 +74,10 @@ def ntk_by_parts(
     return Frequencies(inv_freq, params=params)
 
 
-@scaling_method(
-    "yarn",
-    source="Peng et al. 2023, arXiv:2309.00071, section 3.4, eq. 21-22",
-    training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
-    targeted=True,
-    rope_type="yarn",
-)
+@scaling_method("yarn", source="Peng et al. 2023, arXiv:2309.00071, section 3.4, eq. 21-22",
+                training="a little",
+                h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast", targeted=True,
+                rope_type="yarn")  # fmt: skip
 def yarn(
     rope: RopeGeometry,
     s: float,
@@ -119,3 +110,22 @@ def yarn(
         attention_factor = yarn_attention_factor(s)
     inv_freq = by_parts(rope, s, beta_fast, beta_slow, truncate)
     return Frequencies(inv_freq, attention_factor, params=params)
+
+
+@scaling_method("dynamic-yarn",
+                source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN instead of NTK",
+                training="no", uses_factor=False,
+                h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
+                targeted=True)  # fmt: skip
+def dynamic_yarn(
+    rope: RopeGeometry, s: float, length: int, *, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
+) -> Frequencies:
+    """Dynamic YaRN: YaRN with factor max(1, l/L), where l is the current length and L the pretraining length.
+
+    beta_fast, beta_slow, truncate: as in yarn. The factor only sets the context length. A KV cache that grows past L
+    is inexact: its keys were rotated for a shorter length.
+    """
+    now = max(1.0, length / rope.original_max_position_embeddings)
+    params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
+    inv_freq = by_parts(rope, now, beta_fast, beta_slow, truncate)
+    return Frequencies(inv_freq, yarn_attention_factor(now), params=params)

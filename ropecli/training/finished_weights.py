@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import yaml
@@ -157,13 +157,6 @@ def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     return dtypes
 
 
-class Merge(NamedTuple):
-    """The opened base, and the number of its matrices that the adapter changed."""
-
-    base: Checkpoint
-    matrices: int
-
-
 def merge_to(
     adapter: Path,
     output: Path,
@@ -171,11 +164,12 @@ def merge_to(
     base: str | None = None,
     revision: str | None = None,
     say: Callable[[str], None] = lambda message: None,
-) -> Merge:
+) -> tuple[Checkpoint, int]:
     """Write base + adapter as a whole checkpoint, with the adapter's config.json, which includes its RoPE patch.
 
     base: a checkpoint to use instead of the one named by the adapter. revision: Hub revision of the base. say: called
-    with a warning if the base's weights differ from those used in training. Raises CheckpointError, OutputError.
+    with a warning if the base's weights differ from those used in training. Returns the opened base, and the number of
+    its matrices that the adapter changed. Raises CheckpointError, OutputError.
     """
     refuse_existing(output)
     config, tensors = read_adapter(adapter)
@@ -196,4 +190,4 @@ def merge_to(
             _write_folder(folder, partial(save_weights, source, model), files, configured, notes)
         except SafetensorError as error:
             raise OutputError(f"{output} could not be written: {error}. Free disk space and try again.") from error
-    return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))
+    return source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors)

@@ -161,22 +161,21 @@ def _changes_nothing(method: SavedRemapping, length: int) -> bool:
 
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
     """One sentence per stage. processes: the number that read different sequences."""
-    return [_sentence(stage, len(stages), processes) for stage in stages]
-
-
-def _sentence(stage: Stage, count: int, processes: int) -> str:
-    run, tokens = stage.recipe, stage.tokens_per_step(processes)
-    gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.reach:,}"
-    weights = sum(source.weight for source in run.sources)
-    data = " + ".join(
-        f"{source.data} ({source.sequences})" + (f" {source.weight / weights:.0%}" if run.mixture else "")
-        for source in run.sources
-    )
-    return (
-        f"{_heading(stage, count)}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} steps "
-        f"of {stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens per step, "
-        f"{run.steps * tokens:,} in total"
-    )
+    sentences = []
+    for stage in stages:
+        run, tokens = stage.recipe, stage.tokens_per_step(processes)
+        gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.reach:,}"
+        weights = sum(source.weight for source in run.sources)
+        data = " + ".join(
+            f"{source.data} ({source.sequences})" + (f" {source.weight / weights:.0%}" if run.mixture else "")
+            for source in run.sources
+        )
+        sentences.append(
+            f"{_heading(stage, len(stages))}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} "
+            f"steps of {stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens per step, "
+            f"{run.steps * tokens:,} in total"
+        )
+    return sentences
 
 
 def _heading(stage: Stage, count: int) -> str:

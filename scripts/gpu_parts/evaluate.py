@@ -59,7 +59,7 @@ def score(model: Any, document: Documents, lengths: list[int], chunk: int | None
     task, reader = Perplexity(document, lengths), LiveReader(model, chunk=chunk)
     cells = task.cells(read(task, reader))
     if chunk and not reader.continues:
-        raise RuntimeError("The document was not read in chunks.")
+        raise RuntimeError(f"The model was not read in chunks of {chunk} tokens.")
     return cells[-1].seconds
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.base_bound import LONGEST, smallest_base
-from ropecli.analysis.score import first_negative, score
+from ropecli.analysis.base_bound import smallest_base
+from ropecli.analysis.score import score
 from ropecli.rope import RopeGeometry
 
 HEAD = RopeGeometry(128, 128, 10_000.0, 4096)
@@ -32,49 +32,33 @@ def first_that_holds(geometry: RopeGeometry, length: int, step: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("length", "published", "digits"),
-    [(1024, 4.3e3, 1), (4096, 2.7e4, 1), (8192, 8.4e4, 1), (32768, 6.3e5, 1)],
+    ("length", "published", "digits"), [(1024, 4.3e3, 1), (4096, 2.7e4, 1), (8192, 8.4e4, 1), (32768, 6.3e5, 1)]
 )
 def test_published_figures(length, published, digits):
-    found = smallest_base(HEAD, length)
-    assert float(f"{found:.{digits}e}") == published
-    assert lowest(HEAD, found, length) >= -1e-9
+    smallest = smallest_base(HEAD, length)
+    assert float(f"{smallest:.{digits}e}") == published
+    assert lowest(HEAD, smallest, length) >= -1e-9
 
 
 def test_at_2k_the_paper_has_not_the_smallest():
     """Men et al. have 1.6e4, which holds; so do smaller ones, with some that fail in between."""
-    found = smallest_base(HEAD, 2048)
-    assert found == pytest.approx(11_587.25, abs=0.05)
+    smallest = smallest_base(HEAD, 2048)
+    assert smallest == pytest.approx(11_587.25, abs=0.05)
     assert lowest(HEAD, 1.6e4, 2048) >= 0
-    assert lowest(HEAD, found + 0.05, 2048) >= 0
-    assert lowest(HEAD, found - 0.05, 2048) < -1e-6
+    assert lowest(HEAD, smallest + 0.05, 2048) >= 0
+    assert lowest(HEAD, smallest - 0.05, 2048) < -1e-6
     holding = {base: lowest(HEAD, base, 2048) >= 0 for base in (11_588, 11_649, 11_650, 12_418, 12_419, 22_764, 22_765)}
     assert list(holding.values()) == [True, True, False, False, True, False, True]
 
 
-def test_at_16k_the_papers_base_does_not_hold_and_a_smaller_one_does():
-    found = smallest_base(HEAD, 16384)
-    assert found == pytest.approx(231_644, rel=1e-5)
-    assert first_negative(HEAD.inv_freq(found), 16384) is None
-    assert all(first_negative(HEAD.inv_freq(base), 16384) for base in np.linspace(3.05e5, 3.15e5, 100))
-
-
 @pytest.mark.parametrize(
     "geometry",
-    [
-        HEAD,
-        RopeGeometry(80, 20, 500.0, 256),
-        RopeGeometry(64, 64, 1e4, 64, None, 5),
-    ],
+    [HEAD, RopeGeometry(80, 20, 500.0, 256), RopeGeometry(64, 64, 1e4, 64, None, 5)],
     ids=["d=128", "d=20", "5 still"],
 )
 def test_against_a_search_through_all(geometry):
     length, step = 256, 2e-3
     expected = first_that_holds(geometry, length, step)
-    found = smallest_base(geometry, length)
-    assert expected * math.exp(-step) - 1e-9 <= found <= expected * (1 + 1e-5)
-    assert lowest(geometry, found, length) >= -1e-9
-
-
-def test_beyond_a_million_tokens_it_is_not_looked_for():
-    assert math.isnan(smallest_base(HEAD, LONGEST + 1))
+    smallest = smallest_base(geometry, length)
+    assert expected * math.exp(-step) - 1e-9 <= smallest <= expected * (1 + 1e-5)
+    assert lowest(geometry, smallest, length) >= -1e-9

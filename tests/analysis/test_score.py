@@ -7,7 +7,6 @@ import pytest
 
 from ropecli.analysis.score import changes, first_negative, first_rise, largest_distance, score, scores, seen_distances
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
@@ -22,7 +21,7 @@ TABLES = {
 
 
 def by_hand(inv_freq: np.ndarray, distance: int) -> float:
-    return math.fsum(2 * math.cos(distance * one) for one in inv_freq.tolist())
+    return math.fsum(2 * math.cos(distance * frequency) for frequency in inv_freq.tolist())
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -36,13 +35,6 @@ def test_all_ways_give_the_sum(name, start, stop):
     np.testing.assert_allclose(changes(inv_freq, start, stop), expected - before, atol=1e-8)
 
 
-def test_a_masked_distance_has_no_score():
-    found = score(LLAMA_2, np.array([[0.0, np.nan], [1.5, 2.0]]))
-    assert found.shape == (2, 2)
-    assert np.isnan(found).tolist() == [[False, True], [False, False]]
-    assert found[0, 0] == 128
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_the_first_rise_and_the_first_negative(name):
     inv_freq = TABLES[name]
@@ -53,23 +45,6 @@ def test_the_first_rise_and_the_first_negative(name):
     assert first_negative(inv_freq, 2999) == (negatives[0] if negatives else None)
 
 
-def test_llama_2s():
-    assert first_rise(LLAMA_2) == 12
-    assert first_negative(LLAMA_2) == 1707
-
-
-def test_what_falls_to_the_blogs_effective_range_is_the_mean_over_neighbours():
-    """There the score itself rises at the 25th token, and again and again; its mean falls, to about a fifteenth."""
-    inv_freq, effective = TABLES["blog"], 5847
-    values = scores(inv_freq, 0, effective)
-    assert first_rise(inv_freq) == 25
-    assert (np.diff(values) >= 0).mean() > 0.4
-    means = values[: effective // 650 * 650].reshape(-1, 650).mean(axis=1)
-    assert (np.diff(means) < 0).all()
-    assert values.max() == 256
-    assert means[-1] < 0.07 * 256
-
-
 def test_pairs_that_stand_still_hold_the_score_up():
     assert first_rise(np.zeros(8)) is None
     assert first_negative(np.zeros(8)) is None
@@ -78,20 +53,6 @@ def test_pairs_that_stand_still_hold_the_score_up():
 
 
 GEOMETRY = RopeGeometry(32, 32, 10_000.0, 64)
-REMAPPING = [name for name, method in scaling_methods().items() if method.remaps and method.uses_factor]
-
-
-@pytest.mark.parametrize("method", REMAPPING)
-@pytest.mark.parametrize("factor", [1.0, 3.3])
-def test_they_are_the_last_tokens(method, factor):
-    rope, target = scale(GEOMETRY, make_spec(method, factor)), round(64 * factor)
-    seen = seen_distances(rope, target)
-    rows = rope.remapping.distances(np.arange(target), np.arange(target))
-    assert seen.shape == (target,)
-    for distance in range(target):
-        np.testing.assert_equal(seen[distance], rows[target - 1, target - 1 - distance])
-    some = np.array([0, 5, target - 1])
-    np.testing.assert_array_equal(seen_distances(rope, target, some), seen[some])
 
 
 def test_plain_attention_sees_all_as_they_are():

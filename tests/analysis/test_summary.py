@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.granularity import exact_limit
 from ropecli.analysis.score import score
 from ropecli.analysis.summary import summarize
 from ropecli.cli.terminal import print_json
@@ -38,95 +37,50 @@ def printed(summary: dict, capsys) -> dict:
 def test_of_every_method(method, capsys):
     geometry = DEMO
     rope, target = scaled(geometry, method, 8.0), geometry.original_max_position_embeddings * 8
-    found = summarize(rope, target)
-    report = printed(found, capsys)
-    assert report.keys() == found.keys()
+    summary = summarize(rope, target)
+    report = printed(summary, capsys)
+    assert report.keys() == summary.keys()
     assert report["method"] == method
     assert report["target_length"] == target
     for key in ("wavelength", "turns_in_window", "turns_in_target", "frequency_over_pretrained"):
         assert len(report[key]) == geometry.pairs
-    for one in report["decay"]:
-        distance = one["distance"]
-        assert one["score"] == pytest.approx(float(score(rope.inv_freq, distance)) / geometry.rotary_dim, abs=1e-9)
-        assert abs(one["score"]) <= one["magnitude"] + 1e-12
-        assert one["bound"] is None or one["estimate"] <= one["bound"] + 1e-12
+    for row in report["decay"]:
+        distance = row["distance"]
+        assert row["score"] == pytest.approx(float(score(rope.inv_freq, distance)) / geometry.rotary_dim, abs=1e-9)
+        assert abs(row["score"]) <= row["magnitude"] + 1e-12
+        assert row["bound"] is None or row["estimate"] <= row["bound"] + 1e-12
         plain = float(score(geometry.inv_freq(), distance)) / geometry.rotary_dim
-        assert one["sinusoidal"] == pytest.approx(plain, abs=1e-9)
-    distances = [one["distance"] for one in report["decay"]]
+        assert row["sinusoidal"] == pytest.approx(plain, abs=1e-9)
+    distances = [row["distance"] for row in report["decay"]]
     assert distances == sorted(set(distances))
     assert distances[-1] == report["largest_distance"]
 
 
 def test_llama_2_by_hand():
-    found = summarize(scale(LLAMA_2, make_spec("linear", 8.0)), 32768)
+    summary = summarize(scale(LLAMA_2, make_spec("linear", 8.0)), 32768)
     slowest = 10_000 ** (-126 / 128) / 8
-    assert found["longest_wavelength"] == pytest.approx(2 * math.pi / slowest)
-    assert found["half_wavelength"] == pytest.approx(math.pi / slowest)
-    assert found["effective_range"] == pytest.approx(0.2 * math.pi / slowest)
-    assert found["share_turned_in_effective_range"] == 0.75
-    assert found["critical_dimension"] == 92
-    assert found["frequency_over_pretrained"] == pytest.approx([1 / 8] * 64)
-    assert found["turns_in_window"][0] == pytest.approx(4096 / (16 * math.pi))
-    assert found["turns_in_target"] == pytest.approx(np.multiply(8, found["turns_in_window"]))
-    assert found["unique_by_slowest_pair"] is True
-    assert found["largest_distance"] == 32767
-    assert found["closest_images_gap"] == 1
-    assert found["granularity_limit"] == pytest.approx(1 / 8 / math.log(10_000))
+    assert summary["longest_wavelength"] == pytest.approx(2 * math.pi / slowest)
+    assert summary["half_wavelength"] == pytest.approx(math.pi / slowest)
+    assert summary["effective_range"] == pytest.approx(0.2 * math.pi / slowest)
+    assert summary["share_turned_in_effective_range"] == 0.75
+    assert summary["critical_dimension"] == 92
+    assert summary["frequency_over_pretrained"] == pytest.approx([1 / 8] * 64)
+    assert summary["turns_in_window"][0] == pytest.approx(4096 / (16 * math.pi))
+    assert summary["turns_in_target"] == pytest.approx(np.multiply(8, summary["turns_in_window"]))
+    assert summary["unique_by_slowest_pair"] is True
+    assert summary["largest_distance"] == 32767
+    assert summary["closest_images_gap"] == 1
+    assert summary["granularity_limit"] == pytest.approx(1 / 8 / math.log(10_000))
     # the last of PI's images, at 32,767/8, is seven eighths of a token beyond the last old one; no other is as far
     apart = 2 * np.sin(7 / 8 * LLAMA_2.inv_freq() / 2)
-    assert found["distance_to_old_images"] == pytest.approx(math.sqrt((apart**2).mean()))
-
-
-def test_a_larger_base_moves_the_second_frequency_by_six_percent():
-    found = summarize(scale(LLAMA_2, make_spec("abf", 8.0, {"rope_theta": 5e5})), 32768)
-    assert found["frequency_over_pretrained"][1] == pytest.approx(0.94, abs=0.005)
-    assert found["granularity_limit"] == pytest.approx(0.076, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("method", "rope_theta", "alpha"),
-    [
-        ("none", 1e4, 1),
-        ("linear", 1e4, 1 / 8),
-        ("abf", 5e5, 1),
-        ("ntk", 1e4 * 8 ** (128 / 126), 1),
-        ("custom", 1e4, 0.5),
-    ],
-)
-def test_limits_are_of_frequencies_that_follow_a_power(method, rope_theta, alpha):
-    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
-    assert found["granularity_limit"] == pytest.approx(alpha / math.log(rope_theta))
-    assert found["granularity_exact_limit"] == pytest.approx(exact_limit(rope_theta, alpha))
-    bound = 2 * rope_theta / (alpha * 32767 * math.log(rope_theta))
-    assert found["decay"][-1]["bound"] == pytest.approx(min(1, bound))
-
-
-@pytest.mark.parametrize("method", ["yarn", "nope"])
-def test_others_have_no_limit(method):
-    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
-    assert found["granularity"] == pytest.approx(float(np.sin(scaled(LLAMA_2, method, 8.0).inv_freq).mean()))
-    assert found["granularity_limit"] is None
-    assert found["granularity_exact_limit"] is None
-    assert all(one["bound"] is None for one in found["decay"])
-
-
-def test_where_no_pair_turns_there_is_no_wavelength(capsys):
-    found = printed(summarize(scaled(DEMO, "nope", 8.0), 2048), capsys)
-    nothing = ("longest_wavelength", "half_wavelength", "effective_range", "share_turned_in_effective_range")
-    assert all(found[key] is None for key in (*nothing, "unique_by_slowest_pair", "first_rise", "first_negative_score"))
-    assert found["wavelength"] == [None] * 16
-    assert found["closest_images"] == 0
-    assert found["decay"][-1] == {
-        "distance": 2047, "score": 1, "magnitude": 1, "estimate": 1, "bound": None,
-        "sinusoidal": pytest.approx(float(score(DEMO.inv_freq(), 2047)) / 32),
-    }  # fmt: skip
+    assert summary["distance_to_old_images"] == pytest.approx(math.sqrt((apart**2).mean()))
 
 
 def test_remapped_distances_are_what_turns_and_decays():
-    found = summarize(scaled(DEMO, "rerope", 8.0), 2048)
-    assert found["largest_distance"] == 128
-    assert found["turns_in_target"] == pytest.approx(129 * DEMO.inv_freq() / (2 * math.pi))
-    assert found["frequency_over_pretrained"] == [1] * 16
-    assert found["decay"][-1]["distance"] == 128
-    assert found["closest_images"] is None
-    assert found["distance_to_old_images"] is None
+    summary = summarize(scaled(DEMO, "rerope", 8.0), 2048)
+    assert summary["largest_distance"] == 128
+    assert summary["turns_in_target"] == pytest.approx(129 * DEMO.inv_freq() / (2 * math.pi))
+    assert summary["frequency_over_pretrained"] == [1] * 16
+    assert summary["decay"][-1]["distance"] == 128
+    assert summary["closest_images"] is None
+    assert summary["distance_to_old_images"] is None

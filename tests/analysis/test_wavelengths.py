@@ -3,7 +3,6 @@
 The float32 error of angles, against the tables and the product of stock transformers.
 """
 
-import json
 import math
 
 import numpy as np
@@ -15,7 +14,6 @@ from ropecli.analysis.wavelengths import (
     float32_angle_error,
     half_wavelength,
     longest_wavelength,
-    rotations,
     share_rotated,
 )
 from ropecli.config.encoding import native_parameters
@@ -24,31 +22,7 @@ from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScaledRope, make_spec
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
-BLOG = RopeGeometry(256, 256, 10_000.0, 4096).inv_freq()
-"""Its d = 256 has 128 pairs, 0 to 127."""
 STILL = np.zeros(4)
-
-
-def test_the_blogs_wavelengths():
-    assert longest_wavelength(BLOG) == pytest.approx(58_470, abs=5)
-    assert longest_wavelength(BLOG) == pytest.approx(2 * math.pi * 10_000 ** (127 / 128))
-    assert half_wavelength(BLOG) == pytest.approx(29_235, abs=5)  # 29.24k
-    assert effective_range(BLOG) == pytest.approx(5_847, abs=5)
-    # the blog's 5.84k is cut off, not rounded
-    assert 2 * math.pi / BLOG[95] == pytest.approx(effective_range(BLOG), rel=1e-9)
-
-
-def test_three_quarters_of_the_blogs_pairs_turn_within_the_effective_range():
-    turned = [2 * math.pi / one <= effective_range(BLOG) * (1 + 1e-9) for one in BLOG]
-    assert turned == [True] * 96 + [False] * 32
-    assert share_rotated(BLOG, effective_range(BLOG)) == 0.75
-
-
-def test_turns_are_the_length_over_the_wavelength():
-    """YaRN, eq. 13: λ_d = 2π·b^(2d/|D|)."""
-    by_hand = [4096 / (2 * math.pi * 10_000 ** (2 * pair / 128)) for pair in range(64)]
-    np.testing.assert_allclose(rotations(LLAMA_2.inv_freq(), 4096), by_hand, rtol=1e-12)
-    assert share_rotated(LLAMA_2.inv_freq(), 4096) == sum(one >= 1 for one in by_hand) / 64 == 46 / 64
 
 
 def test_pairs_that_stand_still_have_no_wavelength():
@@ -58,10 +32,6 @@ def test_pairs_that_stand_still_have_no_wavelength():
     for quantity in (longest_wavelength, half_wavelength, effective_range):
         assert math.isnan(quantity(STILL))
     assert math.isnan(share_rotated(STILL, effective_range(STILL)))
-
-
-def test_llama_2s_critical_dimension():
-    assert critical_dimension(LLAMA_2) == 92
 
 
 @pytest.mark.parametrize(
@@ -112,19 +82,3 @@ def test_the_float32_error_is_that_of_the_live_module(name, method):
     ours, theirs = float32_angle_error(rope, LAST).max(), live_error(rope, LAST).max()
     assert theirs / 4 <= ours <= theirs * 4
     assert (float32_angle_error(rope, LAST) <= 1e-6 * rope.inv_freq * LAST + 1e-20).all()
-
-
-@pytest.mark.parametrize("method", ["none", "yarn"])
-def test_inspect_reports_the_float32_error_at_the_last_position(method, llama, ropecli, tmp_path):
-    """At the last position of the context length that a patch is for."""
-    assert (
-        ropecli("patch", llama, "--method", method, "--factor", 2**14, "--no-verify", "-o", tmp_path / "out").code == 0
-    )
-    for folder, context_length in ((llama, 64), (tmp_path / "out", 2**20)):
-        report = json.loads(ropecli("inspect", folder, "--json").out)
-        spec = make_spec(report["method"], report["factor"])
-        rope = scale(RopeGeometry(32, 32, 10000.0, 64), spec)
-        assert report["max_position_embeddings"] == context_length
-        assert report["float32_angle_error"] == float32_angle_error(rope, context_length - 1).max() > 0
-        assert report["ropes"][0]["float32_angle_error"] == report["float32_angle_error"]
-    assert f"{report['float32_angle_error']:.1e} rad" in ropecli("inspect", folder).out

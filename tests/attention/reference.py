@@ -18,7 +18,7 @@ from ropecli.live.rotary import rotary_tables
 
 
 class Reference:
-    """neighbours: pair i of a head is dimensions (2i, 2i + 1), in place of (i, i + pairs); dimension 0 rotates."""
+    """neighbours: pair i of a head is dimensions (2i, 2i + 1), instead of (i, i + pairs); dimension 0 rotates."""
 
     def __init__(self, folder: Path, *, neighbours: bool = False) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
@@ -45,17 +45,17 @@ class Reference:
         self._factors = score_factors(len(tokens), params or {}, trained)
         return self.model(input_ids=tokens[None], use_cache=False).logits[0]
 
-    def _attend(self, module, query, key, value, attention_mask, scaling, **others) -> tuple[Tensor, None]:
+    def _attend(self, module, query, key, value, attention_mask, scaling, **options) -> tuple[Tensor, None]:
         """As transformers calls an attention function."""
         assert query.dtype == key.dtype == torch.float64
         rho, factors = self._distances, torch.from_numpy(self._factors)[:, None]
-        if (window := others.get("sliding_window")) is not None:
+        if (window := options.get("sliding_window")) is not None:
             near = plain(len(rho))
             rho, factors = np.where(near < window, near, np.nan), 1
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         scores = self._scores(query, key, torch.from_numpy(np.nan_to_num(rho))) * scaling * factors
-        if (cap := others.get("softcap")) is not None:
+        if (cap := options.get("softcap")) is not None:
             scores = cap * torch.tanh(scores / cap)
         scores = scores.masked_fill(torch.from_numpy(np.isnan(rho)), -torch.inf)
         return (scores.softmax(-1) @ value).transpose(1, 2), None
@@ -70,7 +70,7 @@ class Reference:
         still = query[..., width:] @ key[..., width:].transpose(-1, -2)
         return (along * angles.cos() + across * angles.sin()).sum(-1) + still
 
-    def _pairs(self, turning: Tensor) -> tuple[Tensor, Tensor]:
+    def _pairs(self, rotating: Tensor) -> tuple[Tensor, Tensor]:
         if self._neighbours:
-            return turning[..., 0::2], turning[..., 1::2]
-        return turning.chunk(2, -1)
+            return rotating[..., 0::2], rotating[..., 1::2]
+        return rotating.chunk(2, -1)

@@ -10,12 +10,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tiny_settings import LATENT
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables, unpatched_after
 from ropecli.scaling.scale import scale
@@ -27,10 +26,7 @@ LAYERS = ["sliding_attention", "full_attention"]
 SWITCHING = {
     "dynamic": {},
     "dynamic-yarn": {},
-    "longrope": {
-        "long_factor": np.linspace(1, 6, 16).tolist(),
-        "short_factor": np.linspace(1, 1.3, 16).tolist(),
-    },
+    "longrope": {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.3, 16).tolist()},
 }
 
 
@@ -43,8 +39,12 @@ def logits(model, length: int = TARGET, **options) -> torch.Tensor:
     return model(IDS[:, :length], **{"use_cache": False, **options}).logits
 
 
+def plan_of(folder, method: str, **params) -> PatchPlan:
+    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params))
+
+
 def ropes_of(folder, method: str, **params) -> dict[str | None, ScaledRope]:
-    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params)).ropes
+    return plan_of(folder, method, **params).ropes
 
 
 def fixed(ropes: dict[str | None, ScaledRope], length: int) -> dict[str | None, ScaledRope]:
@@ -80,25 +80,6 @@ def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
 
 # What was patched before leaves no trace.
 
-TWO = {
-    "switching-static": (("dynamic", {}), ("linear", {})),
-    "static-switching": (("yarn", {}), ("dynamic", {})),
-}
-
-
-@pytest.mark.parametrize("two", TWO)
-def test_a_second_patch_takes_the_place_of_the_first(two, folder):
-    (first, params), (then, more) = TWO[two]
-    model, fresh = load(folder), load(folder)
-    live_patch(model, ropes_of(folder, first, **params))
-    logits(model, 200)
-    for one in (model, fresh):
-        live_patch(one, ropes_of(folder, then, **more))
-    for length in (30, 200):
-        assert torch.equal(logits(model, length), logits(fresh, length))
-    hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
-    assert set(hooks) == {1 if then in SWITCHING else 0}
-
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic"])
 def test_unpatched_after_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
@@ -120,56 +101,10 @@ def test_unpatched_after_gives_the_model_back_to_the_bit_after_an_error_too(meth
         assert table.rope_type == "default"
 
 
-MODELS = {
-    "gpt_neox": {"rotary_pct": 0.25},
-    "cohere": {"head_dim": 32},
-    "deepseek_v3": LATENT,
-    "modernbert-decoder": {"layer_types": LAYERS, "sliding_window": 32, "cls_token_id": 0, "sep_token_id": 0},
-}
-
-
-BY_LAYER_TYPE = pytest.mark.transformers("5.9", "yarn by layer type is not read")
-
-
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=BY_LAYER_TYPE if "layer_types" in MODELS[name] else ()) for name in MODELS]
-)
-def test_in_memory_and_on_disk_are_the_same_model(model_type, build, tmp_path):
-    source = build(model_type, **MODELS[model_type])
-    plan = make_plan(open_checkpoint(source), make_spec("yarn", 4.0, {"attention_factor": 1.4}))
-    patch_to(plan, tmp_path / "out", verify=False)
-    model, written = load(source), load(tmp_path / "out")
-    plain = logits(model)
-    live_patch(model, plan.ropes)
-    torch.testing.assert_close(logits(model), logits(written), rtol=0, atol=2e-3)
-    assert (logits(model) - plain).abs().max() > 5e-2
-
-
 def test_a_model_that_works_out_its_frequencies_anew_is_refused(build):
     source = build("phimoe", num_local_experts=2, num_experts_per_tok=1)
     with pytest.raises(PatchError, match=r"rotary_emb computes its frequencies again .* Write the patch to a folder"):
         live_patch(load(source), ropes_of(source, "yarn"))
-
-
-@pytest.mark.parametrize("method", ["yarn", "dynamic"])
-def test_frequencies_stay_in_float32_where_the_model_is_not(method, llama):
-    """In bfloat16 a position of 131072 would be off by whole turns."""
-    ropes, model = ropes_of(llama, method), load(llama, dtype=torch.bfloat16)
-    live_patch(model, ropes)
-    assert logits(model, 200).dtype == torch.bfloat16
-    (table,) = rotary_tables(model)
-    assert table.module.inv_freq.dtype == torch.float32
-    np.testing.assert_allclose(table.inv_freq, scale(ropes[None].geometry, ropes[None].spec, 200).inv_freq, rtol=1e-6)
-
-
-def test_a_rope_given_as_frequencies_alone(llama):
-    """Found by measurement, of no method: what compare and tune hand over."""
-    model, expected = load(llama), load(llama)
-    rope = ropes_of(llama, "linear")[None]
-    live_patch(model, {None: dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.5, attention_factor=0.9)})
-    custom = {"inv_freq": (rope.inv_freq * 1.5).tolist(), "attention_factor": 0.9}
-    live_patch(expected, ropes_of(llama, "custom", **custom))
-    assert torch.equal(logits(model), logits(expected))
 
 
 def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
@@ -187,3 +122,63 @@ def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
     plan = make_plan(open_checkpoint(folder), make_spec("linear", 8.0))
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
         live_patch(model, plan.ropes)
+
+
+TWO = {"switching-static": (("dynamic", {}), ("linear", {})), "static-switching": (("yarn", {}), ("dynamic", {}))}
+
+
+@pytest.mark.parametrize("two", TWO)
+def test_a_second_patch_takes_the_place_of_the_first(two, folder):
+    (first, params), (then, more) = TWO[two]
+    model, fresh = load(folder), load(folder)
+    live_patch(model, ropes_of(folder, first, **params))
+    logits(model, 200)
+    for each in (model, fresh):
+        live_patch(each, ropes_of(folder, then, **more))
+    for length in (30, 200):
+        assert torch.equal(logits(model, length), logits(fresh, length))
+    hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
+    assert set(hooks) == {1 if then in SWITCHING else 0}
+
+
+# Distance methods.
+
+
+def test_a_loaded_checkpoint_has_its_own_back_after_another(llama, patched):
+    model = load(patched(llama, "rerope"))
+    before = logits(model)
+    with unpatched_after(model):
+        live_patch(model, ropes_of(llama, "yarn"))
+        assert model.config._attn_implementation == "sdpa"
+        assert not torch.equal(logits(model), before)
+    assert torch.equal(logits(model), before)
+
+
+def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp_path):
+    """The proof compares with the model's own attention, so scaled scores are detected."""
+
+    def another(*arguments, **options):
+        return attend(*arguments, **{**options, "scaling": 0.5 * options["scaling"]})
+
+    attend = AttentionInterface._global_mapping["ropecli:rerope"]
+    monkeypatch.setitem(AttentionInterface._global_mapping, "ropecli:rerope", another)
+    with pytest.raises(
+        PatchError, match=r"too short for rerope to change any distance, the output changes by 0\.\d+ of its"
+    ):
+        patch_to(plan_of(llama, "rerope"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    model = load(llama)
+    with pytest.raises(PatchError, match="too short for rerope to change any distance"):
+        live_patch(model, ropes_of(llama, "rerope"))
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [({"AutoModelForCausalLM": "own.Own"}, True), ({"AutoConfig": "own.Own"}, False), (["AutoModel"], False)],
+)
+def test_code_of_the_checkpoints_own_is_warned_of(names, warned, llama, edited):
+    """It may run an attention of its own under the method's name."""
+    source = edited(llama, auto_map=names)
+    assert any("custom code (auto_map)" in warning for warning in plan_of(source, "rerope").writing_warnings) is warned
+    assert not any("auto_map" in warning for warning in plan_of(source, "yarn").writing_warnings)

@@ -88,13 +88,13 @@ def test_every_type_is_proved_or_refused_with_its_reason(model_type, tmp_path):
     config_of(model_type).save_pretrained(tmp_path)
     if model_type in REFUSED:
         with pytest.raises(RopecliError) as caught:
-            settled(tmp_path)
+            layout_of(tmp_path)
         assert REFUSED[model_type] in str(caught.value)
         return
-    assert settled(tmp_path) == HeadLayout(LATER_START.get(model_type, 0), model_type in NEIGHBOURS)
+    assert layout_of(tmp_path) == HeadLayout(LATER_START.get(model_type, 0), model_type in NEIGHBOURS)
 
 
-def settled(folder):
+def layout_of(folder):
     """As `ropecli patch` finds and proves it, by ReRoPE."""
     plan = make_plan(open_checkpoint(folder), make_spec("rerope", 4.0))
     if plan.unwritable:

@@ -35,23 +35,23 @@ def source(llama, tmp_path) -> Path:
 
 @pytest.fixture
 def stopping(monkeypatch):
-    """with stopping(after, number): a signal comes when so many documents are measured; Ctrl-C, or the given one."""
-    from ropecli.evaluation.saved_progress import EvalProgress
+    """with stopping(after, number): a signal comes after so many samples; default: Ctrl-C. Yields the samples."""
+    from ropecli.evaluation.measure import Store
 
     @contextlib.contextmanager
-    def stop(after: int, number: int = signal.SIGINT) -> Iterator[None]:
-        add = EvalProgress.add
+    def stop(after: int, number: int = signal.SIGINT) -> Iterator[list[tuple]]:
+        add, samples = Store.add, []
 
-        def adding(self, *values):
-            add(self, *values)
-            nonlocal after
-            after -= 1
-            if not after:
-                os.kill(os.getpid(), number)
+        def adding(self, part, key, value):
+            add(self, part, key, value)
+            if key != ("about",):
+                samples.append(key)
+                if len(samples) == after:
+                    os.kill(os.getpid(), number)
 
         with monkeypatch.context() as patch:
-            patch.setattr(EvalProgress, "add", adding)
-            yield
+            patch.setattr(Store, "add", adding)
+            yield samples
 
     return stop
 

@@ -1,6 +1,7 @@
 """Conventions that all commands share: aliases, suffixes, verbosity, progress without a terminal."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -8,7 +9,7 @@ import typer
 from ropecli.cli import progress
 from ropecli.cli.app import app
 from ropecli.cli.typer_command import ALIASES
-from ropecli.commands.measuring import default_lengths
+from ropecli.evaluation.subject import default_lengths
 
 COMMANDS = typer.main.get_command(app).commands
 
@@ -67,7 +68,8 @@ def test_token_counts_take_suffixes(ropecli):
     [(256, 256, [64, 128, 256]), (4096, 10_000, [1024, 2048, 4096, 8192, 10_000]), (16, 16, [16])],
 )
 def test_default_lengths_double_up_to_the_context_length(pretraining, context, lengths):
-    assert default_lengths(pretraining, context) == lengths
+    subject = SimpleNamespace(pretraining_length=pretraining, context_length=context)
+    assert default_lengths([subject]) == lengths
 
 
 def test_lengths_follow_from_the_checkpoint_and_the_data(ropecli, llama, tmp_path):

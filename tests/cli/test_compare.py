@@ -52,13 +52,13 @@ WRONG = {
 
 @pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_option_is_one_message_before_the_model_runs(compare, monkeypatch, tmp_path, options, expected):
-    from ropecli.evaluation import comparison
+    from ropecli.evaluation.subject import LiveReaders
 
     def run(*arguments, **options):
         raise AssertionError("the model ran")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(comparison, "compare_methods", run)
+    monkeypatch.setattr(LiveReaders, "open", run)
     outcome = compare(*options)
     assert outcome.code == 2
     assert outcome.out == ""

@@ -1,4 +1,4 @@
-"""ropecli compare on several checkpoints: every method on each, each loaded once; stopped and gone on with."""
+"""ropecli compare on several checkpoints: every method on each, each loaded once; stopped and resumed."""
 
 import json
 
@@ -30,7 +30,7 @@ def measured(compare):
 
 
 def numbers(reports):
-    return [(one["checkpoint"], one["method"], [row["document_nll"] for row in one["rows"]]) for one in reports]
+    return [(one["checkpoint"], one["method"], [cell["sums"] for cell in one["cells"]]) for one in reports]
 
 
 def test_several_checkpoints_are_what_each_is_alone(measured, llama, other):
@@ -46,7 +46,7 @@ def test_several_checkpoints_are_what_each_is_alone(measured, llama, other):
 
 
 def test_each_checkpoint_is_loaded_once(measured, llama, other, monkeypatch):
-    from ropecli.commands import subject
+    from ropecli.evaluation import subject
 
     load, loads = subject.load_model, []
 
@@ -59,23 +59,10 @@ def test_each_checkpoint_is_loaded_once(measured, llama, other, monkeypatch):
     assert loads == [llama, other]
 
 
-def test_a_stopped_comparison_is_gone_on_with(compare, measured, monkeypatch, tmp_path):
-    """Within the second checkpoint: 4 documents, 3 methods, 2 checkpoints."""
-    after = 14
-    from ropecli.evaluation import perplexity
-    from ropecli.evaluation.saved_progress import EvalProgress
-
-    add, left = EvalProgress.add, [after]
-
-    def adding(self, *values):
-        add(self, *values)
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-
-    output = tmp_path / "reports.json"
-    with monkeypatch.context() as patch:
-        patch.setattr(EvalProgress, "add", adding)
+def test_a_stopped_comparison_is_resumed(compare, measured, stopping, other, tmp_path):
+    """Within the second checkpoint: 4 documents, 3 methods, 2 checkpoints; dynamic is read at each of 3 lengths."""
+    after, output = 22, tmp_path / "reports.json"
+    with stopping(after):
         outcome = compare("--output", output)
     assert outcome.code == 130
     assert "--resume" in outcome.err
@@ -84,16 +71,11 @@ def test_a_stopped_comparison_is_gone_on_with(compare, measured, monkeypatch, tm
     assert "a run that was interrupted" in " ".join(again.err.split())
     refused = compare("--output", output, "--resume", "--factors", 2)
     assert refused.code == 2
-    assert "scalings: " in refused.err
-
-    scored = []
-    measure = perplexity._Meter.measure
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            perplexity._Meter, "measure", lambda self, batch, step: scored.append(batch) or measure(self, batch, step)
-        )
-        assert compare("--output", output, "--resume").code == 0
-    assert len(scored) == 24 - after
+    assert "jobs.1.scaling: " in refused.err
+    with stopping(0) as samples:
+        resumed = compare("--output", output, "--resume")
+    assert resumed.code == 0, resumed.err
+    assert len(samples) == 2 * 20 - after
     assert numbers(json.loads(output.read_text())) == numbers(measured())
     assert [path.name for path in tmp_path.iterdir()] == ["reports.json"]
 

@@ -8,6 +8,7 @@ import torch
 
 FIELDS = {
     "schema_version": int,
+    "task": str,
     "checkpoint": str,
     "digest": str,
     "method": str,
@@ -15,7 +16,6 @@ FIELDS = {
     "params": dict,
     "in_memory": bool,
     "original_max_position_embeddings": int,
-    "protocol": str,
     "source": str,
     "command": list,
     "settings": dict,
@@ -23,6 +23,7 @@ FIELDS = {
     "too_short": int,
     "dtype": str,
     "device": str,
+    "cells": list,
     "rows": list,
     "document_names": list,
     "baseline": type(None),
@@ -39,9 +40,6 @@ ROW_FIELDS = {
     "bits_per_byte",
     "tokens",
     "documents",
-    "document_nll",
-    "document_weights",
-    "by_context",
     "seconds",
     "tokens_per_second",
     "peak_memory",
@@ -61,8 +59,8 @@ def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
     report = json.loads(outcome.out)
     assert outcome.code == 0
     assert {key: type(value) for key, value in report.items()} == FIELDS
-    assert (report["schema_version"], report["kind"]) == (2, "perplexity")
-    assert (report["method"], report["protocol"], report["headlines"]) == ("none", "prefix", [])
+    assert (report["schema_version"], report["kind"]) == (3, "perplexity")
+    assert (report["method"], report["task"], report["headlines"]) == ("none", "prefix", [])
     assert report["settings"] == {
         "stride": None,
         "targets": None,
@@ -81,16 +79,16 @@ def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
 def test_rows_hold_their_numbers(evaluate):
     report = json.loads(evaluate("--json", "--max-documents", 5, lengths="64,24,24").out)
     assert [row["length"] for row in report["rows"]] == [24, 64]
-    for row in report["rows"]:
+    for row, cell in zip(report["rows"], report["cells"], strict=True):
         assert row.keys() == ROW_FIELDS
-        assert row["documents"] == len(row["document_nll"]) == len(report["document_names"]) == 5
+        assert row["documents"] == len(cell["sums"]) == len(report["document_names"]) == 5
         assert row["tokens"] == 5 * (row["length"] - 1)
-        assert row["nll"] == pytest.approx(sum(row["document_nll"]) / row["tokens"])
+        assert row["nll"] == pytest.approx(sum(cell["sums"]) / row["tokens"])
         assert row["ppl"] == pytest.approx(math.exp(row["nll"]))
         assert row["ppl_low"] <= row["ppl"] <= row["ppl_high"]
-        assert row["document_weights"] == [row["length"] - 1] * 5
-        assert sum(bucket["tokens"] for bucket in row["by_context"]) == row["tokens"]
-        assert [bucket["start"] for bucket in row["by_context"]][:7] == [1, 2, 3, 4, 6, 8, 12]
+        assert cell["weights"] == [row["length"] - 1] * 5
+        assert sum(bucket["tokens"] for bucket in cell["by_context"]) == row["tokens"]
+        assert [bucket["start"] for bucket in cell["by_context"]][:7] == [1, 2, 3, 4, 6, 8, 12]
         assert min(row["seconds"], row["tokens_per_second"], row["peak_memory"]) > 0
 
 
@@ -123,7 +121,7 @@ def test_whole_documents_are_all_scored_and_short_ones_are_told_of(evaluate, few
     assert "2 documents shorter than 100 tokens: scored with less context" in " ".join(outcome.err.split())
     first = protocol == "sliding"
     assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
-    assert report["rows"][0]["document_weights"] == [count - first for count in tokens]
+    assert report["cells"][0]["weights"] == [count - first for count in tokens]
 
 
 def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
@@ -132,7 +130,7 @@ def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
     )
     report = json.loads(outcome.out)
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt"], 1)
-    assert report["rows"][0]["document_weights"][0] == 89
+    assert report["cells"][0]["weights"][0] == 89
     said = " ".join(outcome.err.split())
     assert "Skipping 1 document shorter than 30 tokens" in said
     assert "1 document shorter than 60 tokens: scored with less context" in said

@@ -39,7 +39,7 @@ def measured(evaluate):
 
 
 def losses(report):
-    return [row["document_nll"] for row in report["rows"]]
+    return [cell["sums"] for cell in report["cells"]]
 
 
 def test_both_are_what_each_is_alone(measured, llama):
@@ -49,7 +49,7 @@ def test_both_are_what_each_is_alone(measured, llama):
     assert losses(both) == losses(own)
     assert losses(both["baseline"]) == losses(base)
     assert losses(own) != losses(base)
-    for key in ("checkpoint", "digest", "method", "factor", "protocol", "fingerprint", "document_names", "kind"):
+    for key in ("checkpoint", "digest", "method", "factor", "task", "fingerprint", "document_names", "kind"):
         assert both[key] == own[key], key
         assert both["baseline"][key] == base[key], key
     assert both["fingerprint"] == both["baseline"]["fingerprint"]
@@ -61,14 +61,17 @@ def test_both_are_what_each_is_alone(measured, llama):
 def test_the_headlines_by_hand(measured, llama, protocol, against):
     """The window is the baseline's: 64 tokens."""
     report = measured("--baseline", llama, "--protocol", protocol)
-    ours, theirs = ({row["length"]: row for row in one["rows"]} for one in (report, report["baseline"]))
+    ours, theirs = (
+        {row["length"]: (row, cell["sums"]) for row, cell in zip(one["rows"], one["cells"], strict=True)}
+        for one in (report, report["baseline"])
+    )
     gain = "long-context gain" if protocol == "tail" else "change beyond the pretraining length"
     expected = [("short-context cost", 64, 64), (gain, 128, against)]
     assert [(one["name"], one["length"], one["baseline_length"]) for one in report["headlines"]] == expected
     for (_, length, base_length), found in zip(expected, report["headlines"], strict=True):
-        row, base = ours[length], theirs[base_length]
+        (row, sums), (base, base_sums) = ours[length], theirs[base_length]
         assert found["change"]["change"] == pytest.approx(row["ppl"] / base["ppl"] - 1, rel=1e-9)
-        difference = np.array(row["document_nll"]) - base["document_nll"]
+        difference = np.array(sums) - base_sums
         means = np.array(np.meshgrid(*[difference] * 4)).reshape(4, -1).sum(axis=0) / row["tokens"]
         centre, wider = means.mean(), (4 / 3) ** 0.5 * 3.1824 / 1.96  # Student's t of four documents
         low, high = np.expm1(centre + wider * (np.quantile(means, (0.025, 0.975)) - centre))
@@ -80,7 +83,7 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
     import gc
     import weakref
 
-    from ropecli.commands import subject
+    from ropecli.evaluation import subject
 
     load, models = subject.load_model, []
 
@@ -98,7 +101,7 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
 def test_another_vocabulary_is_refused_before_any_model_is_loaded(
     evaluate, llama, tokenizer, corpus, tmp_path, monkeypatch
 ):
-    from ropecli.commands import subject
+    from ropecli.evaluation import subject
 
     other = shutil.copytree(llama, tmp_path / "other")
     value = json.loads((other / "tokenizer.json").read_text())
@@ -125,4 +128,4 @@ def test_a_baseline_whose_loss_is_not_finite_leaves_the_other_its_report(measure
     report = measured("--baseline", broken)
     assert (report["baseline"], report["headlines"]) == (None, [])
     assert [row["ppl"] for row in report["rows"]] == [row["ppl"] for row in measured()["rows"]]
-    assert "The baseline was not measured" in " ".join(evaluate("--baseline", broken).err.split())
+    assert f"{broken} was not measured: The loss is not finite" in " ".join(evaluate("--baseline", broken).err.split())

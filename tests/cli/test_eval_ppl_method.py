@@ -41,7 +41,7 @@ def test_it_equals_the_patched_checkpoint(method, measured, ropecli, llama, tmp_
     assert ppls(live) == pytest.approx(ppls(written), rel=1e-4)
     if method == "yarn":
         assert live["params"]["beta_fast"] == written["params"]["beta_fast"] == 8
-    for key in ("method", "factor", "protocol", "fingerprint"):
+    for key in ("method", "factor", "task", "fingerprint"):
         assert live[key] == written[key], key
     assert ppls(live) != pytest.approx(ppls(measured()), rel=1e-4)
 
@@ -74,7 +74,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("options", "named"), WRONG.values(), ids=WRONG)
 def test_a_wrong_option_is_one_message_before_the_model_is_loaded(options, named, evaluate, monkeypatch):
-    from ropecli.commands import subject
+    from ropecli.evaluation import subject
 
     def load(*arguments):
         raise AssertionError("the model was loaded")

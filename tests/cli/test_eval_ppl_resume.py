@@ -83,7 +83,7 @@ def test_an_interrupted_run_is_gone_on_with(ropecli, arguments, stopped, llama, 
 def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, arguments, stopped, tmp_path):
     output = tmp_path / "report.json"
     stopped(3, "--output", output)
-    before = (tmp_path / "report.json.state" / "documents-0.jsonl").read_bytes()
+    before = (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes()
     is_one_message(ropecli(*arguments("--output", output)), "a run that was interrupted")
     other = ropecli(*arguments("--output", output, "--resume", "--dtype", "bfloat16"))
     is_one_message(other, "dtype: 'float32' then, 'bfloat16' now")
@@ -91,14 +91,14 @@ def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, argument
         ropecli(*arguments("--output", output, "--resume", how=["--lengths", "24,64"])),
         "lengths: [24, 64, 128] then, [24, 64] now",
     )
-    assert (tmp_path / "report.json.state" / "documents-0.jsonl").read_bytes() == before
+    assert (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (["--method", "none", "--original-length", 32], "in_memory"),
-        (["--max-documents", 3], "data"),
+        (["--method", "none", "--original-length", 32], "jobs.0.scaling"),
+        (["--max-documents", 3], "jobs.0.tasks.0.documents"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -148,7 +148,7 @@ def test_killed_amid_its_documents_and_gone_on_with(ropecli, arguments, tmp_path
     output, whole = tmp_path / "report.json", tmp_path / "whole.json"
     command = arguments("--output", output, how=SLIDING)
     process = started(command)
-    progress = tmp_path / "report.json.state" / "documents-0.jsonl"
+    progress = tmp_path / "report.json.state" / "samples-0.jsonl"
     while process.poll() is None:
         if progress.exists() and len(progress.read_bytes().splitlines()) > 3:
             break

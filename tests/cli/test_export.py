@@ -80,12 +80,6 @@ def test_an_unknown_engine(yarn, ropecli):
     assert "Known: axolotl, llama.cpp, mlx, ollama, sglang, trl, vllm. Did you mean 'vllm'?" in outcome.err
 
 
-def test_transformers_4_needs_no_line(yarn, ropecli):
-    outcome = ropecli("export", yarn, "--engine", "transformers-v4")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "already contain the fields of transformers 4" in outcome.err
-
-
 def test_what_an_engine_cannot_express(llama, edited, ropecli):
     """No command then, and one message that says why and what to do."""
     factors = [1.0] * 15 + [4.0]

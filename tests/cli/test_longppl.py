@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ropecli.evaluation import longppl
+from ropecli.evaluation.tasks import keys as key_tokens
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +70,8 @@ def test_keys_are_found_once_and_read_for_other_models(ropecli, repeating, yarn,
 @pytest.fixture
 def evaluate(ropecli, llama, corpus, monkeypatch):
     """Random weights have no loss below 2 nats."""
-    from ropecli.commands import longppl as command
-
-    for module in (longppl, command):
-        monkeypatch.setattr(module, "MIN_GAIN", 0.5)
-        monkeypatch.setattr(module, "MAX_LOSS", 8.0)
+    monkeypatch.setattr(key_tokens, "MIN_GAIN", 0.5)
+    monkeypatch.setattr(key_tokens, "MAX_LOSS", 8.0)
 
     def call(*options, checkpoint=llama, lengths=("--lengths", "64,128")):
         fixed = ["--data", corpus, "--protocol", "longppl", "--max-documents", 3]
@@ -90,7 +87,7 @@ def is_one_message(outcome, expected):
     assert "Traceback" not in outcome.err
 
 
-def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tmp_path):
+def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tmp_path, monkeypatch):
     keys = tmp_path / "keys.json"
     is_one_message(evaluate(), "needs --evaluator CHECKPOINT")
     is_one_message(evaluate("--keys", keys), "To find key tokens and write them there, add --evaluator")
@@ -111,7 +108,7 @@ def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tm
     del written["checksum"]  # as in earlier releases
     keys.write_text(json.dumps(written))
     assert evaluate("--keys", keys).code == 0
-    longppl.MAX_LOSS = 0.0
+    monkeypatch.setattr(key_tokens, "MAX_LOSS", 0.0)
     is_one_message(evaluate("--evaluator", llama), "found no key tokens in 3 documents")
 
 
@@ -135,14 +132,31 @@ def test_default_lengths_end_with_those_of_the_keys(evaluate, llama, patched, tm
     assert [row["length"] for row in report["rows"]] == [16, 32, 64, 128]
 
 
-def test_a_stopped_run_resumes(evaluate, llama, stopping, tmp_path):
-    """The key tokens are read from the file that the first run wrote."""
+@pytest.mark.parametrize(
+    ("after", "with_file", "left"),
+    [
+        (2, True, ["keys.json.state"]),
+        (2, False, ["report.json.keys.state"]),
+        (5, True, ["keys.json", "report.json.state"]),
+        (5, False, ["report.json.keys.state", "report.json.state"]),
+    ],
+)
+def test_a_stopped_run_resumes(evaluate, llama, stopping, tmp_path, after, with_file, left):
+    """Within the search for key tokens in 3 documents, and within the 6 measurements after it."""
     output, keys = tmp_path / "report.json", tmp_path / "keys.json"
-    options = ["--evaluator", llama, "--keys", keys, "--output", output]
-    with stopping(2):
-        assert evaluate(*options).code == 130
-    resumed = evaluate(*options, "--resume")
+    options = ["--evaluator", llama, "--output", output, *(["--keys", keys] if with_file else [])]
+    with stopping(after):
+        outcome = evaluate(*options)
+    assert outcome.code == 130
+    assert "Run the same command with --resume to continue" in " ".join(outcome.err.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    is_one_message(evaluate(*options), "a run that was interrupted")
+    with stopping(0) as samples:
+        resumed = evaluate(*options, "--resume")
     assert resumed.code == 0, resumed.err
-    assert "finding key tokens" not in resumed.err
-    whole = json.loads(evaluate("--keys", keys, "--json").out)
-    assert [row["nll"] for row in json.loads(output.read_text())["rows"]] == [row["nll"] for row in whole["rows"]]
+    assert len(samples) == 9 - after
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["keys.json", "report.json"][1 - with_file :]
+    whole = json.loads(evaluate("--evaluator", llama, "--json").out)
+    assert [cell["sums"] for cell in json.loads(output.read_text())["cells"]] == [
+        cell["sums"] for cell in whole["cells"]
+    ]

@@ -26,7 +26,7 @@ REQUIRED = {
     "passkey": ["demo", "--method", "yarn", "--factor", "4"],
     "patch": ["demo", "--method", "yarn", "--factor", "4", "--dry-run"],
     "plan": ["demo"],
-    "plot": ["demo", "--kind", "wavelengths", "--methods", "yarn", "--factor", "4"],
+    "plot": ["demo", "--kind", "frequencies", "--methods", "yarn", "--factor", "4"],
     "ruler": ["demo", "--method", "yarn", "--factor", "4"],
     "theory": ["demo", "--methods", "yarn", "--factor", "4"],
     "tune": ["demo", "--data", "demo-train", "--factor", "4", "--output", "out"],
@@ -162,7 +162,7 @@ def test_former_names_of_options(ropecli):
     old = ropecli("needle", "demo", "--trials", 1, "--keys", 2, *small)
     assert old.out.replace("--trials", "--samples").replace("--keys", "--num-needles") == new.out
     with pytest.warns(FutureWarning) as warned:
-        report = commands.needle("demo", lengths=[64], depths=[0.5], trials=1, keys=2)
+        [report] = commands.needle("demo", lengths=[64], depths=[0.5], trials=1, keys=2).reports
     assert sorted(str(warning.message) for warning in warned) == [
         "needle(): keys was renamed to num_needles. Use num_needles.",
         "needle(): trials was renamed to samples. Use samples.",

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 MEASURED = ["--lengths", "32", "--max-documents", 1]
 KEYS = ["--protocol", "longppl", "--evaluator", "checkpoint"]
-DRAWN = ["--kind", "wavelengths"]
+DRAWN = ["--kind", "frequencies"]
 ASKED = ["--lengths", "64", "--depths", "0.5", "--trials", 1]
 
 

@@ -21,29 +21,27 @@ def test_json_is_all_that_is_on_standard_output(ask, llama):
     outcome = ask("--json")
     report = json.loads(outcome.out)
     assert outcome.code == 0
-    assert (report["kind"], report["task"], report["mode"], report["chance"]) == ("retrieval", "passkey", "rank", 0.1)
+    assert (report["kind"], report["task"], report["settings"]["mode"]) == ("scores", "passkey", "rank")
     assert (report["checkpoint"], report["method"], report["in_memory"]) == (str(llama), "none", False)
     assert report["original_max_position_embeddings"] == 64
-    assert [(cell["length"], cell["depth"], cell["trials"]) for cell in report["cells"]] == [
-        (280, 0.0, 2),
-        (280, 1.0, 2),
-        (330, 0.0, 2),
-        (330, 1.0, 2),
+    assert [(cell["length"], cell["depth"], cell["chance"], len(cell["sums"])) for cell in report["cells"]] == [
+        (280, 0.0, 0.1, 2),
+        (280, 1.0, 0.1, 2),
+        (330, 0.0, 0.1, 2),
+        (330, 1.0, 0.1, 2),
     ]
     assert report["settings"]["prompts_read_once"]
     assert len(report["fingerprint"]) == 64
-    assert [sum(cell["found"]) for cell in report["cells"]] == [cell["hits"] for cell in report["cells"]]
     assert report["command"][:3] == ["ropecli", "passkey", str(llama)]
 
 
 def test_the_table_shows_the_same_numbers(ask):
     report = json.loads(ask("--json", "--candidates", 2).out)
     table = ask("--candidates", 2, "--verbose").out
-    for length in (280, 330):
-        cells = [cell for cell in report["cells"] if cell["length"] == length]
-        margin = sum(cell["margin"] for cell in cells) / len(cells)
-        line = next(line for line in table.splitlines() if str(length) in line and f"{margin:+.2f}" in line)
-        assert f"{100 * sum(cell['hits'] for cell in cells) / 4:.0f}%" in line
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines()]
+    at = [[cell for cell in report["cells"] if cell["length"] == length] for length in (280, 330)]
+    assert ["mean", *(f"{100 * sum(sum(cell['sums']) for cell in cells) / 4:.1f}" for cells in at)] in rows
+    assert ["margin (nats)", *(f"{sum(cell['margin'] for cell in cells) / 2:+.2f}" for cells in at)] in rows
 
 
 def test_a_method_in_memory_measures_what_a_patched_folder_does(ropecli, ask, llama, tmp_path):
@@ -67,8 +65,8 @@ def test_the_advice_on_a_length_is_true(ask):
 
 def test_generated_answers(ask):
     report = json.loads(ask("--json", "--mode", "generate").out)
-    assert (report["mode"], report["chance"]) == ("generate", 1 / 90_000)
-    assert {cell["margin"] for cell in report["cells"]} == {None}
+    assert report["settings"]["mode"] == "generate"
+    assert {(cell["chance"], cell.get("margin")) for cell in report["cells"]} == {(1 / 90_000, None)}
     assert ask("--mode", "generate").code == 0
 
 

@@ -222,7 +222,7 @@ def test_a_file_is_written_beside_the_users_own(ropecli, tmp_path):
     kept = tmp_path / ".plot.svg.partial"
     for path in (stale, kept):
         path.write_text("kept")
-    assert ropecli("plot", "demo", "--kind", "wavelengths", "-o", tmp_path / "plot.svg").code == 0
+    assert ropecli("plot", "demo", "--kind", "frequencies", "-o", tmp_path / "plot.svg").code == 0
     assert kept.read_text() == "kept"
     assert {path.name for path in tmp_path.iterdir()} == {kept.name, "plot.svg"}
     assert (tmp_path / "plot.svg").stat().st_mode == kept.stat().st_mode

@@ -1,12 +1,8 @@
 """ropecli ruler: reports, several checkpoints, resuming, messages."""
 
 import json
-import os
-import signal
 
 import pytest
-
-from ropecli.evaluation.ruler.measure import RulerScores
 
 
 @pytest.fixture
@@ -28,10 +24,10 @@ def test_two_checkpoints_side_by_side(ask, ropecli, tmp_path):
     assert outcome.code == 0, outcome.err
     first, second = json.loads(report.read_text())
     assert first["fingerprint"] == second["fingerprint"]
-    assert {(cell["task"], cell["length"], len(cell["scores"])) for cell in first["cells"]} == {
+    assert {(cell["task"], cell["length"], len(cell["sums"])) for cell in first["cells"]} == {
         (task, length, 2) for task in ("niah_single_1", "fwe") for length in (512, 600)
     }
-    mean = sum(sum(cell["scores"]) for cell in second["cells"] if cell["length"] == 512) / 4
+    mean = sum(sum(cell["sums"]) for cell in second["cells"] if cell["length"] == 512) / 4
     assert second["threshold"] == pytest.approx(0.856 * mean)
     assert "Effective length: " in outcome.out
     assert "Not comparable with published tables: the essay is the demo's text; answers were ranked" in " ".join(
@@ -55,7 +51,7 @@ def test_a_model_that_guesses_has_no_effective_length(ropecli, llama, tmp_path):
     outcome = ropecli("ruler", llama, *options, "--output", report)
     assert outcome.code == 0, outcome.err
     values = json.loads(report.read_text())[0]
-    assert sum(sum(cell["scores"]) for cell in values["cells"] if cell["length"] == 1200) > 0
+    assert sum(sum(cell["sums"]) for cell in values["cells"] if cell["length"] == 1200) > 0
     assert values["effective_length"] is None
     reason = "Effective length: none, because the score at 1200 tokens, "
     assert reason in " ".join(outcome.out.split())
@@ -64,23 +60,15 @@ def test_a_model_that_guesses_has_no_effective_length(ropecli, llama, tmp_path):
     assert reason in page.read_text()
 
 
-def test_an_interrupted_run_resumes(ask, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(ask, tmp_path, stopping):
     whole, report = tmp_path / "whole.json", tmp_path / "ruler.json"
     options = ["--lengths", "512", "--seed", 3]
     assert ask(*options, "--output", whole).code == 0
-    add, asked = RulerScores.add, []
-
-    def adding(self, *values):
-        add(self, *values)
-        asked.append(values)
-        if len(asked) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(RulerScores, "add", adding)
-    assert ask(*options, "--output", report).code == 130
-    assert ask(*options[:-1], 4, "--output", report, "--resume").code == 2
-    assert ask(*options, "--output", report, "--resume").code == 0
-    assert len(asked) == 4
+    with stopping(3) as samples:
+        assert ask(*options, "--output", report).code == 130
+        assert ask(*options[:-1], 4, "--output", report, "--resume").code == 2
+        assert ask(*options, "--output", report, "--resume").code == 0
+    assert len(samples) == 4
     kept = [json.loads(path.read_text())[0]["cells"] for path in (whole, report)]
     assert kept[0] == kept[1]
 
@@ -110,18 +98,11 @@ RULER = ["ruler", "demo", "--tasks", "qa_1", "--squad", "squad.json"]
     ],
     ids=["dtype", "attention", "questions"],
 )
-def test_a_run_does_not_resume_with_other_settings(ropecli, tmp_path, monkeypatch, command, change, named):
+def test_a_run_does_not_resume_with_other_settings(ropecli, tmp_path, monkeypatch, stopping, command, change, named):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "squad.json").write_text(squad(["blue", *["red"] * 20]))
-    add = RulerScores.add
-
-    def adding(self, *values):
-        add(self, *values)
-        raise KeyboardInterrupt
-
     command = [*command, "--lengths", "512", "--samples", 2, "--output", "report.json"]
-    with monkeypatch.context() as patch:
-        patch.setattr(RulerScores, "add", adding)
+    with stopping(1):
         assert ropecli(*command).code == 130
     (tmp_path / "squad.json").write_text(squad(["blue", *["green"] * 20]))  # the first question is the same
     outcome = ropecli(*command, "--resume", *change)
@@ -148,7 +129,7 @@ def test_wrong_input_gives_one_message(ask, options, message):
     assert message in " ".join(outcome.err.split())
 
 
-def test_compare_puts_measures_side_by_side(ropecli, tmp_path, monkeypatch):
+def test_compare_puts_measures_side_by_side(ropecli, tmp_path):
     report = tmp_path / "measures.json"
     asked = [
         "compare",
@@ -166,9 +147,9 @@ def test_compare_puts_measures_side_by_side(ropecli, tmp_path, monkeypatch):
     outcome = ropecli(*asked)
     assert outcome.code == 0, outcome.err
     found = json.loads(report.read_text())
-    assert [(one["kind"], one["method"]) for one in found] == [
-        ("perplexity", "none"),
-        ("perplexity", "yarn"),
+    assert [(one["task"], one["method"]) for one in found] == [
+        ("tail", "none"),
+        ("tail", "yarn"),
         ("ruler", "none"),
         ("ruler", "yarn"),
     ]
@@ -178,7 +159,7 @@ def test_compare_puts_measures_side_by_side(ropecli, tmp_path, monkeypatch):
     )  # fmt: skip
     assert found[3]["cells"] == alone[0]["cells"]
     assert found[3]["fingerprint"] == alone[0]["fingerprint"]
-    assert "RULER (%) at 512" in outcome.out
+    assert "RULER (rank, %) at 512" in outcome.out
     assert f"{found[1]['rows'][0]['ppl']:.2f}" in outcome.out
 
 

@@ -13,8 +13,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from ropecli.evaluation import longppl
-
 FEW = ["--points", 3, "--steps", 4, "--batch-size", 2, "--max-documents", 10, "--targets", 16]
 SMALL_SEARCH = ["--level", "search", "--population", 4, "--iterations", 1]
 TIMES = ("seconds", "command")
@@ -143,25 +141,27 @@ def test_the_report_is_what_the_judge_measured(tuned, llama, corpus):
     """Measured again, by the API alone, on the documents of the score."""
     import ropecli
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.evaluation.comparison import compare_methods
+    from ropecli.evaluation.measure import Job, measure
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.live.loading import load_model, load_tokenizer
+    from ropecli.evaluation.subject import LiveReaders, Subject
+    from ropecli.evaluation.tasks.perplexity import Perplexity
+    from ropecli.live.loading import load_tokenizer
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import read_calibration
 
     folder, (out, _) = tuned("heads")
     report = read_report(folder)
-    checkpoint, written = ropecli.open_checkpoint(llama), ropecli.open_checkpoint(folder)
-    judged = read_calibration(str(corpus), load_tokenizer(checkpoint), 128, most=10, seed=0).evaluated
-    plans = [make_plan(checkpoint, make_spec(method, 2.0)) for method in ("none", "yarn")]
-    best = make_plan(checkpoint, make_spec("yarn", 2.0, report["params"]))
-    how = {"protocol": Protocol("tail", targets=16)}
-    model = load_model(checkpoint, device="cpu")
-    results = compare_methods(model, [*plans, best], judged, [64, 128], **how)
-    results += compare_methods(load_model(written, device="cpu"), [None], judged, [64, 128], **how)
-    for name, rows in zip(("base", "plain", "begun", "score"), results, strict=True):
-        assert [rows[0].nll, rows[1].nll] == pytest.approx([report[name]["window"], report[name]["target"]], rel=1e-5)
-        assert f"{rows[1].ppl:.2f}" in out
+    checkpoint, written = (ropecli.open_checkpoint(path, weights=True) for path in (llama, folder))
+    tokenizer = load_tokenizer(checkpoint)
+    judged = read_calibration(str(corpus), tokenizer, 128, most=10, seed=0).evaluated
+    specs = [make_spec("none"), make_spec("yarn", 2.0), make_spec("yarn", 2.0, report["params"])]
+    subjects = [*(Subject(checkpoint, make_plan(checkpoint, spec)) for spec in specs), Subject(written)]
+    task = Perplexity(judged, [64, 128], Protocol("tail", targets=16))
+    measured = measure([Job(subject, [task], tokenizer) for subject in subjects], LiveReaders({"device": "cpu"}))
+    for name, again in zip(("base", "plain", "begun", "score"), measured, strict=True):
+        losses = [cell.value for cell in again.cells]
+        assert losses == pytest.approx([report[name]["window"], report[name]["target"]], rel=1e-5)
+        assert f"{again.cells[1].ppl:.2f}" in out
     assert report["begun"]["objective"] <= report["plain"]["objective"]
     assert report["score"]["objective"] <= report["begun"]["objective"]
 
@@ -190,8 +190,10 @@ def test_a_search_on_needles_resumes_and_is_told(ropecli, llama, tmp_path, stopp
 
 
 def test_key_tokens_of_an_evaluator_are_the_score(ropecli, llama, arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr(longppl, "MIN_GAIN", 0.2)  # a model with random weights has no loss below 2 nats
-    monkeypatch.setattr(longppl, "MAX_LOSS", 8.0)
+    monkeypatch.setattr(
+        "ropecli.evaluation.tasks.keys.MIN_GAIN", 0.2
+    )  # a model with random weights has no loss below 2 nats
+    monkeypatch.setattr("ropecli.evaluation.tasks.keys.MAX_LOSS", 8.0)
     options = ["--level", "grid", "--objective", "longppl", "--evaluator", llama]
     outcome = ropecli(*arguments(tmp_path / "out", *options))
     assert outcome.code == 0, outcome.err
@@ -222,8 +224,6 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     assert outcome.err.rstrip().endswith(" at step 0")
     report = read_report(tmp_path / "out")
     assert (report["step"], report["learned"], report["gains"]) == (0, 0, [])
-    drawn = ropecli("plot", tmp_path / "out" / "tune.json", "--kind", "gains", "-o", tmp_path / "gains.png")
-    refused(drawn, "has no gains: heads did not improve on the best constants. Use --kind tuning.")
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
 
@@ -431,7 +431,7 @@ def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, ar
     process.communicate()
     assert not output.exists()
     # cut short within a line
-    with (tmp_path / "out.state" / "documents-0.jsonl").open("ab") as file:
+    with (tmp_path / "out.state" / "samples-0.jsonl").open("ab") as file:
         file.write(b'{"part": "heads 4')
     assert ropecli(*arguments(output, *long, "--resume")).code == 0
     assert (output / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
@@ -441,7 +441,7 @@ def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, ar
 
 def test_a_flipped_bit_costs_one_measurement(tuned, ropecli, arguments, stopped, tmp_path):
     stopped(13, tmp_path / "out")
-    documents = tmp_path / "out.state" / "documents-0.jsonl"
+    documents = tmp_path / "out.state" / "samples-0.jsonl"
     line, *rest = documents.read_bytes().split(b"\n")
     at = line.index(b'"nll": ') + 8
     documents.write_bytes(b"\n".join([line[:at] + bytes([line[at] ^ 1]) + line[at + 1 :], *rest]))

@@ -91,15 +91,14 @@ def test_a_folder_is_measured(ropecli, written, corpus, name):
     ("kind", "reports"),
     [
         ("perplexity", ["reports/tail.json"]),
-        ("context", ["reports/prefix.json"]),
+        ("perplexity", ["reports/prefix.json"]),
         ("comparison", ["reports/compare.json", "reports/study.json"]),
         ("retrieval", ["reports/passkey.json", "reports/needle.json"]),
         ("perplexity", ["reports/longppl.json"]),
         ("ruler", ["reports/ruler.json", "reports/ruler-generate.json"]),
         ("tuning", ["tuned-grid/tune.json"]),
         ("tuning", ["tuned-search/tune.json"]),
-        ("gains", ["tuned-heads/tune.json"]),
-        ("tuned-frequencies", ["tuned-search/tune.json"]),
+        ("tuning", ["tuned-heads/tune.json"]),
     ],
 )
 def test_reports_are_drawn(ropecli, written, kind, reports):
@@ -125,15 +124,14 @@ def shown_numbers(name: str) -> set[tuple[str, ...]]:
             for report in (values, values["baseline"])
             for row in report["rows"]
         }
-    if name in ("passkey", "needle"):
-        hits: dict[float, list[str]] = {}
-        for cell in values["cells"]:
-            hits.setdefault(cell["depth"], []).append(f"{cell['hits']}/{cell['trials']}")
-        return {(f"{depth:g}", *row) for depth, row in hits.items()}
     scores: dict[str, list[float]] = {}
-    for cell in values[0]["cells"]:
-        scores.setdefault(cell["task"], []).append(sum(cell["scores"]) / len(cell["scores"]))
-    return {(task, *(f"{100 * score:.0f}" for score in row)) for task, row in scores.items()}
+    if name in ("passkey", "needle"):
+        for cell in values["cells"]:
+            scores.setdefault(f"{cell['depth']:g}", []).append(cell["hits"] / cell["trials"])
+    else:
+        for cell in values[0]["cells"]:
+            scores.setdefault(cell["task"], []).append(sum(cell["scores"]) / len(cell["scores"]))
+    return {(row, *(f"{100 * score:.0f}" for score in shares)) for row, shares in scores.items()}
 
 
 @pytest.mark.parametrize("name", ["longppl", "ruler", "ruler-generate", "passkey", "needle"])
@@ -148,7 +146,7 @@ def test_a_page_shows_the_numbers_of_its_report(ropecli, written, name):
 
 
 def test_saved_key_tokens_are_those_of_their_report(written):
-    from ropecli.evaluation.longppl import read_keys
+    from ropecli.evaluation.tasks.keys import read_keys
 
     keys, report = read_keys(Path("keys.json")), json.loads(Path("reports/longppl.json").read_text())
     assert keys.settings == report["settings"]["keys"]

@@ -29,21 +29,10 @@ def architecture(build):
 def test_both_dialects_are_patched_to_the_same_rope(method, params, llama, edited, patched, config_of):
     older = edited(llama, "older", rope_parameters=..., rope_theta=20000.0, rope_scaling=None)
     newer = edited(llama, "newer", rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
-    one, other = (config_of(patched(folder, method, **params)) for folder in (older, newer))
+    first, second = (config_of(patched(folder, method, **params)) for folder in (older, newer))
     for key in ROPE_FIELDS:
-        assert one.get(key) == other.get(key), key
-    assert one["rope_theta"] == one["rope_parameters"]["rope_theta"]
-
-
-@pytest.mark.parametrize("method", ["yarn", "linear", "ntk"])
-def test_a_reader_of_one_dialect_alone_gets_the_same_rope(method, llama, patched, edited, live):
-    """transformers 4 does not know rope_parameters, and drops it; a later one may drop rope_scaling."""
-    whole = patched(llama, method)
-    both = live(whole)[None]
-    for removed in ("rope_parameters", "rope_scaling"):
-        one = live(edited(whole, removed, **{removed: ...}))[None]
-        np.testing.assert_array_equal(one.inv_freq, both.inv_freq)
-        assert one.attention_factor == both.attention_factor
+        assert first.get(key) == second.get(key), key
+    assert first["rope_theta"] == first["rope_parameters"]["rope_theta"]
 
 
 def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warning(
@@ -62,11 +51,11 @@ def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warn
 @pytest.mark.parametrize("method", ["yarn", "unscaled"])
 def test_what_is_no_scaling_stays_in_rope_parameters(method, llama, edited, patched, config_of):
     """Sections of multimodal positions and the like, which other parts of a model read there."""
-    own = {"mrope_section": [4, 6, 6], "llama_4_scaling_beta": 0.1}
+    kept = {"mrope_section": [4, 6, 6], "llama_4_scaling_beta": 0.1}
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 8.0}
-    folder = edited(llama, rope_parameters={"rope_theta": 1e4, **scaling, **own})
+    folder = edited(llama, rope_parameters={"rope_theta": 1e4, **scaling, **kept})
     parameters = config_of(patched(patched(folder, "linear"), method))["rope_parameters"]
-    assert {key: parameters[key] for key in own} == own
+    assert {key: parameters[key] for key in kept} == kept
     assert "beta_fast" not in parameters or method == "yarn"
 
 
@@ -85,17 +74,6 @@ def test_the_share_that_turns_is_kept_in_both_dialects(
     config = config_of(folder)
     assert config[key] == config["rope_parameters"]["partial_rotary_factor"] == config["partial_rotary_factor"] == 0.75
     assert config[theta] == config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 30000.0
-
-
-def test_gpt_neox_in_the_newer_dialect_is_patched_under_its_own_names_too(
-    architecture, edited, patched, config_of, live
-):
-    """By those transformers 5 reads the base and the share that rope_scaling, which it prefers, does not hold."""
-    newer = {"rope_type": "default", "rope_theta": 25000.0, "partial_rotary_factor": 1.0}
-    folder = patched(edited(architecture("gpt_neox"), rope_parameters=newer), "linear")
-    np.testing.assert_allclose(live(folder)[None].inv_freq, 25000.0 ** (-np.arange(16) / 16) / 4, rtol=2e-6)
-    config = config_of(folder)
-    assert (config["rotary_emb_base"], config["rotary_pct"]) == (25000.0, 1.0)
 
 
 def test_everything_else_in_config_json_is_left_as_it_was(llama, edited, patched, config_of):
@@ -125,7 +103,12 @@ def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
         _ = read_state(open_checkpoint(folder)).ropes
 
 
-def test_a_base_left_out_is_an_error_where_the_default_is_not_known(llama, edited):
-    folder = edited(llama, model_type="my_own", rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
-    with pytest.raises(CheckpointError, match=r"has no rope_theta.*Add the base that the model was trained with"):
-        _ = read_state(open_checkpoint(folder)).ropes
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk"])
+def test_a_reader_of_one_dialect_alone_gets_the_same_rope(method, llama, patched, edited, live):
+    """transformers 4 does not know rope_parameters, and drops it; a later one may drop rope_scaling."""
+    whole = patched(llama, method)
+    both = live(whole)[None]
+    for removed in ("rope_parameters", "rope_scaling"):
+        first = live(edited(whole, removed, **{removed: ...}))[None]
+        np.testing.assert_array_equal(first.inv_freq, both.inv_freq)
+        assert first.attention_factor == both.attention_factor

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import families
-from ropecli.config.families import family_of
+from ropecli.config.families import BY_HAND, family_of
 from ropecli.config.fields import far_layers_rotate
 from ropecli.errors import PatchError
 from ropecli.live import rotary as live
@@ -45,7 +45,7 @@ def quiet():
 
 @pytest.fixture(scope="module")
 def rotary() -> list[str]:
-    """The types of the table that turn by config.json, text parts of larger ones apart."""
+    """The types of the table that rotate by config.json, text parts of larger ones apart."""
     table = json.loads(families._DATA.read_text())
     alone = (name for name, entry in table.items() if entry.get("rotary", True) and "text_type" not in entry)
     return [name for name in alone if name in CONFIG_MAPPING]
@@ -107,14 +107,7 @@ def test_where_only_sliding_layers_turn(model_type):
     settings |= {"layer_types": ["full_attention"] * 2}
     rotates = far_layers_rotate(settings, family_of({"model_type": model_type}))
     assert hears_its_tables(model_type, **settings) is rotates
-    assert rotates is not (model_type in families._ROTATES_ONLY_IN)
-
-
-def test_the_dense_layers_of_cohere2_moe_rotate():
-    settings = {"sliding_window": 8, "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense", "sparse"]}
-    settings |= SLIDING["cohere2_moe"]
-    assert hears_its_tables("cohere2_moe", **settings)
-    assert far_layers_rotate(settings, family_of({"model_type": "cohere2_moe"}))
+    assert rotates is not (model_type in BY_HAND["rotates_only_in"])
 
 
 @pinned
@@ -128,7 +121,7 @@ def test_no_type_with_sliding_layers_is_forgotten(rotary):
             mixed.add(model_type)
     by_base = {"granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text"}
     assert mixed - set(SLIDING) == by_base  # these say by layer_rope_theta which layers rotate
-    assert set(SLIDING) >= families._ROTATES_ONLY_IN.keys()
+    assert set(SLIDING) >= BY_HAND["rotates_only_in"].keys()
 
 
 COMPRESSED = {
@@ -168,7 +161,7 @@ def test_the_compressors_of_deepseek_v4_rotate_by_positions_of_their_own():
     model(torch.arange(30)[None], use_cache=False)
     assert lengths["main"] == {30}
     assert lengths["compress"] == {17, 25, 30}
-    assert families._OWN_POSITIONS == {"deepseek_v4": ("compress",)}
+    assert BY_HAND["own_positions"] == {"deepseek_v4": ("compress",)}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +187,7 @@ def _rope_parameters(model_type: str, **fields) -> dict:
         return {}
 
 
-BASES = {name for names in families._FLAT_BASES.values() for name in names.values()}
+BASES = {name for names in BY_HAND["flat_bases"].values() for name in names.values()}
 
 
 @pinned
@@ -209,52 +202,54 @@ def test_which_layer_types_read_which_flat_fields(rotary):
                 parameters = _rope_parameters(model_type, **{name: value})
                 read = {key for key, value in parameters.items() if value and value["rope_theta"] == 777.0}
                 bases.setdefault(model_type, {}).update(dict.fromkeys(read, name))
-    expected = {name: names for name, names in families._FLAT_BASES.items() if name not in families._IGNORES_FLAT_BASES}
+    expected = {
+        name: names for name, names in BY_HAND["flat_bases"].items() if name not in BY_HAND["ignores_flat_bases"]
+    }
     expected["olmo3"] = {"full_attention": "rope_theta"}  # the sliding layers get the default, which all released have
     assert {name: names for name, names in bases.items() if names} == expected
     del scaling["dots3_note_text"]  # takes rope_theta for the sliding layers too, if rope_scaling is there
-    found = {name: labels for name, labels in scaling.items() if labels}
-    assert found == {name: set(labels) for name, labels in families._FLAT_SCALING.items()}
+    types = {name: labels for name, labels in scaling.items() if labels}
+    assert types == {name: set(labels) for name, labels in BY_HAND["flat_scaling"].items()}
 
 
 @pinned
 def test_who_reads_the_base_and_the_share_by_names_of_its_own(rotary):
-    found = set()
+    types = set()
     for model_type in rotary:
-        linear = {"rope_type": "linear", "factor": 3.0}  # anew for each: config classes write into what they are given
+        linear = {"rope_type": "linear", "factor": 3.0}  # a new one each: config classes write into what they are given
         parameters = _rope_parameters(model_type, rope_scaling=linear, rotary_emb_base=12345.0, rotary_pct=0.75)
         if (parameters.get("rope_theta"), parameters.get("partial_rotary_factor")) == (12345.0, 0.75):
-            found.add(model_type)
-    assert found == set(families._OWN_NAMES)
+            types.add(model_type)
+    assert types == set(BY_HAND["own_names"])
 
 
 @pinned
 def test_who_reads_rotary_dim(rotary):
     fields = {"rope_theta": 1e4, "head_dim": 64, "rotary_dim": 24}
-    found = {name for name in rotary if _rope_parameters(name, **fields).get("partial_rotary_factor") == 0.375}
-    assert found == families._READS_ROTARY_DIM
+    types = {name for name in rotary if _rope_parameters(name, **fields).get("partial_rotary_factor") == 0.375}
+    assert types == BY_HAND["reads_rotary_dim"]
 
 
 @pinned
 def test_whose_attention_reads_mscale_all_dim(rotary):
-    found = set()
+    types = set()
     for model_type in rotary:
-        own = type(coverage.config_of(model_type)).__module__.replace("configuration_", "modeling_")
+        extra = type(coverage.config_of(model_type)).__module__.replace("configuration_", "modeling_")
         with contextlib.suppress(ModuleNotFoundError):  # a type with the model of another
-            if "mscale_all_dim" in inspect.getsource(importlib.import_module(own)):
-                found.add(model_type)
-    assert found == families._READS_MSCALE_ALL_DIM
+            if "mscale_all_dim" in inspect.getsource(importlib.import_module(extra)):
+                types.add(model_type)
+    assert types == BY_HAND["reads_mscale_all_dim"]
 
 
-LONGROPE_ALONE = [name for name, kinds in families._ROPE_TYPES.items() if "longrope" in kinds]
+LONGROPE_ALONE = [name for name, kinds in BY_HAND["rope_types"].items() if "longrope" in kinds]
 
 
 @pytest.mark.parametrize("model_type", LONGROPE_ALONE)
 def test_types_that_honour_longrope_alone(model_type, written):
     """Any other fails there, in one way or another; so ropecli writes all of them as longrope."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    own = {"num_local_experts": 2} if model_type == "phimoe" else {}
-    config = {**TINY, **own, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
+    extra = {"num_local_experts": 2} if model_type == "phimoe" else {}
+    config = {**TINY, **extra, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
     with pytest.raises(Exception, match=r"rope|mscale|factor"):
         turned(build_without_weights(written(config)), 3)
     plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), make_spec("yarn", 4.0))
@@ -274,11 +269,7 @@ PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_p
 
 
 @pytest.mark.parametrize(
-    ("method", "params"),
-    [
-        ("longrope", {"long_factor": LONG, "attention_factor": 1.3}),
-        ("yarn", {}),
-    ],
+    ("method", "params"), [("longrope", {"long_factor": LONG, "attention_factor": 1.3}), ("yarn", {})]
 )
 def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, written, patched):
     """It computes its frequencies again in each pass, and takes its temperature from short_mscale and long_mscale."""

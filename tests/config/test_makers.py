@@ -3,7 +3,7 @@
 import pytest
 
 from ropecli.checkpoint.inspection import inspect_checkpoint
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError
@@ -12,133 +12,45 @@ from ropecli.scaling.spec import make_spec
 SIZES = {"hidden_size": 256, "num_attention_heads": 2}
 QWEN2 = {"model_type": "qwen2", "rope_theta": 1e6, "max_position_embeddings": 131072, **SIZES}
 QWEN3 = {"model_type": "qwen3", "rope_theta": 1e6, "max_position_embeddings": 40960, "head_dim": 128, **SIZES}
-QWEN3_VL = {
-    "model_type": "qwen3_vl",
-    "text_config": {
-        "model_type": "qwen3_vl_text",
-        "rope_theta": 5e6,
-        "max_position_embeddings": 262144,
-        "head_dim": 128,
-        "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": True, "rope_type": "default"},
-        **SIZES,
-    },
-}
-LLAMA2 = {
-    "model_type": "llama",
-    "max_position_embeddings": 2048,
-    "vocab_size": 32000,
-    "rms_norm_eps": 1e-5,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-}
-MISTRAL = {
-    "model_type": "mistral",
-    "rope_theta": 1e4,
-    "sliding_window": 4096,
-    "max_position_embeddings": 32768,
-    **SIZES,
-}
+AXES = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+VL = {"model_type": "qwen3_vl_text", "rope_theta": 5e6, "max_position_embeddings": 262144, "head_dim": 128, **SIZES}
+QWEN3_VL = {"model_type": "qwen3_vl", "text_config": {**VL, "rope_scaling": {**AXES, "rope_type": "default"}}}
+QWEN = {"model_type": "qwen", "rotary_emb_base": 10000, "max_position_embeddings": 32768, **SIZES}
+LLAMA = {"model_type": "llama", "rope_theta": 1e5, "max_position_embeddings": 4096, **SIZES}
+LLAMA2 = {"model_type": "llama", "max_position_embeddings": 2048, "vocab_size": 32000, "rms_norm_eps": 1e-5}
+LLAMA2 |= {"hidden_size": 4096, "num_attention_heads": 32}
+MISTRAL = {"model_type": "mistral", "rope_theta": 1e4, "sliding_window": 4096, "max_position_embeddings": 32768}
+MISTRAL |= SIZES
 LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "head_dim": 128, "attention_chunk_size": 8192, **SIZES}
-GEMMA3 = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "head_dim": 128, **SIZES}}
-STEP = {
-    "rope_type": "llama3",
-    "factor": 16.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192,
-}
-DEEPSEEK = {
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "factor": 40,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 4096,
-    "type": "yarn",
-}
+GEMMA3 = {"model_type": "gemma3_text", "head_dim": 128, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, **SIZES}
+STEP = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+STEP |= {"original_max_position_embeddings": 8192}
+RAMP = {"type": "yarn", "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
+DEEPSEEK = {**RAMP, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+MLA = {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "max_position_embeddings": 163840}
+GPT_OSS = {"model_type": "gpt_oss", "head_dim": 64, "max_position_embeddings": 131072, "rope_theta": 150000}
 DUAL_CHUNK = {"dual_chunk_attention_config": {"chunk_size": 262144, "original_max_position_embeddings": 262144}}
 LINEAR = {"rope_scaling": {"type": "linear", "factor": 4.0}}
 
+
+def known(config: dict, pretraining: int, context: int, scaling: tuple = ("none", 1), **changes) -> tuple:
+    return {**config, **changes}, pretraining, context, scaling
+
+
 KNOWN = {
-    "Qwen2.5": (QWEN2, 32768, 131072, "none", 1),
-    "Qwen2.5-Math": ({**QWEN2, "rope_theta": 1e4, "max_position_embeddings": 4096}, 4096, 4096, "none", 1),
-    "Qwen2.5-1M": (
-        {**QWEN2, "rope_theta": 1e7, "max_position_embeddings": 1010000, **DUAL_CHUNK},
-        262144,
-        1010000,
-        "none",
-        1,
-    ),
-    "Qwen2.5-VL": ({**QWEN2, "model_type": "qwen2_5_vl", "max_position_embeddings": 128000}, 32768, 128000, "none", 1),
-    "Qwen3": (QWEN3, 32768, 40960, "none", 1),
-    "Qwen3-2507": ({**QWEN3, "rope_theta": 5e6, "max_position_embeddings": 262144}, 262144, 262144, "none", 1),
-    "Qwen3-VL": (QWEN3_VL, 262144, 262144, "none", 1),
-    "Qwen": (
-        {
-            "model_type": "qwen",
-            "rotary_emb_base": 10000,
-            "seq_length": 8192,
-            "max_position_embeddings": 32768,
-            "use_dynamic_ntk": True,
-            **SIZES,
-        },
-        8192,
-        32768,
-        "dynamic",
-        4,
-    ),
-    "Mistral v0.1": (MISTRAL, 8192, 32768, "none", 1),
-    "Mistral v0.2": ({**MISTRAL, "rope_theta": 1e6, "sliding_window": None}, 32768, 32768, "none", 1),
-    "Gemma 3": (
-        {**GEMMA3, "text_config": {**GEMMA3["text_config"], "rope_scaling": {"rope_type": "linear", "factor": 8.0}}},
-        32768,
-        131072,
-        "linear",
-        8,
-    ),
-    "Llama 4 Maverick": ({**LLAMA4, "max_position_embeddings": 1048576}, 262144, 1048576, "none", 1),
-    "Llama 4 Scout": (
-        {**LLAMA4, "max_position_embeddings": 10485760, "rope_scaling": STEP},
-        262144,
-        10485760,
-        "llama3",
-        16,
-    ),
-    "Llama 2's first revision": ({**LLAMA2, "pretraining_tp": 1}, 4096, 2048, "none", 1),
-    "Llama 1": (LLAMA2, 2048, 2048, "none", 1),
-    "DeepSeek-Coder": (
-        {"model_type": "llama", "rope_theta": 1e5, "max_position_embeddings": 16384, **LINEAR, **SIZES},
-        4096,
-        16384,
-        "linear",
-        4,
-    ),
-    "vicuna-16k": (
-        {**LLAMA2, "pretraining_tp": 1, "max_position_embeddings": 4096, **LINEAR},
-        4096,
-        16384,
-        "linear",
-        4,
-    ),
-    "LLaMA-2-7B-32K": (
-        {
-            **LLAMA2,
-            "pretraining_tp": 1,
-            "max_position_embeddings": 32768,
-            "rope_scaling": {"type": "linear", "factor": 8.0},
-        },
-        4096,
-        32768,
-        "linear",
-        8,
-    ),
-    "not known": (
-        {"model_type": "llama", "max_position_embeddings": 4096, **LINEAR, **SIZES},
-        4096,
-        16384,
-        "linear",
-        4,
-    ),
+    "Qwen2.5": known(QWEN2, 32768, 131072),
+    "Qwen2.5-1M": known(QWEN2, 262144, 1010000, rope_theta=1e7, max_position_embeddings=1010000, **DUAL_CHUNK),
+    "Qwen3": known(QWEN3, 32768, 40960),
+    "Qwen": known(QWEN, 8192, 32768, ("dynamic", 4), seq_length=8192, use_dynamic_ntk=True),
+    "Mistral v0.1": known(MISTRAL, 8192, 32768),
+    "Mistral v0.2": known(MISTRAL, 32768, 32768, rope_theta=1e6, sliding_window=None),
+    "Gemma 3": known({"model_type": "gemma3", "text_config": GEMMA3}, 32768, 131072, ("linear", 8)),
+    "Llama 4": known(LLAMA4, 262144, 10485760, ("llama3", 16), max_position_embeddings=10485760, rope_scaling=STEP),
+    "Llama 2's first revision": known(LLAMA2, 4096, 2048, pretraining_tp=1),
+    "Llama 1": known(LLAMA2, 2048, 2048),
+    "DeepSeek-Coder": known(LLAMA, 4096, 16384, ("linear", 4), max_position_embeddings=16384, **LINEAR),
+    "vicuna-16k": known(LLAMA2, 4096, 16384, ("linear", 4), pretraining_tp=1, max_position_embeddings=4096, **LINEAR),
+    "not known": known(LLAMA, 4096, 16384, ("linear", 4), **LINEAR),
 }
 
 
@@ -148,10 +60,10 @@ def state_of(config: dict, folder) -> object:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_lengths_and_scaling_are_those_of_the_makers(name, tmp_path):
-    config, pretraining, context, method, factor = KNOWN[name]
+    config, pretraining, context, scaling = KNOWN[name]
     state = state_of(config, tmp_path)
     assert (state.pretraining_length, state.context_length) == (pretraining, context)
-    assert (state.main.spec.method.name, state.main.spec.factor) == (method, factor)
+    assert (state.main.spec.method.name, state.main.spec.factor) == scaling
 
 
 @pytest.mark.parametrize(("config", "command"), [(QWEN2, "yarn --factor 4"), (QWEN3_VL, "yarn --factor 3")])
@@ -164,63 +76,21 @@ def test_inspect_names_both_lengths_their_source_and_the_makers_extension(config
     assert report["findings"] == []
 
 
-@pytest.mark.parametrize(
-    ("config", "factor", "setting"),
-    [
-        (QWEN2, 4.0, {"factor": 4.0, "original_max_position_embeddings": 32768}),
-        (QWEN3, 4.0, {"factor": 4.0, "original_max_position_embeddings": 32768}),
-        (
-            QWEN3_VL,
-            3.0,
-            {
-                "factor": 3.0,
-                "original_max_position_embeddings": 262144,
-                "mrope_section": [24, 20, 20],
-                "mrope_interleaved": True,
-            },
-        ),
-        (
-            {
-                "model_type": "deepseek_v3",
-                "qk_rope_head_dim": 64,
-                "max_position_embeddings": 163840,
-                "rope_theta": 10000,
-                "rope_scaling": DEEPSEEK,
-            },
-            40,
-            DEEPSEEK,
-        ),
-        (
-            {
-                "model_type": "gpt_oss",
-                "head_dim": 64,
-                "max_position_embeddings": 131072,
-                "rope_theta": 150000,
-                "rope_scaling": {**DEEPSEEK, "factor": 32.0, "truncate": False, "mscale": None, "mscale_all_dim": None},
-            },
-            32.0,
-            {
-                "factor": 32.0,
-                "truncate": False,
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "original_max_position_embeddings": 4096,
-            },
-        ),
-        (  # Kimi K2: a step instead of a ramp
-            {
-                "model_type": "deepseek_v3",
-                "qk_rope_head_dim": 64,
-                "max_position_embeddings": 131072,
-                "rope_theta": 50000.0,
-                "rope_scaling": {**DEEPSEEK, "beta_fast": 1.0, "factor": 32.0},
-            },
-            64.0,
-            {**DEEPSEEK, "beta_fast": 1.0, "factor": 64.0},
-        ),
-    ],
-    ids=["Qwen2.5", "Qwen3", "Qwen3-VL", "DeepSeek", "gpt-oss", "Kimi K2"],
-)
+NATIVE = {"factor": 4.0, "original_max_position_embeddings": 32768}
+IMAGES = {"factor": 3.0, "original_max_position_embeddings": 262144, **AXES}
+UNROUNDED = {**RAMP, "factor": 32.0, "truncate": False}
+STEPWISE = {**DEEPSEEK, "beta_fast": 1.0, "factor": 32.0}
+YARN_OF_MAKERS = {
+    "Qwen2.5": (QWEN2, 4.0, NATIVE),
+    "Qwen3-VL": (QWEN3_VL, 3.0, IMAGES),
+    "DeepSeek": ({**MLA, "rope_theta": 10000, "rope_scaling": DEEPSEEK}, 40, DEEPSEEK),
+    "gpt-oss": ({**GPT_OSS, "rope_scaling": UNROUNDED}, 32.0, UNROUNDED),
+    # a step instead of a ramp
+    "Kimi K2": ({**MLA, "rope_theta": 50000.0, "rope_scaling": STEPWISE}, 64.0, {**STEPWISE, "factor": 64.0}),
+}
+
+
+@pytest.mark.parametrize(("config", "factor", "setting"), YARN_OF_MAKERS.values(), ids=YARN_OF_MAKERS)
 def test_yarn_by_the_makers_factor_writes_the_makers_setting(config, factor, setting, tmp_path):
     plan = make_plan(Checkpoint("model", tmp_path, config), make_spec("yarn", factor))
     section = plan.config.get("text_config", plan.config)
@@ -240,14 +110,6 @@ def test_the_users_length_overrules_the_makers(tmp_path):
     assert warning.startswith("the pretraining length is 32768 tokens (Qwen2 and Qwen2.5 reports")
     with pytest.raises(MethodError, match="yarn ×1 has no effect"):
         make_plan(checkpoint, make_spec("yarn"), target_length=32768)
-
-
-def test_what_an_earlier_release_patched_keeps_its_recorded_length(tmp_path, written, patched, config_of):
-    """Such a patch took max_position_embeddings for the pretraining length."""
-    source = written({**QWEN2, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 64})
-    folder = patched(source, "yarn", 2.0, original_length=131072)
-    state = read_state(open_checkpoint(folder))
-    assert (state.pretraining_length, state.context_length) == (131072, 262144)
 
 
 # A shipped scaling is part of the model.

@@ -41,7 +41,7 @@ def model(written):
 
 
 def softmax_scale(folder) -> float:
-    """Of every attention alike, in the model that stock transformers builds."""
+    """The same for every attention, in the model that stock transformers builds."""
     import torch
 
     with torch.device("meta"):
@@ -80,21 +80,6 @@ def test_another_method_leaves_the_softmax_scale_plain(method, model, patched, l
     assert live(again)[None].attention_factor == pytest.approx(1.1 if method == "longrope" else 1.0)
     for dialect in ("rope_parameters", "rope_scaling"):
         assert not {"mscale", "mscale_all_dim"} & set(config_of(again)[dialect] or ())
-
-
-def test_an_attention_factor_takes_the_place_of_the_pair(model, patched, live):
-    folder, plain = model
-    again = patched(folder, "yarn", 8.0, attention_factor=1.3)
-    assert live(again)[None].attention_factor == pytest.approx(1.3)
-    assert softmax_scale(again) == pytest.approx(plain)
-
-
-def test_a_pair_of_ones_own_takes_the_place_of_the_shipped_one(model, patched, live):
-    folder, plain = model
-    again = patched(folder, "yarn", 8.0, mscale=1.0, mscale_all_dim=0.707)
-    inside = 0.0707 * math.log(8) + 1
-    assert live(again)[None].attention_factor == pytest.approx((0.1 * math.log(8) + 1) / inside)
-    assert softmax_scale(again) == pytest.approx(plain * inside**2)
 
 
 @pytest.mark.parametrize("first", ["yarn", "linear"])

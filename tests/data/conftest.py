@@ -18,15 +18,11 @@ def numbered():
     trained: whether to train on a token, by its id.
     """
 
-    def make(*lengths: int, per_row: int = 2, trained=None) -> TokenStore:
-        rows = []
-        for first in range(0, len(lengths), per_row):
-            part = lengths[first : first + per_row]
-            ids = [(first + at) * STEP + np.arange(length, dtype=np.int32) for at, length in enumerate(part)]
-            tokens = np.concatenate(ids)
-            tokens = tokens if trained is None else np.where(trained(tokens), tokens, ~tokens)
-            rows.append((np.array(part, dtype=np.int64), tokens))
-        return TokenStore(rows, digest="of " + str(lengths))
+    def make(*lengths: int, trained=None) -> TokenStore:
+        documents = [document * STEP + np.arange(length, dtype=np.int32) for document, length in enumerate(lengths)]
+        ids = np.concatenate(documents)
+        mask = np.ones(len(ids), dtype=bool) if trained is None else trained(ids)
+        return TokenStore(np.array(lengths, dtype=np.int64), ids, mask)
 
     return make
 

@@ -7,10 +7,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ropecli.data import conversations
 from ropecli.data.conversations import Conversation, tokenize_conversations
 from ropecli.errors import DataError
-from ropecli.evaluation.chat_frame import find_frame
 
 # In the shape of released templates. Qwen 2.5: with a default system prompt
 CHATML = """\
@@ -117,8 +115,8 @@ def tokenizer_of():
         )
         texts = [*QUESTIONS, *ANSWERS, " It", "user\nassistant\n\nsystem\nmodel\n"]
         bpe.train_from_iterator([text.replace("🦜", "") for text in texts] * 4, trainer)
-        bpe.add_special_tokens([AddedToken(one, special=True, rstrip=rstrip, normalized=False) for one in special])
-        names = {f"{one}_token": f"<{one}>" for one in ("bos", "eos") if f"<{one}>" in special}
+        bpe.add_special_tokens([AddedToken(token, special=True, rstrip=rstrip, normalized=False) for token in special])
+        names = {f"{name}_token": f"<{name}>" for name in ("bos", "eos") if f"<{name}>" in special}
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
         tokenizer.chat_template = template
         return tokenizer
@@ -140,11 +138,10 @@ def turns(*contents, system=None):
 def trained(tokenizer, messages, **fields):
     """The texts of the runs of trained tokens."""
     (document,) = tokenize_conversations([("row", Conversation(messages, **fields))], tokenizer)
-    ids = document.ids
+    ids, mask = document.ids, document.trained
     if not fields:
-        whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-        assert np.maximum(ids, ~ids).tolist() == whole
-    borders = np.flatnonzero(np.diff(ids >= 0, prepend=False, append=False))
+        assert ids.tolist() == tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    borders = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return [tokenizer.decode(ids[start:stop]) for start, stop in borders.reshape(-1, 2)]
 
 
@@ -172,36 +169,6 @@ def test_all_is_the_rendered_text(tokenizers, shape):
     assert document.ids.tolist() == expected
 
 
-NUMBERED = CHATML.replace("message.role +", "message.role ~ loop.index ~").replace(
-    "assistant\\n'", "assistant' ~ (messages | length + 1) ~ '\\n'"
-)
-
-
-@pytest.mark.parametrize(("template", "renders_all"), [(CHATML, False), (NUMBERED, True)], ids=["plain", "numbered"])
-def test_a_long_conversation_takes_linear_time_unless_the_template_needs_all_of_it(
-    tokenizer_of, monkeypatch, template, renders_all
-):
-    tokenizer, messages = tokenizer_of(template, IM), turns(*(f"text {number}" for number in range(200)))
-    render, rendered = tokenizer.apply_chat_template, []
-
-    def count(part, **options):
-        rendered.append(len(part))
-        return render(part, **options)
-
-    monkeypatch.setattr(tokenizer, "apply_chat_template", count)
-    (document,) = tokenize_conversations([("row", Conversation(messages))], tokenizer)
-    assert (sum(rendered) > 20_000) == renders_all
-    answers = tokenizer.decode(document.ids[document.ids >= 0])
-    assert answers == "".join(f"{message['content']}<|im_end|>" for message in messages[1::2])
-
-
-def test_white_space_at_the_border_does_not_matter(tokenizers):
-    """`assistant\\n` and an answer that starts with `\\n` share one token."""
-    tokenizer = tokenizers["chatml"]
-    assert "ĊĊ" in tokenizer.tokenize("assistant\n\nIt")  # guards
-    assert trained(tokenizer, turns("Where?", "\nIt is.")) == ["It is.<|im_end|>"]
-
-
 def test_roles_parts_and_fields_of_other_formats(tokenizers):
     tokenizer, expected = tokenizers["chatml"], turns("Where?", "Here.", system="Be brief.")
     parts = [{"type": "text", "text": "Whe", "cache": None}, {"type": "text", "text": "re?"}]
@@ -221,6 +188,7 @@ def test_roles_parts_and_fields_of_other_formats(tokenizers):
     same, *found = tokenize_conversations([("row", one) for one in (Conversation(expected), *others)], tokenizer)
     for document in found:
         np.testing.assert_array_equal(document.ids, same.ids)
+        np.testing.assert_array_equal(document.trained, same.trained)
 
 
 def test_tools_and_calls_reach_the_template(tokenizers, tokenizer_of):
@@ -264,27 +232,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("template", "messages", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_masked_exactly_is_refused_with_the_reason(tokenizer_of, template, messages, reason):
-    rows = [("row 1", Conversation(messages)), ("row 2", Conversation([]))]
-    with pytest.raises(DataError, match=rf"row 1: .*{reason}.* 2 rows"):
-        list(tokenize_conversations(rows, tokenizer_of(template, IM)))
-
-
-@pytest.mark.parametrize(
-    "render",
-    [
-        lambda tokenizer: list(tokenize_conversations([("row", Conversation(turns("Where?")))], tokenizer, "all")),
-        lambda tokenizer: find_frame(tokenizer, "auto"),
-    ],
-    ids=["conversations", "frame"],
-)
-@pytest.mark.parametrize("slow", [False, True])
-def test_of_a_template_that_may_never_end_a_warning_says_so(tokenizer_of, monkeypatch, caplog, render, slow):
-    loop = ""
-    if slow:
-        monkeypatch.setattr(conversations, "_PATIENCE", 0.0)
-        loop = "{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
-    render(tokenizer_of(loop + CHATML, IM))
-    assert ("may never end" in caplog.text) == slow
+    with pytest.raises(DataError, match=rf"row 1: .*{reason}"):
+        list(tokenize_conversations([("row 1", Conversation(messages))], tokenizer_of(template, IM)))
 
 
 RELEASED = {

@@ -25,12 +25,6 @@ def test_documents_are_the_tokenizers_own_ids(tokenizer):
         assert document.ids.dtype == np.int64
 
 
-def test_a_document_of_exactly_the_length_is_kept(tokenizer):
-    tokens = len(tokenizer(TEXTS[0][1])["input_ids"])
-    assert [one.name for one in read_documents(TEXTS, tokenizer, tokens).kept] == ["long", "longer"]
-    assert [one.name for one in read_documents(TEXTS, tokenizer, tokens + 1).kept] == ["longer"]
-
-
 def test_most_ends_the_reading(tokenizer):
     documents = read_documents(TEXTS, tokenizer, 20, most=1)
     assert [document.name for document in documents.kept] == ["long"]
@@ -44,11 +38,6 @@ def test_a_source_without_documents_is_refused(tokenizer):
 
 def documents_of(*rows):
     return Documents(tuple(Document(str(index), np.array(row)) for index, row in enumerate(rows)), too_short=0)
-
-
-def test_the_fingerprint_depends_on_nothing_but_what_is_read():
-    one = documents_of([1, 2, 3, 4], [5, 6, 7, 8])
-    assert one.fingerprint(3) == documents_of([1, 2, 3, 9], [5, 6, 7, 9, 9]).fingerprint(3)
 
 
 def test_the_fingerprint_changes_with_everything_that_is_read():
@@ -159,20 +148,6 @@ def test_tokens_of_a_beginning_are_those_of_the_whole_text(splitter, monkeypatch
             np.testing.assert_array_equal(one.ends, other.ends[:enough])
 
 
-@pytest.mark.parametrize(("splitter", "characters"), [("gpt-2", 512), ("whole", 90_000)])
-def test_no_more_text_is_tokenized_than_a_cut_takes(splitter, characters, monkeypatch):
-    tokenizer, given = split_by(SPLITTERS[splitter]), []
-    encode = type(tokenizer)._encode_plus
-
-    def encoding(self, text, **options):
-        given.append(max(map(len, text)) if isinstance(text, list) else len(text))
-        return encode(self, text, **options)
-
-    monkeypatch.setattr(type(tokenizer), "_encode_plus", encoding)
-    read_documents([("a", "ba de 12 " * 10_000)], tokenizer, 2, cut=64)
-    assert max(given) == characters
-
-
 def test_bytes_are_those_of_the_text(tokenizer):
     """Characters of one to four bytes, joined and combined ones, spaces, controls."""
     text = "ba de fi, go ku!\nκάτι Ünïcödé ñ 日本語 ﬁ — “x” 🦜🦜 𝒳 👩\u200d🚀 ba  \t\n\n de   a\x00b\u200b\ufeffc "
@@ -184,32 +159,6 @@ def test_bytes_are_those_of_the_text(tokenizer):
     for start, stop in ((0, 1), (1, 2), (1, len(offsets)), (2, 2), (0, 0)):
         scored = text[offsets[start - 1][1] if start else 0 : offsets[stop - 1][1]] if stop > start else ""
         assert document.bytes_of(start, stop) == len(scored.encode("utf-8"))
-
-
-def test_special_tokens_stand_for_no_bytes(tokenizer):
-    import copy
-
-    surrounded = copy.deepcopy(tokenizer)
-    surrounded.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 0)])
-    text = "ba de 🦜 fi"
-    (document,) = read_documents([("a", text)], surrounded, 2, count_bytes=True).kept
-    assert document.ids[0] == document.ids[-1] == 0
-    assert document.ends[0] == 0
-    assert document.bytes_of(0, 1) == document.bytes_of(len(document.ids) - 1, len(document.ids)) == 0
-    assert document.bytes_of(1, len(document.ids) - 1) == len(text.encode("utf-8"))
-
-
-def test_bytes_are_of_the_text_and_not_of_what_a_tokenizer_makes_of_it():
-    """A normalizer that decomposes letters, and a tokenizer that marks the first space."""
-    text = " ".join(["Ünïcödé ﬁne ½ ba de fi go"] * 4)
-    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
-    bpe.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])
-    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
-    bpe.train_from_iterator([text], trainers.BpeTrainer(vocab_size=60, special_tokens=["<unk>"], show_progress=False))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, unk_token="<unk>")
-    (document,) = read_documents([("a", text)], tokenizer, 2, count_bytes=True).kept
-    assert document.bytes_of(0, len(document.ids)) == len(text.encode("utf-8"))
-    assert (np.diff(document.ends) >= 0).all()
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))

@@ -24,21 +24,6 @@ def test_positions_rise_from_zero_and_stay_in_the_context_length(kind, length, m
         assert (np.diff(positions) > 1).sum() <= chunks - 1
 
 
-@both
-def test_a_context_of_the_length_leaves_no_gap(kind):
-    np.testing.assert_array_equal(positions_of(kind, 50, 50, 3, 0, 1), np.arange(50))
-
-
-def test_two_chunks_are_drawn_evenly():
-    """4 tokens in a context of 6: three splits and three biases, all nine equally frequent."""
-    drawn = [tuple(positions_of("pose", 4, 6, 2, 0, at).tolist()) for at in range(9000)]
-    for cut in (1, 2, 3):
-        for bias in (1, 2):
-            expected = tuple(token + bias * (token >= cut) for token in range(4))
-            assert 850 < drawn.count(expected) < 1150
-    assert 2700 < drawn.count((0, 1, 2, 3)) < 3300  # without a bias all cuts look the same
-
-
 def test_every_next_bias_is_drawn_from_the_last_one_on():
     """Three chunks: the second bias is uniform from 0 to context length − length, the third from the second on."""
     gaps = []

@@ -51,15 +51,6 @@ def test_packed_holds_every_token_once_but_single_ones(lengths, length):
 
 
 @given(lengths_of_documents, lengths_of_sequences)
-def test_packed_cuts_only_what_is_longer_than_a_sequence(lengths, length):
-    layout = pack(lengths, length)
-    for document, start, stop in zip(layout.document, layout.start, layout.stop, strict=True):
-        whole = start == 0 and stop == lengths[document]
-        assert whole or lengths[document] > length
-        assert stop - start >= SHORTEST
-
-
-@given(lengths_of_documents, lengths_of_sequences)
 def test_packed_is_best_fit_decreasing(lengths, length):
     """Sequence lengths of a brute-force best-fit packing."""
     pieces = [length] * int((lengths // length).sum())

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 import shutil
-from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -98,24 +97,6 @@ class TestSeparators:
         assert text.count(END) in (41, 42)
         assert (END, END) not in pairwise(text)
 
-    def test_without_an_end_documents_follow_each_other(self, stream_of, source, short_texts, tokenizer, ids_of):
-        own = copy.deepcopy(tokenizer)
-        own.eos_token = None
-        text = self.text_of(stream_of(source(short_texts, sequences="concat"), tokenizer=own))
-        assert END not in text
-        tokens = sum(map(len, ids_of(short_texts)))
-        assert tokens - 16 < len(text) <= tokens
-
-
-class TestSelection:
-    def test_budget_and_share_come_from_the_source(self, stream_of, source, short_texts):
-        long = stream_of(source(short_texts, sequences="packed", long_from=200, keep_short=0.0))
-        assert re.search(
-            r"from 2 of 42 documents.*95\.2% of the documents are skipped by keep_short", long.summary()[0]
-        )
-        budget = stream_of(source(short_texts, sequences="packed", max_tokens=160))
-        assert len(budget) <= 11
-
 
 class TestConversations:
     @pytest.fixture(scope="class")
@@ -159,13 +140,6 @@ class TestConversations:
         assert len({stream.fingerprint() for stream in same}) == 1
         others = [chat_stream(chat, train_on="all"), chat_stream(chat, tokenizer=other)]
         assert len({stream.fingerprint() for stream in [*same, *others]}) == 3
-
-    def test_a_folder_may_have_texts_and_conversations(self, chat_stream, chat, corpus, tmp_path, chatting):
-        shutil.copytree(corpus, tmp_path / "both")
-        shutil.copy(chat, tmp_path / "both" / "text05.jsonl")
-        parts = [chat_stream(folder, length=2) for folder in (tmp_path / "both", corpus, chat)]
-        trained = [int((part.batch(range(len(part))).labels != UNSCORED).sum()) for part in parts]
-        assert trained[0] == trained[1] + trained[2]
 
     def test_text_or_a_tokenizer_without_a_template_is_refused(self, chat_stream, chat, corpus, tokenizer):
         with pytest.raises(DataError, match=r"no chat template.*chat_template\.jinja"):
@@ -230,22 +204,6 @@ class TestCache:
         assert len(given) == 2
         assert (after.batch(range(1)).ids != before.batch(range(1)).ids).any()
         assert after.fingerprint() != before.fingerprint()
-
-    def test_the_main_process_goes_first_at_every_source(self, stream_of, source, corpus, short_texts):
-        entered = []
-
-        @contextmanager
-        def first():
-            entered.append("in")
-            yield
-            entered.append("out")
-
-        def reading(name, **options):
-            assert entered[-1] == "in"
-            return read_texts(name, **options)
-
-        stream_of(source(corpus), source(short_texts), first=first, read=reading)
-        assert entered == ["in", "out"] * 2
 
 
 class TestFingerprint:

@@ -1,30 +1,29 @@
-"""Tokens on disk: written once per source and tokenizer, found again by their key; clear errors."""
+"""Tokens on disk: written once per source and tokenizer, found again by their key, checked by their digest."""
 
+import copy
 import json
 import os
+import resource
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
-from ropecli.data import token_store as stores
-from ropecli.data.token_store import TokenStore, cache_folder, open_store, source_identity, tokenizer_digest
+from ropecli.data.documents import Document
+from ropecli.data.token_store import TokenStore, cache_folder, open_documents, source_identity, tokenizer_digest
 from ropecli.errors import OutputError
 
-TEXTS = [("a", "ba de fi go ku " * 40), ("b", ""), ("c", "ku go " * 25), ("d", "de")]
 
-
-class Counting:
-    """A tokenizer with one token per character, which counts its texts."""
-
-    is_fast = False
-
-    def __init__(self):
-        self.texts = 0
-
-    def __call__(self, texts, **options):
-        self.texts += len(texts)
-        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+def documents(count=100, wait=0.0):
+    """wait: seconds before each document."""
+    for number in range(count):
+        time.sleep(wait)
+        ids = number + np.arange(3_000)
+        yield Document(str(number), ids, trained=ids % 3 > 0 if number % 2 else None)
 
 
 @pytest.fixture
@@ -33,70 +32,118 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def rows_of(store: TokenStore):
-    return [store.read(document, 0, int(length)).tolist() for document, length in enumerate(store.lengths)]
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory):
+    """Of a store that nothing has happened to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROPECLI_CACHE", str(tmp_path_factory.mktemp("untouched")))
+        return open_documents("key", documents).digest
 
 
-def test_documents_are_the_tokenizers_own_ids(cache, tokenizer):
-    store = open_store("key", lambda: iter(TEXTS), tokenizer)
-    assert rows_of(store) == [tokenizer(text)["input_ids"] for _, text in TEXTS]
-    assert store.lengths.dtype == store.read(0, 0, 3).dtype == np.int64
-    assert len(store) == 4
+def test_documents_are_kept_with_what_is_trained_on(cache):
+    store = open_documents("key", documents)
+    assert len(store) == 100
+    assert store.masked
+    assert store.largest_id == 99 + 2_999
+    for number, document in enumerate(documents()):
+        ids, trained = store.read(number, 7, 3_000)
+        np.testing.assert_array_equal(ids, document.ids[7:])
+        np.testing.assert_array_equal(trained, True if document.trained is None else document.trained[7:])
+        assert (ids.dtype, trained.dtype) == (np.int64, bool)
+    assert isinstance(store._ids, np.memmap)
 
 
-def test_the_digest_is_of_the_documents_alone(cache, monkeypatch):
-    def digest(key, texts, row_tokens=10**6):
-        monkeypatch.setattr(stores, "_ROW_TOKENS", row_tokens)
-        return open_store(key, lambda: iter(texts), Counting()).digest
+def test_the_digest_is_of_lengths_ids_and_mask():
+    def digest(lengths, ids, trained):
+        return TokenStore(np.array(lengths), np.array(ids, dtype="<i4"), np.array(trained, dtype=bool)).digest
 
-    whole = digest("a", TEXTS)
-    assert digest("b", TEXTS) == digest("c", TEXTS, row_tokens=10) == whole
-    monkeypatch.setenv("ROPECLI_CACHE", str(cache / "elsewhere"))
-    assert digest("a", TEXTS) == whole
-    assert digest("d", TEXTS[::-1]) != whole
-    assert digest("e", TEXTS[:-1]) != whole
-    assert digest("f", [("a", TEXTS[0][1] + "ku go "), ("b", ""), ("c", "ku go " * 24), TEXTS[3]]) != whole
+    digests = [
+        digest([2, 1], [1, 2, 3], [1, 1, 1]),
+        digest([1, 2], [1, 2, 3], [1, 1, 1]),
+        digest([2, 1], [1, 2, 4], [1, 1, 1]),
+        digest([2, 1], [1, 2, 3], [1, 0, 1]),
+    ]
+    assert len(set(digests)) == len(digests)
 
 
-def test_tokens_are_mapped_and_not_held(cache):
-    """1,000 documents of 8,000 tokens are 32 MB on disk; reading them takes little of this process's memory."""
-    import tracemalloc
+def test_an_interrupt_leaves_nothing(cache):
+    def interrupted():
+        yield from documents(3)
+        raise KeyboardInterrupt
 
-    import pyarrow
+    with pytest.raises(KeyboardInterrupt):
+        open_documents("key", interrupted)
+    assert not list(cache.rglob("*.bin"))
 
-    text = "abcdefgh" * 1000
-    open_store("key", lambda: ((str(at), text) for at in range(1000)), Counting())
-    held = pyarrow.total_allocated_bytes()
-    tracemalloc.start()
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OutputError, match=r"file/cache/tokens: .*ROPECLI_CACHE"):
+        open_documents("key", documents)
+
+
+def test_processes_at_once_tokenize_once_and_one_takes_over_from_a_killed_one(cache, tmp_path, digest):
+    code = f"""
+def counted():
+    open({str(tmp_path / "started")!r}, "a").write("x")
+    yield from documents(wait=WAIT)
+
+print(open_documents("key", counted).digest)
+"""
+
+    def started(wait):
+        names = "from test_token_store import documents, open_documents\n"
+        command = [sys.executable, "-c", names + code.replace("WAIT", str(wait))]
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
+
+    first = started(1.0)
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    others = [started(0.005) for _ in range(2)]
+    time.sleep(2)
+    assert [process.poll() for process in others] == [None, None]  # guards: they wait
+    first.kill()
+    first.communicate()
+    assert [process.communicate(timeout=120)[0] for process in others] == [f"{digest}\n"] * 2
+    assert (tmp_path / "started").read_text() == "xx"
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["ids.bin", "lengths.bin", "trained.bin", "digest"])
+@pytest.mark.parametrize("damage", [truncated, flipped, os.unlink])
+def test_a_damaged_store_is_made_again(cache, digest, damage, name):
+    open_documents("key", documents)
+    (path,) = cache.rglob(name)
+    damage(path)
+    written = []
+    for _ in range(2):
+        assert open_documents("key", lambda: written.append(1) or documents()).digest == digest
+    assert len(written) == 1
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(cache):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        store = open_store("key", lambda: iter(()), Counting())
-        assert {int(store.read(document, 7992, 8000)[0]) for document in range(1000)} == {ord("a")}
-        assert tracemalloc.get_traced_memory()[1] < 4e6
+        with pytest.raises(OutputError, match=r"Cannot write tokens to the cache.*File too large.*ROPECLI_CACHE"):
+            open_documents("key", documents)
     finally:
-        tracemalloc.stop()
-    assert store.lengths.sum() == 8_000_000
-    assert pyarrow.total_allocated_bytes() - held < 4e6
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(cache.rglob("*.bin"))
 
 
-class TestWhatGoesWrong:
-    def test_an_interrupt_is_no_error_and_leaves_nothing(self, cache):
-        def texts():
-            yield TEXTS[0]
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            open_store("key", texts, Counting())
-        assert not list(cache.rglob("*.arrow"))
-        assert len(open_store("key", lambda: iter(TEXTS), Counting())) == 4
-
-    def test_a_cache_that_cannot_be_made_is_named(self, tmp_path, monkeypatch):
-        (tmp_path / "file").write_text("")
-        monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "file" / "cache"))
-        with pytest.raises(OutputError, match=r"file/cache/tokens: .*ROPECLI_CACHE"):
-            open_store("key", lambda: iter(TEXTS), Counting())
-
-
-def test_the_cache_lies_where_the_user_or_the_desktop_says_or_else_at_home(monkeypatch, tmp_path):
+def test_the_cache_is_where_the_user_or_the_desktop_says_or_else_at_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "desktop"))
     monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "mine"))
@@ -169,22 +216,11 @@ class TestIdentity:
         assert self.of("owner/name", tmp_path, split="test") != self.of("owner/name", tmp_path)
 
 
-class TestTokenizers:
-    def test_what_was_asked_of_it_last_does_not_matter(self, tokenizer):
-        import copy
-
-        mine = copy.deepcopy(tokenizer)
-        before = tokenizer_digest(mine)
-        mine.pad_token = "<s>"
-        mine(["ba de fi"], truncation=True, max_length=2, padding="max_length")
-        assert "max_length" in mine.backend_tokenizer.to_str()  # guards: the call has left its trace
-        assert tokenizer_digest(mine) == before == tokenizer_digest(tokenizer)
-
-    def test_what_it_puts_around_the_text_does(self, tokenizer):
-        import copy
-
-        from tokenizers.processors import TemplateProcessing
-
-        mine = copy.deepcopy(tokenizer)
-        mine.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-        assert tokenizer_digest(mine) != tokenizer_digest(tokenizer)
+def test_what_splits_the_text_changes_the_digest_of_a_tokenizer_and_its_last_call_does_not(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.pad_token = "<s>"
+    other(["ba de fi"], truncation=True, max_length=2, padding="max_length")
+    assert "max_length" in other.backend_tokenizer.to_str()  # guards: the call has left its trace
+    assert tokenizer_digest(other) == tokenizer_digest(tokenizer)
+    other.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    assert tokenizer_digest(other) != tokenizer_digest(tokenizer)

@@ -34,15 +34,6 @@ def test_the_library_of_this_python_is_split_by_name(training):
     assert not [name for name in training if {"site-packages", "dist-packages"} & set(name.split("/"))]
 
 
-def test_enough_documents_are_held_out():
-    assert len(list(read_texts("demo"))) >= 24
-    assert set(dict(read_texts("demo"))) <= set(corpus.HELD_OUT)
-
-
-def test_demo_train_is_the_training_files(training):
-    assert dict(read_texts("demo-train")) == training
-
-
 def test_no_training_file_shares_a_passage_with_a_held_out_file(training):
     """By brute force over runs of ten lines, with no hash: a passage that was copied and indented is found."""
 
@@ -81,11 +72,6 @@ def test_files_that_are_no_source_of_the_library_are_left_out(library):
     )
     (root / "latin.py").write_bytes("# é".encode("latin-1"))
     assert dict(corpus.training_files(root)).keys() == {"plain.py", "sub/argparse.py"}
-
-
-def test_held_out_files_of_an_older_library_are_those_that_are_there(library):
-    root = library({"argparse.py": ["text"], "xml/dom/minidom.py": ["other"], "ast.py": []})
-    assert corpus.held_out_files(root) == {"argparse.py": "text", "xml/dom/minidom.py": "other"}
 
 
 def test_no_held_out_file_of_this_python_was_trained_on():

@@ -1,7 +1,5 @@
 """The embedded checkpoint: stock software loads it, and beyond its window it fails, which is what it is there for."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -30,42 +28,11 @@ def documents():
     return [row for row in rows if len(row) >= 16 * 256]
 
 
-def test_its_config_is_that_of_a_plain_llama_with_a_window_of_256():
-    config = json.loads((FOLDER / "config.json").read_text())
-    assert config["model_type"] == "llama"
-    assert config["max_position_embeddings"] == 256
-    assert config["head_dim"] >= 32
-    assert not {"auto_map", "rope_scaling"} & {key for key, value in config.items() if value is not None}
-
-
 def test_its_weights_are_bfloat16_safetensors_and_small():
     with safe_open(FOLDER / "model.safetensors", "pt") as weights:
         assert {weights.get_tensor(key).dtype for key in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
     assert not [path.name for path in FOLDER.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".pkl"}]
     assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) <= 12 * 2**20
-
-
-def test_it_loads_whole_in_stock_transformers():
-    from transformers import AutoModelForCausalLM
-
-    model, report = AutoModelForCausalLM.from_pretrained(FOLDER, output_loading_info=True)
-    assert not any(report.values())
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-
-
-def test_its_tokenizer_gives_back_any_text(model):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    text = "def naïve(x):\n\treturn '✓ ' + x  # 名前\r\n    \n"
-    ids = tokenizer(text)["input_ids"]
-    assert ids[0] == tokenizer.bos_token_id
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert len(tokenizer) == model.config.vocab_size
-
-
-def test_enough_held_out_documents_are_long(documents):
-    assert len(documents) >= 24
 
 
 def test_it_knows_python_within_its_window_and_fails_beyond(model, documents):
@@ -79,13 +46,3 @@ def test_it_knows_python_within_its_window_and_fails_beyond(model, documents):
     within, beyond = nll[:, :255].mean().exp(), nll.mean().exp()
     assert within < 40
     assert beyond > 2 * within
-
-
-def test_the_command_line_finds_it_by_name(ropecli, model, documents):
-    report = json.loads(ropecli("eval-ppl", "demo", "-d", "demo", "-l", "256", "--max-documents", 4, "--json").out)
-    rows = [torch.from_numpy(ids[:256])[None] for ids in documents[:4]]
-    with torch.no_grad():
-        losses = [model(input_ids=row, labels=row).loss for row in rows]
-    # the first four documents in the order of their names are long ones
-    assert report["rows"][0]["ppl"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
-    assert report["rows"][0]["documents"] == 4

@@ -21,5 +21,5 @@ def logits(folder: Path) -> np.ndarray:
 
 if __name__ == "__main__":
     home = Path(sys.argv[1])
-    found = {name: logits(home / name) for name in json.loads((home / "job.json").read_text())}
-    np.savez(home / "logits.npz", **found)
+    arrays = {name: logits(home / name) for name in json.loads((home / "job.json").read_text())}
+    np.savez(home / "logits.npz", **arrays)

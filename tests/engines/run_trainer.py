@@ -15,14 +15,14 @@ import torch
 
 
 def tables(model) -> dict:
-    found = {}
+    results = {}
     for module in model.modules():
         for key, buffer in module.named_buffers(recurse=False):
             if key.endswith("inv_freq") and "original" not in key:
                 layer_type = key.removesuffix("inv_freq")
                 factor = getattr(module, f"{layer_type}attention_scaling", getattr(module, "attention_scaling", 1.0))
-                found[layer_type.rstrip("_")] = {"inv_freq": buffer.double().tolist(), "attention_factor": factor}
-    return found
+                results[layer_type.rstrip("_")] = {"inv_freq": buffer.double().tolist(), "attention_factor": factor}
+    return results
 
 
 class LoadedError(Exception):
@@ -71,5 +71,5 @@ def by_axolotl(home: Path, name: str) -> dict:
 if __name__ == "__main__":
     trainer, home = sys.argv[1], Path(sys.argv[2])
     load = {"trl": by_trl, "axolotl": by_axolotl}[trainer]
-    found = {name: load(home, name) for name in json.loads((home / "job.json").read_text())}
-    (home / "result.json").write_text(json.dumps(found))
+    results = {name: load(home, name) for name in json.loads((home / "job.json").read_text())}
+    (home / "result.json").write_text(json.dumps(results))

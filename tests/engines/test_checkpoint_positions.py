@@ -30,7 +30,7 @@ def on_hub(checkpoint, revision: str):
     return dataclasses.replace(checkpoint, name="someone/model", revision=revision, commit="0" * 40)
 
 
-def all_said(checkpoint, engine: str) -> str:
+def all_texts(checkpoint, engine: str) -> str:
     export = export_checkpoint(checkpoint, engine)
     return "\n".join([export.command, export.file_text, *export.notes])
 
@@ -38,13 +38,7 @@ def all_said(checkpoint, engine: str) -> str:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_revision_is_handed_on(engine, config_only):
     raised = config_only(rope_scaling=YARN, max_position_embeddings=TARGET)  # Ollama reads no further
-    assert AT_REVISION[engine] in all_said(on_hub(raised, "v1"), engine)
-
-
-def test_llama_cpp_converts_a_local_folder(config_only):
-    said = all_said(on_hub(config_only(rope_scaling=YARN), "main"), "llama.cpp")
-    assert "hf download someone/model prints" in said
-    assert "convert_hf_to_gguf.py DIR " in said
+    assert AT_REVISION[engine] in all_texts(on_hub(raised, "v1"), engine)
 
 
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -92,24 +86,13 @@ def test_a_released_scaling_that_the_engine_reads_gets_the_plain_command(model, 
     assert export.command == WITHOUT_OPTIONS[engine].format(checkpoint.name).replace("1024", length)
 
 
-@pytest.mark.transformers("5.14", "knows deepseek_v4")
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_deepseek_v4_as_released_gets_the_plain_command(engine, config_only):
-    fields = {"model_type": "deepseek_v4", "qk_rope_head_dim": 16, "head_dim": 32, "compress_rope_theta": 160000}
-    checkpoint = config_only(**fields, rope_scaling=YARN, max_position_embeddings=TARGET)
-    assert export_checkpoint(checkpoint, engine).command == WITHOUT_OPTIONS[engine].format(checkpoint.name)
-
-
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_only_the_length_is_overridden_where_config_json_does_not_state_it(engine, config_only):
     export = export_checkpoint(config_only(**DEEPSEEK), engine)
     assert export.overrides == {"max_position_embeddings": TARGET}
 
 
-@pytest.mark.parametrize(
-    ("model_type", "engines"),
-    [("gpt_oss", ["llama.cpp", "ollama", "mlx"]), ("llama", [])],
-)
+@pytest.mark.parametrize(("model_type", "engines"), [("gpt_oss", ["llama.cpp", "ollama", "mlx"]), ("llama", [])])
 def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, config_only):
     """Released without rounding, and served so by all; in other checkpoints, truncate=false is refused."""
     scaling = {**YARN, "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
@@ -117,8 +100,8 @@ def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, 
     checkpoint, served = config_only(**fields, rope_scaling=scaling), []
     for engine in ("llama.cpp", "ollama", "mlx"):
         with contextlib.suppress(PatchError):
-            said = export_checkpoint(checkpoint, engine).cannot[0]
-            assert "nine of its 32 pairs" in said
+            message = export_checkpoint(checkpoint, engine).cannot[0]
+            assert "nine of its 32 pairs" in message
             served.append(engine)
     assert served == engines
     rope = read_state(checkpoint).main
@@ -127,52 +110,69 @@ def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, 
     assert faster.max() == pytest.approx(1.8, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("fields", "said", "engines"),
-    [
-        ({"qk_rope_head_dim": 16, "rope_scaling": {"type": "linear", "factor": 2.0}}, "multi-head latent", SERVING),
-        ({"qk_rope_head_dim": 16, "rope_scaling": YARN}, "multi-head latent attention", SERVING),
-        ({"rope_scaling": MSCALE}, "do not store it as transformers computes it", ["llama.cpp"]),
-        ({"rope_scaling": MSCALE}, "does not store all of this yarn scaling", ["ollama"]),
-        (
-            {"rope_scaling": {"type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5}},
-            "ignores the factor of rope_type 'proportional'",
-            ["llama.cpp", "ollama", "sglang", "vllm"],
-        ),
-    ],
-    ids=["latent", "latent, without mscale", "mscale", "mscale in Ollama", "factor"],
-)
-def test_what_an_engine_reads_differently_is_refused(fields, said, engines, config_only):
+LATENT = {"qk_rope_head_dim": 16}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+FACTOR = {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5}
+BANDS = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+IN_NEW_FIELDS = {"rope_parameters": {**YARN, "rope_theta": 5e5}, "rope_theta": None}
+FILES, SERVERS = ("llama.cpp", "ollama"), ("sglang", "vllm")
+REFUSED = [  # engines, rope_scaling, other fields of config.json, part of the message
+    (SERVING, LINEAR, LATENT, "multi-head latent"),
+    (SERVING, YARN, LATENT, "multi-head latent attention"),
+    ((*FILES, *SERVERS), FACTOR, {}, "ignores the factor of rope_type 'proportional'"),
+    (SERVERS, {**LINEAR, "mrope_section": [4, 4, 8]}, {}, "silently drops the sections"),
+    (("vllm",), None, {"model_type": "gpt_oss"}, "computes only yarn"),
+    (("sglang",), LINEAR, {"model_type": "gemma2"}, "gemma2 reads rope_theta and silently drops"),
+    (("llama.cpp",), MSCALE, {}, "do not store it as transformers computes it"),
+    (("llama.cpp",), DYNAMIC, {"model_type": "cohere2"}, "do not apply to the sliding-window layers"),
+    (("llama.cpp",), {**YARN, "attention_factor": 1.0}, {"model_type": "olmo2"}, "needs --override-kv"),
+    (("llama.cpp",), {**YARN, **BANDS}, {"model_type": "qwen2"}, "no flag sets llama3's bands"),
+    (("llama.cpp",), {**YARN, "truncate": False}, {}, "rounds the ends of YaRN's ramp"),
+    (("ollama",), MSCALE, {}, "does not store all of this yarn scaling"),
+    (("ollama",), YARN, {}, f"max_position_embeddings, {WINDOW} tokens; the scaling reaches {TARGET}"),
+    (("mlx",), LINEAR, {"model_type": "mixtral"}, "mixtral reads rope_theta and"),
+    (("mlx",), DYNAMIC, {}, "another base for each chunk"),
+    (("mlx",), {**YARN, "attention_factor": 1.3}, {}, "attention_factor, which is 1.3"),
+    (("mlx",), {**YARN, "truncate": False}, {}, "truncate=false"),
+    (("mlx",), None, IN_NEW_FIELDS, r"which config.json lacks\. Write them: ropecli patch .* --method yarn"),
+    (("axolotl",), DYNAMIC, {}, "raises max_position_embeddings to 512"),
+]
+
+
+@pytest.mark.parametrize(("engines", "scaling", "fields", "message"), REFUSED)
+def test_what_an_engine_reads_differently_is_refused(engines, scaling, fields, message, config_only):
     for engine in engines:
-        with pytest.raises(PatchError, match=said):
-            export_checkpoint(config_only(**fields), engine)
+        with pytest.raises(PatchError, match=message):
+            export_checkpoint(config_only(head_dim=32, rope_scaling=scaling, **fields), engine)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_sections_of_multimodal_positions_are_not_dropped(engine, config_only):
-    scaling = {"type": "linear", "factor": 2.0, "mrope_section": [4, 4, 8]}
-    with pytest.raises(PatchError, match="silently drops the sections"):
-        export_checkpoint(config_only(rope_scaling=scaling), engine)
+STORED = {"none", "linear", "ntk", "yarn", "llama3"}
 
 
-@pytest.mark.parametrize("engine", ["llama.cpp", "sglang", "vllm"])
-def test_one_table_for_all_lengths_is_named(engine, patched):
-    said = export_checkpoint(patched("dynamic").checkpoint, engine).cannot[0]
-    assert f"for {TARGET} tokens" in said
-    assert f"up to {WINDOW} tokens unscaled" in said
+def test_ollama_refuses_what_a_gguf_does_not_store(patch, patched):
+    checkpoint = patched(patch).checkpoint
+    if patch in STORED:
+        export = export_checkpoint(checkpoint, "ollama")
+        assert export.file_text == f"FROM ./model.gguf\nPARAMETER num_ctx {TARGET}\n"
+        assert export.command == "ollama create my-model -f Modelfile"
+        assert "convert_hf_to_gguf.py" in export.notes[0]
+    else:
+        with pytest.raises(PatchError, match=r"does not store all of this .* Patch with linear, ntk, abf, or yarn"):
+            export_checkpoint(checkpoint, "ollama")
 
 
-@pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags apply to all layers")])
-def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine, said, patched_model):
-    with pytest.raises(PatchError, match=said):
+@pytest.mark.parametrize(("engine", "message"), [("sglang", "gemma3"), ("llama.cpp", "flags apply to all layers")])
+def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine, message, patched_model):
+    with pytest.raises(PatchError, match=message):
         export_checkpoint(patched_model("gemma3_text", "yarn", ["sliding_attention"]), engine)
 
 
 @pytest.mark.transformers("5.20", "gemma3 saves null for a layer type without layers")
 def test_vllm_is_told_which_layers_are_scaled(patched_model):
     export = export_checkpoint(patched_model("gemma3_text", "linear", ["sliding_attention"]), "vllm")
-    told = export.overrides["rope_parameters"]
-    assert {label: (one["rope_type"], one["rope_theta"]) for label, one in told.items()} == {
+    parameters = export.overrides["rope_parameters"]
+    assert {label: (fields["rope_type"], fields["rope_theta"]) for label, fields in parameters.items()} == {
         "sliding_attention": ("linear", 10000.0),
         "full_attention": ("default", 1000000.0),
     }

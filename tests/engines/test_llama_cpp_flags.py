@@ -58,18 +58,6 @@ def test_the_flags_make_the_patched_positions(patch_name, patched):
     assert flags["-c"] == str(TARGET)
 
 
-def test_the_file_of_dynamic_ntk_is_told_its_window(patched):
-    """Its config.json keeps the pretraining length, and the server answers no further than the file says."""
-    export = export_checkpoint(patched("dynamic").checkpoint, "llama.cpp")
-    assert "llama.context_length=int:1024" in parsed(export.command)["--override-kv"]
-
-
-def test_llama3_is_said_to_be_in_the_file(patched):
-    export = export_checkpoint(patched("llama3").checkpoint, "llama.cpp")
-    assert "rope_freqs" in export.cannot[0]
-    assert parsed(export.command)["--rope-scaling"] == "none"
-
-
 @pytest.mark.parametrize("patch_name", ["longrope", "longrope with its own attention factor"])
 def test_factors_by_pair_are_refused(patch_name, patched):
     _, rope, checkpoint = patched(patch_name)
@@ -78,90 +66,19 @@ def test_factors_by_pair_are_refused(patch_name, patched):
     assert f"llama.rope.scaling.attn_factor {rope.attention_factor:.9g}" in str(refused.value)
 
 
-def test_an_unrounded_ramp_is_refused(patched):
-    with pytest.raises(PatchError, match="rounds the ends of YaRN's ramp"):
-        export_checkpoint(patched("yarn", truncate=False).checkpoint, "llama.cpp")
-
-
-def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
-    """The converter stores the factors and computes the attention factor itself."""
-    checkpoint = patched_model("phi3", "yarn")
-    with pytest.raises(PatchError, match=r"stores the factors with .* = 1\.1547; this folder has 1\.1386") as refused:
-        export_checkpoint(checkpoint, "llama.cpp")
-    assert "silently drops" not in str(refused.value)
+LINEAR = {"rope_scaling": {"type": "linear", "factor": 4.0}}
+KIMI = {"model_type": "kimi_k2", "qk_rope_head_dim": 16, "max_position_embeddings": TARGET, "rope_scaling": MSCALE}
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "options"),
     [
-        (
-            {"model_type": "cohere2", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "do not apply to the sliding-window layers",
-        ),
-        (
-            {
-                "model_type": "olmo2",
-                "rope_scaling": {
-                    "rope_type": "yarn",
-                    "factor": 2.0,
-                    "attention_factor": 1.0,
-                    "original_max_position_embeddings": 128,
-                },
-            },
-            "needs --override-kv",
-        ),
-        (
-            {
-                "model_type": "qwen2",
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 2.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 128,
-                },
-            },
-            "no flag sets llama3's bands",
-        ),
+        ({"model_type": "gemma2"}, f"-c {WINDOW}"),
+        ({"model_type": "gemma2", **LINEAR}, f"-c {TARGET}"),
+        (KIMI, f"--yarn-beta-fast 2 --yarn-beta-slow 1 -c {TARGET}"),  # a file of deepseek2 does not store the betas
     ],
 )
-def test_unsupported_positions_are_refused(fields, said, config_only):
-    with pytest.raises(PatchError, match=said):
-        export_checkpoint(config_only(**fields), "llama.cpp")
-
-
-@pytest.mark.parametrize(
-    ("fields", "command"),
-    [
-        ({"model_type": "gemma2"}, "llama-server -m model.gguf -c 256 -np 1"),
-        (
-            {
-                "model_type": "gemma2",
-                "rope_scaling": {"type": "linear", "factor": 4.0},
-                "max_position_embeddings": 256,
-            },
-            "llama-server -m model.gguf -c 1024 -np 1",
-        ),
-        (
-            {
-                "model_type": "kimi_k2",
-                "qk_rope_head_dim": 16,
-                "max_position_embeddings": TARGET,
-                "rope_scaling": MSCALE,
-            },
-            "llama-server -m model.gguf --yarn-beta-fast 2 --yarn-beta-slow 1 -c 1024 -np 1",
-        ),
-    ],
-    ids=["sliding layers", "sliding layers, scaled", "betas, which a file of deepseek2 does not store"],
-)
-def test_what_flags_do_not_reach_comes_from_the_file(fields, command, config_only):
+def test_what_flags_do_not_reach_comes_from_the_file(fields, options, config_only):
     """Sliding layers read base and scale from the file, and so does DeepSeek's softmax scale."""
-    assert export_checkpoint(config_only(head_dim=32, **fields), "llama.cpp").command == command
-
-
-def test_a_length_that_config_json_does_not_state_is_named(config_only):
-    """The server stops at the file's context length, whatever -c says."""
-    checkpoint = config_only(model_type="qwen2", rope_scaling={**MSCALE, "mscale": None, "mscale_all_dim": None})
-    export = export_checkpoint(checkpoint, "llama.cpp")
-    assert export.command.endswith(f"-c {TARGET} -np 1")
-    assert f"length of {WINDOW} tokens, at which llama-server stops" in export.notes[0]
+    export = export_checkpoint(config_only(head_dim=32, **fields), "llama.cpp")
+    assert export.command == f"llama-server -m model.gguf {options} -np 1"

@@ -30,7 +30,7 @@ BUILDERS = (  # multimodal first: some have a causal LM of the text part as well
 
 
 def without_storage(module, name, parameter):
-    """In place of register_parameter: weights take no memory, and buffers stay real."""
+    """Replaces register_parameter: weights take no memory, and buffers stay real."""
     if parameter is not None:
         empty = torch.empty_like(parameter, device="meta")
         parameter = torch.nn.Parameter(empty, requires_grad=False)
@@ -44,15 +44,15 @@ def tables(folder: Path) -> dict:
     model = next(
         builder.from_config(part) for part in parts for builder in BUILDERS if type(part) in builder._model_mapping
     )
-    found = {}
+    by_name = {}
     for name, module in model.named_modules():
         if any(part in name for part in ("vision", "visual", "audio", "codec")):
             continue
         for key, buffer in module.named_buffers(recurse=False):
             if key.endswith("inv_freq") and "original" not in key:
                 factor = getattr(module, "attention_scaling", 1.0)
-                found[f"{name}.{key}"] = {"inv_freq": buffer.double().tolist(), "attention_factor": float(factor)}
-    return found
+                by_name[f"{name}.{key}"] = {"inv_freq": buffer.double().tolist(), "attention_factor": float(factor)}
+    return by_name
 
 
 def outcome(folder: Path) -> dict:

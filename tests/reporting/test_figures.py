@@ -9,14 +9,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ropecli.analysis.granularity import closest_images, distance_to_old_images
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.decay_plot import chosen_pairs
 from ropecli.reporting.lines import BITS_PER_BYTE, PPL, best_of, sets_of
 from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
 
 
 def lines(axes):
@@ -108,7 +105,7 @@ def test_bits_per_byte(reports):
         drawn("perplexity", without, metric=BITS_PER_BYTE)
 
 
-@pytest.mark.parametrize("kind", ["perplexity", "comparison", "context"])
+@pytest.mark.parametrize("kind", ["perplexity", "comparison"])
 @pytest.mark.parametrize("other", [{"task": "tail"}, {"fingerprint": "2" * 64, "source": "books"}], ids=str)
 def test_each_set_of_data_has_axes_of_its_own(reports, kind, other):
     figure = drawn(kind, reports[0], replace(reports[1], **other))
@@ -117,17 +114,6 @@ def test_each_set_of_data_has_axes_of_its_own(reports, kind, other):
     assert "protocol prefix, data demo, 4 documents" in first.get_suptitle().replace("\n", " ")
     assert set(other.values()) & set(re.split(r"[,\s]+", second.get_suptitle()))
     refuse_overlaps(figure)
-
-
-def test_the_loss_by_context(reports):
-    (axes,) = drawn("context", *reports).axes
-    for one in reports:
-        line = lines(axes)[one.label]
-        np.testing.assert_allclose(line.get_xdata(), [1, 2, np.sqrt(64 * 95)])
-        np.testing.assert_array_equal(line.get_ydata(), [bucket.nll for bucket in one.cells[-1].by_context])
-    few = replace(reports[0], cells=[replace(cell, by_context=cell.by_context[1:]) for cell in reports[0].cells])
-    with pytest.raises(DataError, match="fewer than 3 points"):
-        drawn("context", few)
 
 
 def test_a_comparison_has_a_panel_for_each_length_and_a_row_for_each_report(reports, report):
@@ -190,55 +176,6 @@ def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(t
         np.testing.assert_allclose(best.get_xdata()[:-1], spent[kept])
 
 
-def test_gains_and_phases_by_layer(tuning):
-    run = tuning("heads", layers=12, heads=2, pairs=4)
-    run.gains[11] = replace(run.gains[11], log_gain=[[2.0] * 4] * 2)
-    figure = drawn("gains", run)
-    maps = [axes for axes in figure.axes if axes.images]
-    shown = [int(axes.get_ylabel().split("\n")[0].removeprefix("layer ")) for axes in maps[::2]]
-    assert len(shown) == 8
-    assert shown[-1] == 11
-    for gains, phases, index in zip(maps[::2], maps[1::2], shown, strict=True):
-        np.testing.assert_array_equal(gains.images[0].get_array(), run.gains[index].log_gain)
-        np.testing.assert_array_equal(phases.images[0].get_array(), run.gains[index].phase)
-        assert gains.images[0].get_clim() == (-2, 2)
-    assert "the 8 of 12 layers that changed most" in note(figure)
-    drawn("gains", tuning("heads", phases=False))
-    with pytest.raises(DataError, match="no gains: level grid learns none"):
-        drawn("gains", tuning("grid"))
-    with pytest.raises(DataError, match="Give one"):
-        drawn("gains", run, run)
-
-
-def test_tuned_frequencies_stand_beside_the_methods_own(tuning):
-    run = tuning("search")
-    found = lines(drawn("tuned-frequencies", run).axes[0])
-    pretrained = np.array(run.pretrained_inv_freq)
-    chosen = found["search, longrope ×4"].get_ydata()
-    np.testing.assert_allclose(chosen, np.array(run.inv_freq) / pretrained)
-    from ropecli.rope import RopeGeometry
-
-    own = scale(RopeGeometry(32, 32, 1e4, 256), make_spec("yarn", 4.0)).inv_freq / pretrained
-    np.testing.assert_allclose(found["yarn ×4, untuned"].get_ydata(), own)
-    with pytest.raises(DataError, match="No pair of demo rotated"):
-        drawn("tuned-frequencies", replace(run, pretrained_inv_freq=[0.0] * 16))
-
-
-def test_wavelengths_by_pair(study):
-    made = study("linear", "p-rope", "rerope")
-    figure = draw_study("wavelengths", made)
-    found = lines(figure.axes[0])
-    np.testing.assert_allclose(found["pretrained (46)"].get_ydata(), 2 * np.pi * 10000 ** (np.arange(64) / 64))
-    np.testing.assert_allclose(found["linear ×8 (31)"].get_ydata(), 16 * np.pi * 10000 ** (np.arange(64) / 64))
-    assert np.isnan(found["p-rope ×8 (46)"].get_ydata()[48:]).all()
-    (still,) = [line for line in figure.axes[0].lines if line.get_label() == style.UNNAMED]
-    np.testing.assert_array_equal(np.isfinite(still.get_ydata()), made.ropes["p-rope ×8"].inv_freq == 0)
-    assert "∞" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert "16 of 64 (p-rope ×8)" in note(figure)
-    assert "rerope ×8 changes distances, not frequencies" in note(figure)
-    assert found["pretraining length: 4096"].get_ydata()[0] == 4096
-
-
 def test_frequencies_are_ratios(study):
     (axes,) = draw_study("frequencies", study("linear", "ntk", "p-rope")).axes
     found = lines(axes)
@@ -273,32 +210,6 @@ def test_the_decay_marks_its_lengths_and_single_pairs(study):
     np.testing.assert_array_equal(line.get_ydata(), 2 * np.cos(line.get_xdata() * inv_freq[51]))
 
 
-def test_a_helix_has_eleven_dots_on_the_cylinder(study):
-    figure = draw_study("helix", study("linear"))
-    for axes, slowed in zip(figure.axes, (1, 8), strict=True):
-        dots = np.array(next(line for line in axes.lines if line.get_marker() == "o").get_data_3d()).T
-        positions = np.arange(-5, 6) / slowed
-        pair = 10000 ** (-11 / 64)  # the one that abf with beta 50 halves
-        expected = np.stack([np.cos(positions), np.sin(positions), np.sin(positions * pair)], axis=1)
-        np.testing.assert_allclose(dots, expected, atol=1e-12)
-    assert "closest two 0.18" not in figure.axes[0].get_title()
-    with pytest.raises(DataError, match="9 helices are too many"):
-        draw_study("helix", study(*(f"linear*{factor}" for factor in range(2, 10))))
-
-
-def test_the_tradeoff_draws_theorys_points(study):
-    made = study("linear", "nope", "rerope", window=512)
-    (axes,) = draw_study("tradeoff", made).axes
-    found = lines(axes)
-    assert list(found) == ["pretrained", "linear ×8", "nope ×8"]
-    for name, line in found.items():
-        inv_freq = made.ropes[name].inv_freq
-        old = distance_to_old_images(made.geometry.inv_freq(), inv_freq, 512, 4096)
-        assert (line.get_xdata()[0], line.get_ydata()[0]) == (old, closest_images(inv_freq, 4096).distance)
-    with pytest.raises(DataError, match="1048576 tokens, is too long"):
-        draw_study("tradeoff", study("linear", head_dim=8, window=2**20))
-
-
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("kind", STUDY_KINDS)
 def test_texts_of_a_checkpoints_figures_do_not_overlap(study, kind):
@@ -312,15 +223,13 @@ def test_texts_of_reports_figures_do_not_overlap(report, retrieval, tuning):
     long = [replace(one, digest=str(index), params={"beta_fast": 64.0}) for index, one in enumerate(long)]
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
     for reports in (long, wide):
-        for kind in ("perplexity", "comparison", "context"):
+        for kind in ("perplexity", "comparison"):
             refuse_overlaps(drawn(kind, *reports))
     scores = [retrieval({(256, 0.0): 38, (512, 0.0): found}, trials=40, method=f"method-{found}") for found in (0, 39)]
     refuse_overlaps(drawn("comparison", *scores))
     refuse_overlaps(drawn("scores", *[retrieval({(256, 0.0): 4}, checkpoint=f"organisation/name-{n}") for n in "abc"]))
     for run in (tuning("heads"), tuning("search", points=400)):
         refuse_overlaps(drawn("tuning", run))
-        refuse_overlaps(drawn("tuned-frequencies", run))
-    refuse_overlaps(drawn("gains", tuning("heads", layers=3)))
 
 
 def texts(path):

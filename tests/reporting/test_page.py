@@ -22,7 +22,7 @@ def rows_of(tree):
 
 @pytest.fixture
 def page(report, with_baseline, retrieval):
-    yarn = replace(report(30.0, 31.0, 32.0), protocol="yarn")
+    yarn = report(30.0, 31.0, 32.0, task="yarn")
     found = retrieval({(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1})
     linear = report(19.0, 19.5, 30.0, method="linear", factor=4.0)
     return ET.fromstring(render_page([with_baseline, linear, yarn, found]))
@@ -30,34 +30,64 @@ def page(report, with_baseline, retrieval):
 
 def test_every_number_is_there(page, with_baseline):
     cells = Counter(texts(page, "td"))
-    for row in (*with_baseline.rows, *with_baseline.baseline.rows):
-        numbers = (f"{row.ppl:.2f}", f"{row.ppl_low:.2f} to {row.ppl_high:.2f}", f"{row.nll:.4f}", f"{row.tokens}")
-        for number in (*numbers, f"{row.bits_per_byte:.4f}", f"{row.tokens_per_second:.0f}", "2.0 s", "3 MiB"):
+    for cell in (*with_baseline.cells, *with_baseline.baseline.cells):
+        numbers = (f"{cell.ppl:.2f}", f"{cell.low:.2f} to {cell.high:.2f}", f"{cell.value:.4f}", f"{cell.tokens}")
+        for number in (*numbers, f"{cell.bits_per_byte:.4f}", f"{cell.tokens_per_second:.0f}", "2.0 s", "3 MiB"):
             assert cells[number], number
-    assert cells["4/4"] == cells["3/4"] == cells["1/4"] == 1
+    assert ["0.5", "75", "–"] in rows_of(page)
+    change = with_baseline.change_from(with_baseline.baseline, 256)
+    assert cells[f"{100 * change.change:+.1f} ({100 * change.low:.1f} to {100 * change.high:.1f})"]
 
 
-def test_headlines_protocols_and_facts_are_there(page, with_baseline):
-    paragraphs = texts(page, "p")
-    assert "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens" in paragraphs
-    assert PROTOCOLS["prefix"].definition in paragraphs
-    assert PROTOCOLS["yarn"].definition in paragraphs
+def test_the_headlines_come_first_then_each_set_of_data_and_how_it_was_measured(page, with_baseline):
+    body = list(page.find("body"))
+    assert [element.tag for element in body] == ["h1", "p", "p", "p", "p", *["section"] * 4]
+    assert [element.text for element in body[1:4]] == [
+        "extended, yarn ×4, protocol prefix, 4 documents: short-context cost: +1.2% (0.3 to 2.0) at 256 tokens",
+        "extended, yarn ×4, protocol prefix, 4 documents: long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens "
+        "against the baseline's 256",
+        "folder, none: passkey, 25.0% (5 to 70) at 512 tokens.",
+    ]
+    titles = texts(page, "h2")
+    assert titles[0] == "Perplexity, protocol prefix, 4 documents of demo"
+    assert titles[1].startswith("Perplexity, protocol yarn (YaRN's script")
+    assert titles[2:] == ["Passkey, answers generated, 12 prompts of demo", "How it was measured"]
+    for section in body[5:]:
+        order = [element.tag for element in section.iter() if element.tag in ("table", "img", "dl")]
+        assert order == sorted(order, key=["table", "img"].index) if section is not body[-1] else "dl" in order
+    assert len(list(body[-1].iter("dl"))) == 5  # with the baseline
+    assert {f"Protocol {name}: {PROTOCOLS[name].definition}" for name in ("prefix", "yarn")} <= set(texts(page, "p"))
     facts = texts(page, "dd")
-    for fact in (with_baseline.digest, with_baseline.fingerprint, "256 tokens", "passkey (generate)", "10%"):
-        assert fact in facts
+    assert {with_baseline.digest, with_baseline.fingerprint, "256 tokens", "passkey, answers generated"} <= set(facts)
     assert any(with_baseline.environment["torch"] in fact for fact in facts)
     assert "ropecli eval-ppl extended --data demo" in texts(page, "code")
 
 
+def test_a_comparison_without_a_baseline_begins_with_the_best(report):
+    few = [report(19.0, 19.5, 30.0, shares=(1.0, 1.0)), report(18.0, 19.0, 31.0, shares=(1.0, 1.0), method="ntk")]
+    other = report(5.0, 5.0, 5.0, source="books", fingerprint="9" * 64)
+    tree = ET.fromstring(render_page([*few, other]))
+    assert texts(tree, "p")[0] == (
+        "Perplexity, protocol prefix, 2 documents: At 1024 tokens, none has the lowest perplexity, 30.00; by the "
+        "paired 95% intervals, every other is worse."
+    )
+    assert [row[-3:] for row in rows_of(tree) if row[0] in ("none", "ntk ×1")][:2] == [
+        ["19.00", "19.50", "30.00"],
+        ["18.00", "19.00", "31.00"],
+    ]
+    assert texts(tree, "strong") == ["30.00", "18.00", "19.00"]
+    assert texts(tree, "h2")[1] == "Perplexity, protocol prefix, 4 documents of books"
+
+
 def test_pictures_are_data_and_nothing_is_fetched(page):
-    # three of the prefix reports, two of the yarn one, a heat map
+    # two of the prefix reports, one of the yarn one, a heat map
     pictures = list(page.iter("img"))
-    assert len(pictures) == 6
+    assert len(pictures) == 4
     for picture in pictures:
         kind, _, data = picture.get("src").partition(",")
         assert kind == "data:image/png;base64"
         assert base64.b64decode(data).startswith(b"\x89PNG")
-        assert "protocol" in picture.get("alt") or "keys found" in picture.get("alt")
+        assert "protocol" in picture.get("alt") or "score (%)" in picture.get("alt")
     assert not {element.tag for element in page.iter()} & {
         "script",
         "link",
@@ -83,7 +113,7 @@ def test_no_name_is_markup(report, retrieval, tuning, name):
     everywhere |= {"command": ["ropecli", name], "environment": {name: name}, "params": {name: name}, "method": name}
     base = report(18.0, 25.0, 47.0, **hostile)
     one = replace(base, **everywhere, baseline=base, document_names=[name] * 4)
-    found = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name, mode=name)
+    found = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)
     run = replace(tuning("heads", points=2, **hostile), **everywhere, level=name)
     run = replace(run, gains=[replace(layer, name=name) for layer in run.gains])
     text = render_page([one, replace(base, checkpoint="other", digest="2"), found, run])
@@ -100,16 +130,16 @@ def test_tunings_have_their_numbers_plots_and_facts(tuning):
     run = tuning("heads")
     tree = ET.fromstring(render_page([run]))
     assert texts(tree, "h1") == ["Tuning of demo"]
-    assert texts(tree, "h2") == ["demo, yarn ×4: tuning (heads)"]
+    assert texts(tree, "h2") == ["demo, yarn ×4: tuning (heads)", "How it was measured"]
     spent = sum(point.seconds for point in run.points if point.level == "grid")
     result = [f"{math.exp(value):.2f}" for value in (run.score.window, run.score.target)]
-    assert rows_of(tree) == [
-        ["model", "perplexity at 256", "at 1024", "documents", "learned parameters", "time"],
-        ["as pretrained", "13.55", "47.03", "16", "–", "–"],
-        ["yarn ×4, nothing tuned", "15.47", "14.91", "16", "–", "–"],
-        ["yarn ×4, best constants", "14.43", "14.31", "16", "0", f"{spent:.1f} s"],
-        ["yarn ×4, tuned (heads, step 100)", *result, "16", "513", "1 min 52 s"],
+    assert rows_of(tree)[:5] == [
+        ["model", "perplexity at 256", "at 1024", "learned parameters", "time"],
+        ["as pretrained", "13.55", "47.03", "–", "–"],
+        ["yarn ×4, nothing tuned", "15.47", "14.91", "–", "–"],
+        ["yarn ×4, best constants", "14.43", "14.31", "0", f"{spent:.1f} s"],
+        ["yarn ×4, tuned (heads, step 100)", *result, "513", "1 min 52 s"],
     ]
-    assert len(list(tree.iter("img"))) == 3
+    assert len(list(tree.iter("img"))) == 1
     assert {run.digest, "1024 tokens", '{"beta_fast": 8.0, "beta_slow": 0.5}'} <= set(texts(tree, "dd"))
     assert texts(tree, "code") == ["ropecli tune demo --level heads"]

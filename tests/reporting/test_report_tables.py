@@ -1,5 +1,6 @@
 """Tables of reports show their numbers, compare only the same data, and emphasize only what the intervals say."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from ropecli.evaluation.statistics import wilson
 from ropecli.reporting.report_tables import comparison_tables, report_tables
+from ropecli.reporting.tuning_tables import gains_table
 from ropecli.table import Bold
 
 
@@ -21,7 +23,7 @@ def bold(table):
 
 
 def test_a_row_for_each_length_with_all_its_numbers(report):
-    (table,) = report_tables(report(18.625, 25.0, 1234.5678))
+    table, _ = report_tables(report(18.625, 25.0, 1234.5678))
     assert table.rows == [
         ["256", "18.62", "16.76 to 20.49", "2.9245", "1.4064", "1020", "4", "2.0 s", "512", "3 MiB"],
         ["512", "25.00", "22.50 to 27.50", "3.2189", "1.5480", "2044", "4", "2.0 s", "1024", "3 MiB"],
@@ -105,6 +107,20 @@ def test_what_cannot_be_compared_is_in_another_table(report, change):
     assert not any(map(any, map(bold, tables)))
 
 
+def test_other_tokens_of_the_same_text_are_compared_by_bits_per_byte(report):
+    tables = comparison_tables([report(18.0, 25.0, 47.0), report(1.1, 1.1, 1.1, fingerprint="9" * 64)])
+    assert "ropecli plot --metric bits-per-byte" in tables[1].notes[-1]
+    tables = comparison_tables([report(18.0, 25.0, 47.0), report(1.1, 1.1, 1.1, fingerprint="9" * 64, source="books")])
+    assert tables[1].notes[-1] == "different data: the numbers of different tables and panels are not comparable"
+
+
+def test_reports_without_a_common_length_have_no_best(report):
+    whole = report(18.0, 25.0, 47.0)
+    table = compared(replace(whole, cells=whole.cells[:1]), replace(whole, method="yarn", cells=whole.cells[1:]))
+    assert table.rows == [["none", "18.00", "–", "–"], ["yarn ×1", "–", "25.00", "47.00"]]
+    assert not table.notes
+
+
 def test_scores_are_compared_by_prompt(retrieval):
     few = retrieval({(256, 0.0): 10, (512, 0.0): 10}, trials=40)
     many = retrieval({(256, 0.0): 35, (512, 0.0): 11}, trials=40, method="yarn", factor=4.0)
@@ -164,3 +180,17 @@ def test_wilsons_interval():
     # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), without hits up to z²/n / (1 + z²/n)
     assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
     assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+
+
+def test_the_loss_by_tokens_of_context(report):
+    _, table = report_tables(report(20.0, 19.0, 18.0))
+    assert table.title == "folder: loss by tokens of context at 1024 tokens, protocol prefix"
+    assert table.rows[0] == ["1", "6.0000", "4"]
+    assert table.rows[2] == ["64 to 95", f"{math.log(18):.4f}", "128"]
+
+
+def test_the_learned_gains_of_a_layer(tuning):
+    run = tuning("heads", layers=2)
+    run.gains[1] = replace(run.gains[1], log_gain=[[1.0, -1.0]], phase=[])
+    last = gains_table(run).rows[1]
+    assert last == ["model.layers.1.self_attn.q_proj", "1", "1.0000", "0.368 to 2.718", "–"]

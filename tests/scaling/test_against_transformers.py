@@ -20,7 +20,7 @@ OF_THE_BASE = 2e-7
 GEOMETRIES = {
     "whole-head": RopeGeometry(128, 128, 5e5, 8192),
     "part-of-the-head": RopeGeometry(64, 16, 1e4, 2048),
-    "tiny-window": RopeGeometry(32, 32, 1e4, 64),  # in which no pair turns 32 times
+    "tiny-window": RopeGeometry(32, 32, 1e4, 64),  # in which no pair rotates 32 times
     "every-pair-turns": RopeGeometry(32, 32, 1e4, 2**17),
 }
 WHOLE = GEOMETRIES["whole-head"]

@@ -56,28 +56,6 @@ def test_a_formula_gives_the_frequencies(method):
         np.testing.assert_allclose(ours.inv_freq, turned(method, length, new=7.0 * 10_000), rtol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["ntk-by-parts", "yarn", "dynamic-yarn", "llama3"])
-def test_a_ramp_goes_between_two_frequencies_by_rotations(method):
-    """γ is 1 for the pairs that rotate more often than the text's second parameter says, 0 below the first."""
-    form = scaling_methods()[method]
-    slow, fast = re.fullmatch(r".*γ from 0 at (\w+) rotations to 1 at (\w+)", form.h).groups()
-    ours = scale(GEOMETRY, make_spec(method, 4.0), 8192).inv_freq
-    kept, divided = (turned(method, 8192, γ=γ) for γ in (1.0, 0.0))
-    turns = 2048 * value("θ_d") / (2 * math.pi)
-    bounds = {name: form.signature[name].default for name in (slow, fast)}
-    # YaRN rounds the ramp's ends to whole pairs, outwards
-    neighbour = 10_000 ** (2 / 64)
-    fastest, slowest = turns > bounds[fast] * neighbour, turns < bounds[slow] / neighbour
-    assert fastest.any()
-    assert slowest.any()
-    np.testing.assert_allclose(ours[fastest], kept[fastest], rtol=1e-12)
-    np.testing.assert_allclose(ours[slowest], divided[slowest], rtol=1e-12)
-    between = ~(fastest | slowest)
-    assert (ours[between] <= kept[between] * (1 + 1e-12)).all()
-    assert (ours[between] >= divided[between] * (1 - 1e-12)).all()
-    assert ((ours < kept * 0.999) & (ours > divided * 1.001)).any()
-
-
 def test_what_is_targeted_goes_by_the_window():
     """A window twice as long gives other frequencies, at the same factor and the same share of the target."""
     longer = replace(GEOMETRY, original_max_position_embeddings=4096)
@@ -85,17 +63,3 @@ def test_what_is_targeted_goes_by_the_window():
         spec = make_spec(method, 4.0, PARAMETERS.get(method, {}))
         same = np.array_equal(scale(GEOMETRY, spec).inv_freq, scale(longer, spec).inv_freq)
         assert scaling_methods()[method].targeted is not same, method
-
-
-def test_every_method_has_its_word():
-    words = {name: method.interpolation for name, method in scaling_methods().items()}
-    assert {name for name, word in words.items() if word == "targeted"} == {
-        "yarn", "ntk-by-parts", "dynamic-yarn", "llama3", "cope",
-    }  # fmt: skip
-    assert {name for name, word in words.items() if word == "as given"} == {"longrope", "custom"}
-    assert {name for name, word in words.items() if word == "none"} == {"none", "unscaled"} | (
-        set(words) - set(FREQUENCY_METHODS)
-    )
-    assert {name for name, word in words.items() if word == "blind"} == {
-        "linear", "ntk", "abf", "dynamic", "p-rope", "nope", "resonance",
-    }  # fmt: skip

@@ -1,8 +1,5 @@
 """Adapters on tiny models: what is trained, what it changes, and what is written of it."""
 
-import dataclasses
-import json
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,44 +116,6 @@ def test_merged_or_read_by_stock_peft_it_is_the_live_model(checkpoint_of, tmp_pa
     assert finished_step(whole) == finished_step(alone) == 3
 
 
-def mixed(source, folder, shard):
-    """A copy in bfloat16 with its norms in float32; shard: of at most this size, with an index."""
-    from safetensors.torch import load_file, save_file
-
-    Path(shutil.copytree(source, folder) / "model.safetensors").unlink()
-    tensors = load_file(source / "model.safetensors")
-    tensors = {name: tensor if "norm" in name else tensor.bfloat16() for name, tensor in tensors.items()}
-    if shard:
-        files = {name: f"model-{number:05}-of-{len(tensors):05}.safetensors" for number, name in enumerate(tensors, 1)}
-        index = {"metadata": {}, "weight_map": files}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    else:
-        files = dict.fromkeys(tensors, "model.safetensors")
-    for file in set(files.values()):
-        held = {name: tensor for name, tensor in tensors.items() if files[name] == file}
-        save_file(held, folder / file, {"format": "pt"})
-    return {name: tensor.dtype for name, tensor in tensors.items()}
-
-
-@pytest.mark.parametrize(("kind", "shards"), [("tied", True), ("phi3", False)])
-def test_a_base_of_several_files_and_dtypes_is_merged_as_it_is_read(checkpoint_of, tmp_path, kind, shards):
-    """And an adapter of a rank above the width; phi3's queries, keys and values are one matrix."""
-    from safetensors.torch import load_file
-
-    dtypes = mixed(checkpoint_of(kind).folder, tmp_path / "base", shards)
-    checkpoint = open_checkpoint(tmp_path / "base")
-    recipe = recipe_of("lora-plus", learning_rate=1e-2, lora_rank=100)
-    model = trained(checkpoint, recipe)
-    write_result(checkpoint, model, tmp_path / "run", {"recipe": {"steps": 3}})
-    written = load_file(tmp_path / "run" / "model.safetensors")
-    assert {name: tensor.dtype for name, tensor in written.items()} == dtypes
-    assert not list((tmp_path / "run").glob("*-of-*"))
-    assert not list((tmp_path / "run").glob("*.index.json"))
-    difference = (logits(stock(tmp_path / "run")) - logits(model)).abs().max() / logits(model).abs().max()
-    assert difference < 0.02  # the rounding of bfloat16
-    assert (logits(stock(tmp_path / "base")) - logits(model)).abs().max() / logits(model).abs().max() > 0.1
-
-
 def test_an_adapter_names_the_patched_base_and_carries_the_patch(patched_llama, llama, tmp_path):
     """The base that it names is enough; so is the base before the patch, with the config in the adapter's folder."""
     from peft import PeftConfig, PeftModel
@@ -176,14 +135,6 @@ def test_an_adapter_names_the_patched_base_and_carries_the_patch(patched_llama, 
     assert read_record(tmp_path)["scaling"]["method"] == "yarn"
 
 
-def test_of_a_hub_id_the_commit_is_named(llama, tmp_path):
-    folder = Path(shutil.copytree(llama, tmp_path / "checkpoint"))
-    checkpoint = dataclasses.replace(open_checkpoint(folder), name="some/model", revision="main", commit="1234abc")
-    write_result(checkpoint, trained(checkpoint, recipe_of(), 1), tmp_path / "run", {}, save="adapter")
-    written = json.loads((tmp_path / "run/adapter_config.json").read_text())
-    assert (written["base_model_name_or_path"], written["revision"]) == ("some/model", "1234abc")
-
-
 @pytest.mark.parametrize(
     ("adapter", "without"), [("none", None), ("none", "lm_head.weight"), ("lora-plus", "model.embed_tokens.weight")]
 )
@@ -198,35 +149,6 @@ def test_a_gathered_state_is_what_is_written(checkpoint_of, tmp_path, adapter, w
     write_result(checkpoint, model, tmp_path, {"recipe": {"steps": 3}}, state=state)
     assert_same(logits(stock(tmp_path)), expected)
     assert keys(tmp_path) == keys(checkpoint.folder)
-
-
-def test_lora_plus_trains_embeddings_and_norms_whole(checkpoint_of):
-    model = adapters.attach(load_model(checkpoint_of("llama"), dtype="float32", device="cpu"), recipe_of("lora-plus"))
-    whole = {name for name, _ in adapters.trainable(model) if ".lora_" not in name}
-    layers = {
-        f"model.layers.{n}.{norm}.weight" for n in (0, 1) for norm in ("input_layernorm", "post_attention_layernorm")
-    }
-    assert whole == {"model.embed_tokens.weight", "model.norm.weight", *layers}
-
-
-def test_checkpointing_changes_no_gradient(checkpoint_of):
-    def gradients(checkpointing):
-        torch.manual_seed(0)
-        model = adapters.attach(load_model(checkpoint_of("llama"), dtype="float32", device="cpu"), recipe_of())
-        loss_of = NextTokenLoss(model)
-        model.train()
-        for name, parameter in adapters.trainable(model):
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.02)
-        if checkpointing:
-            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        loss_of(IDS, torch.roll(IDS, -1, 1)).backward()
-        return {name: parameter.grad for name, parameter in adapters.trainable(model)}
-
-    plain, recomputed = gradients(False), gradients(True)
-    for name, gradient in plain.items():
-        assert gradient.abs().max() > 0, name
-        torch.testing.assert_close(recomputed[name], gradient, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize(("kind", "autocast"), [("llama", False), ("tied", True)])

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
-from ropecli.errors import CheckpointError, DataError, DivergedError, NotFiniteError, OutputError, RopecliError
+from ropecli.errors import DataError, DivergedError, NotFiniteError, OutputError, RopecliError
 from ropecli.live.loading import load_tokenizer
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe import make_recipe
@@ -78,17 +78,6 @@ def test_a_run_that_cannot_be_is_refused_and_leaves_nothing(tune, patched_llama,
     with pytest.raises(error, match=message):
         tune(patched_llama, **keys)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(tune, patched_llama, tmp_path):
-    import shutil
-
-    folder = shutil.copytree(patched_llama, tmp_path / "damaged")
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    with pytest.raises(CheckpointError):
-        tune(folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
 def test_a_folder_that_holds_something_else_is_left_as_it_is(tune, patched_llama, tmp_path):
@@ -191,21 +180,6 @@ def test_a_step_with_gaps_reads_the_whole_sequence_at_those_positions(
     assert losses == [pytest.approx(first_loss(model, rows), rel=1e-5)]
 
 
-def test_a_mixture_reads_each_source_in_its_share(tune, patched_llama, corpus, tmp_path, metrics):
-    other = tmp_path / "other.txt"
-    other.write_text("one two three " * 400)
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.stages import run_stages
-
-    told = []
-    sources = [{"data": str(corpus), "weight": 3}, {"data": str(other), "weight": 1, "sequences": "concat"}]
-    recipe = make_recipe(None, {"mixture": sources, "length": 48, "steps": 2, "mixed_precision": "none"})
-    run_stages(open_checkpoint(patched_llama), recipe, tmp_path / "run", say=told.append)
-    assert len(metrics(tmp_path / "run")) == 2
-    summary = [sentence for sentence in told if "75.0%" in sentence or "25.0%" in sentence]
-    assert len(summary) == 2, told
-
-
 def test_tokens_that_the_model_has_no_row_for_are_refused_before_training(tune, build, tmp_path):
     """As by a tokenizer of another model."""
     with pytest.raises(DataError, match="do not match"):
@@ -247,14 +221,3 @@ def test_auto_recomputes_where_memory_is_short_and_resuming_keeps_it(
     run = tune(patched_llama, steps=2, gradient_checkpointing="auto", resume=True)
     assert bool(recomputed) is short
     assert yaml.safe_load((run / "run.yaml").read_text())["recipe"]["gradient_checkpointing"] is short
-
-
-def test_a_run_may_resume_with_checkpointing_when_memory_did_not_suffice(tune, patched_llama, on_device):
-    def stop(progress):
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        tune(patched_llama, steps=2, gradient_checkpointing=False, on_step=stop)
-    recomputed = on_device(10**11)
-    tune(patched_llama, steps=2, gradient_checkpointing=True, resume=True)
-    assert recomputed

@@ -50,13 +50,6 @@ def test_the_same_ctrl_c_handed_on_by_a_launcher_is_no_second_one():
     assert len(said) == 1
 
 
-def test_the_handlers_are_given_back():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with stop_on_signals():
-        assert [signal.getsignal(number) for number in SIGNALS] != before
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_is_ignored_stays_so(number):
     """As a shell's background and nohup have it."""

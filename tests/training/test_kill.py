@@ -1,4 +1,4 @@
-"""SIGKILL before any renaming: --resume gives the bits of an uninterrupted run. At random: test_random_kills.py."""
+"""Ctrl-C, then SIGKILL: --resume gives the bits of an uninterrupted run. Random kills: test_random_kills.py."""
 
 import os
 import signal
@@ -8,63 +8,10 @@ import time
 
 import pytest
 
+
 # Runs the command line in forked children: that spares importing torch for each.
-FORKING = """
-import os, pathlib, random, shutil, signal, sys, time
-import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
-import ropecli.training.stages, ropecli.training.finetuning
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from ropecli.cli.app import main
-
-def live(arguments, prepare=lambda: None):
-    child = os.fork()
-    if not child:
-        prepare()
-        sys.argv = ["ropecli", *arguments]
-        main()
-        os._exit(0)
-    return child
-
-def end_of(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-"""
-
 # The first child is killed before its first renaming or amid its first removal of a folder, the next at its fourth, and
 # so on until one ends by itself.
-AT_RENAMINGS = (
-    FORKING
-    + """
-count = 0
-
-def die_at(moment, function, harms, before=lambda *arguments: None):
-    def call(*arguments, **options):
-        global count
-        count += harms(arguments[0])
-        if count == moment:
-            before(*arguments)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-
-def remove_a_part(folder, *arguments):
-    files = [path for path in sorted(pathlib.Path(folder).rglob("*")) if path.is_file()]
-    for path in files[:1]:
-        path.unlink()
-
-def prepare():
-    for name in ("rename", "replace"):
-        setattr(pathlib.Path, name, die_at(moment, getattr(pathlib.Path, name), lambda path: True))
-    shutil.rmtree = die_at(moment, shutil.rmtree, os.path.exists, remove_a_part)
-
-arguments, folder = sys.argv[1:], sys.argv[sys.argv.index("--output") + 1]
-for moment in range(1, 200, 3):
-    arguments[arguments.index("--output") + 1] = os.path.join(folder, str(moment))
-    if end_of(live(arguments, prepare)) != -signal.SIGKILL:
-        break
-"""
-)
-
-
 def untimed(lines):
     return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
 
@@ -80,23 +27,6 @@ def faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_
         "files": {path.name for path in run.iterdir()} == {path.name for path in uninterrupted.iterdir()},
     }
     return [name for name, same in alike.items() if not same]
-
-
-def test_killed_before_renamings_or_amid_removals(
-    ropecli, command_line, patched_llama, tmp_path, uninterrupted, metrics, weights_of
-):
-    arguments = command_line(patched_llama, tmp_path, save_every=3)
-    done = subprocess.run([sys.executable, "-c", AT_RENAMINGS, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    runs = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
-    # run.yaml, two checkpoints, the weights, config.json; and what is removed between them
-    assert len(runs) > 3
-    assert weights_of(runs[-1]) == weights_of(uninterrupted)
-    faults = {}
-    for run in runs[:-1]:
-        arguments = command_line(patched_llama, run, save_every=3)
-        faults[run.name] = faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of)
-    assert {moment: found for moment, found in faults.items() if found} == {}
 
 
 def started(arguments):

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ropecli.data.sequences import UNSCORED
-from ropecli.errors import RecipeError, RopecliError
+from ropecli.errors import RopecliError
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.training import loss as loss_module
 from ropecli.training.longce import LongContextLoss
@@ -101,8 +101,3 @@ WRONG = {
 def test_what_longce_cannot_weigh_is_refused(tune, patched_llama, keys, message):
     with pytest.raises(RopecliError, match=message):
         tune(patched_llama, **{"length": 96, "loss": "longce", **keys})
-
-
-def test_frequencies_that_follow_the_length_are_refused(tune, patched, llama):
-    with pytest.raises(RecipeError, match="rotary frequencies depend on the length"):
-        tune(patched(llama, "dynamic", 2.0), length=96, loss="longce")

@@ -27,13 +27,17 @@ def one_by_one(patched_llama, chat, chat_tokenizer):
 
     model = AutoModelForCausalLM.from_pretrained(patched_llama, dtype=torch.float32)
 
-    def losses(piece):
-        labels = torch.where(piece < 0, UNSCORED, piece)[1:]
-        logits = model(input_ids=torch.maximum(piece, ~piece)[None]).logits[0, :-1]
+    def losses(ids, trained):
+        labels = torch.where(trained, ids, UNSCORED)[1:]
+        logits = model(input_ids=ids[None]).logits[0, :-1]
         return cross_entropy(logits, labels, reduction="none")[labels != UNSCORED]
 
+    def pieces(document):
+        columns = (torch.from_numpy(column).split(LENGTH) for column in (document.ids, document.trained))
+        return zip(*columns, strict=True)
+
     documents = [
-        torch.cat([losses(piece) for piece in torch.from_numpy(document.ids).split(LENGTH) if len(piece) > 1])
+        torch.cat([losses(*piece) for piece in pieces(document) if len(piece[0]) > 1])
         for document in tokenize_rows(read_rows(str(chat)), chat_tokenizer, "assistant")
     ]
     torch.stack([document.mean() for document in documents]).mean().backward()

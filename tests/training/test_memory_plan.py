@@ -1,21 +1,15 @@
 """The plan's counts and sizes by hand, and its peak memory against real training steps."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
+from scripts_by_path import load
 
 from ropecli.training.memory_plan.estimate import MemoryEstimator
 from ropecli.training.memory_plan.model_shape import build, kv_cache, model_shape
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe import Recipe
 
-_SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_plan.py"
-_SPEC = importlib.util.spec_from_file_location("scripts_bench_plan", _SCRIPT)
-bench = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(bench)
-
+bench = load("bench_plan")
 WITHIN = 0.05
 WITHIN_ON_GPU = 0.2
 
@@ -86,20 +80,6 @@ def test_kv_caches_by_hand(llama2_7b, llama3_8b, estimator, config_of):
     assert kv_cache(anatomy_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
 
 
-def test_what_changes_the_peak_changes_it_so(estimator):
-    def total(length=65536, engine="one", world=1, **keys):
-        return estimator.estimate(recipe(**keys), length, engine, world).total
-
-    assert total(65536) > total(32768)
-    assert total(gradient_checkpointing=False) > total()
-    assert total(optimizer="adamw-8bit") < total()
-    assert total(batch_size=2) > total()
-    assert total(offload_activations=True) < total()
-    assert total(adapter="qlora") < total(adapter="lora") < total(adapter="none")
-    assert total(engine="ddp", world=8) > total() > total(engine="fsdp2", world=8)
-    assert total(engine="ulysses", world=8) < total(engine="fsdp2", world=8)
-
-
 def test_two_layers_of_a_kind_tell_what_all_take(config_of):
     small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "sliding_window": 32}
     config = config_of("gemma3_text", num_hidden_layers=8, **small)
@@ -122,7 +102,6 @@ def test_short_sequences_tell_what_a_long_one_takes(model_type, config_of):
     length = 12288
     found, expected = (one.estimate(recipe(offload_activations=True), length, "one", 1) for one in (short, whole))
     assert 0 < short.fake_steps._short < length / 4
-    assert found.largest.size <= expected.largest.size
     assert found.total - found.runtime == pytest.approx(expected.total - expected.runtime, rel=1e-4)
     assert found.host == pytest.approx(expected.host, rel=1e-4)
 
@@ -160,12 +139,6 @@ def test_main_memory_by_hand(estimator):
     assert offloaded.host.training == 8 * offloaded.estimate.host > 0
 
 
-def test_experts_are_read_by_one_process(config_of):
-    estimator = MemoryEstimator(config_of("mixtral", num_hidden_layers=2, vocab_size=512, hidden_size=64))
-    fsdp2 = find_setups(estimator, recipe(), 256, 2, 10**12)[1]
-    assert fsdp2.host.loading == 4 * estimator.shape.total
-
-
 @pytest.mark.parametrize(
     ("engine", "keys", "settings", "told"),
     [
@@ -190,14 +163,6 @@ _SMALL = {
     "bf16": {"type": "qwen2", "vocab": 2048, "layers": 2, "length": 512, "recipe": {"mixed_precision": "bf16"}},
     "capped": {"type": "gemma2", "vocab": 4096, "layers": 2, "length": 256, "recipe": {}},
     "eager": {"type": "llama", "vocab": 512, "layers": 2, "length": 512, "recipe": {"attn": "eager"}},
-    "lora": {
-        "type": "llama",
-        "vocab": 4096,
-        "layers": 2,
-        "length": 512,
-        "recipe": {"adapter": "lora", "mixed_precision": "bf16"},
-        "half_base": True,
-    },
     "lora by document": {
         "type": "llama",
         "vocab": 4096,

@@ -26,16 +26,6 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2, bias=False))
 
 
-def test_matrices_alone_decay(model):
-    optimizer = make_optimizer(model.named_parameters(), recipe_of(learning_rate=0.5, weight_decay=0.1))
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for parameter, value in zip(model.parameters(), before, strict=True):
-        torch.testing.assert_close(parameter.detach(), value * (1 - 0.5 * 0.1) if value.ndim > 1 else value)
-
-
 def test_a_step_is_adamws(model):
     """One step from rest moves each value by the rate, against its gradient's sign, after the decay."""
     recipe = recipe_of(learning_rate=1e-2, weight_decay=0.1, betas=[0.8, 0.9])
@@ -56,11 +46,6 @@ def test_eight_bits_without_bitsandbytes_say_what_to_install(model, monkeypatch)
         make_optimizer(model.named_parameters(), recipe_of(optimizer="adamw-8bit"))
 
 
-def rates(**keys):
-    recipe = Recipe(data="x", **keys)
-    return [rate_factor(step, recipe) for step in range(recipe.steps)]
-
-
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -75,7 +60,8 @@ def rates(**keys):
     ids=["constant", "no warm-up", "cosine after a warm-up", "a single step"],
 )
 def test_the_learning_rate_follows_its_schedule(keys, expected):
-    np.testing.assert_allclose(rates(**keys), expected, rtol=1e-12)
+    recipe = Recipe(data="x", **keys)
+    np.testing.assert_allclose([rate_factor(step, recipe) for step in range(recipe.steps)], expected, rtol=1e-12)
 
 
 def ends_at(losses, max_rise, output, known=0):

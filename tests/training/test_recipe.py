@@ -2,14 +2,12 @@
 
 import json
 import math
-import os
-from pathlib import Path
 
 import pytest
 
 from ropecli.cli.terminal import parse_settings
 from ropecli.errors import RecipeError
-from ropecli.training.recipe import Recipe, Source, make_recipe
+from ropecli.training.recipe import Recipe, make_recipe
 
 
 @pytest.fixture
@@ -119,31 +117,7 @@ def test_a_file_that_is_no_recipe_is_refused(recipe_file, text, message):
         make_recipe(recipe_file(text), {})
 
 
-def test_a_device_without_end_is_refused():
-    with pytest.raises(RecipeError, match="/dev/zero cannot be read as YAML: it is larger than 1024 KiB"):
-        make_recipe(Path("/dev/zero"), {})
-
-
-def test_a_pipe_is_read():
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w") as pipe:
-        pipe.write("data: corpus\nsteps: 7\n")
-    with os.fdopen(reading):
-        assert make_recipe(Path(f"/dev/fd/{reading}"), {}).steps == 7
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"absent\.yaml"):
-        make_recipe(tmp_path / "absent.yaml", {})
-
-
 MIXTURE = [{"data": "books", "weight": 3, "sequences": "packed"}, {"data": "code"}]
-
-
-def test_a_single_source_is_a_mixture_of_one():
-    recipe = make_recipe(None, {"data": "corpus", "split": "train", "long_from": 4096, "keep_short": 0.1})
-    assert recipe.sources == (Source(data="corpus", split="train", long_from=4096, keep_short=0.1),)
-    assert make_recipe(None, {"mixture": MIXTURE}).sources == (Source(**MIXTURE[0]), Source(data="code"))
 
 
 NOT_WHOLE = {

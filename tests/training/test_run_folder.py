@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.errors import OutputError
 from ropecli.training.run_folder import Checkpoints, begin_run
 
 
@@ -99,15 +98,6 @@ def test_a_checkpoint_that_cannot_be_used_leaves_nothing_behind(start, output, d
     assert resumed.state() == before
     assert "000004" in resumed.said[0]
     assert resumed.run(2).state() == start().run(4).state()
-
-
-def test_with_all_damaged_the_run_does_not_start_over_by_itself(start, output):
-    start().run(1).save().run(1).save()
-    for name in names(output):
-        cut_a_file(output / "checkpoints" / name)
-    with pytest.raises(OutputError, match="--output"):
-        start().restore()
-    assert len(names(output)) == 2
 
 
 TWO = """

@@ -98,15 +98,6 @@ def test_a_small_model_tells_what_the_head_does(model_type, build):
     assert told._split.plain_head == real._split.plain_head
 
 
-def test_other_forms_of_the_weights_are_not_read(build, tmp_path):
-    """Mistral's folders have the weights under their own names as well."""
-    folder = in_several_files(build("mistral", head_dim=32), tmp_path / "files")
-    names = {path.name for path in folder.glob("*.safetensors")}
-    save_file({"layers.0.attention.wq.weight": torch.zeros(64, 64)}, folder / "consolidated.safetensors")
-    files = build_unread(open_checkpoint(folder, weights=True), dtype="float32", attn="auto").files
-    assert {path.name for path in files.values()} == names
-
-
 def test_what_does_not_match_is_left_to_transformers(build, tmp_path):
     experts = build("mixtral", head_dim=32, num_local_experts=2)
     other = shutil.copytree(build("llama", head_dim=32), tmp_path / "other")
@@ -121,10 +112,3 @@ def test_two_processes_get_what_only_transformers_can_read(build):
     bench = load("bench_load")
     found = {digest for way in bench.WAYS for digest in bench.measure(folder, way)["digests"]}
     assert len(found) == 1
-
-
-@pytest.mark.slow
-def test_loading_takes_at_most_two_thirds_of_the_memory():
-    found = load("bench_load").measure_all()
-    assert found["sharded"]["digests"] == found["whole"]["digests"]
-    assert found["sharded"]["bytes"] <= 0.65 * found["whole"]["bytes"]

@@ -1,10 +1,6 @@
 """Stages: each begins with the last one's result, patched from the true window; a kill anywhere loses nothing."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -108,77 +104,7 @@ def test_a_run_stopped_in_its_second_stage_resumes(staged, tmp_path, finished, w
     assert files(run) == files(finished)
 
 
-def test_a_signal_in_a_stages_last_step_keeps_the_next_one_from_beginning(staged, tmp_path, finished, weights_of):
-    steps, said = [], []
-
-    def ask(progress):
-        steps.append(progress.step)
-        if progress.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(SystemExit):
-        staged(tmp_path / "run", on_step=ask, said=said)
-    assert steps == [1, 2]
-    assert "--resume" in said[-1]
-    assert weights_of(staged(tmp_path / "run", resume=True)) == weights_of(finished)
-
-
 # Forks a run for every third renaming, or removal of a folder, and kills it there, until one ends by itself.
-KILLER = """
-import os, pathlib, shutil, signal, sys
-import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.training.recipe import make_recipe
-from ropecli.training.stages import run_stages
-import ropecli.training.finetuning
-
-checkpoint, output, recipe = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
-count = 0
-
-def die_at(moment, function):
-    def call(path, *arguments, **options):
-        global count
-        count += os.path.exists(path)
-        if count == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(path, *arguments, **options)
-    return call
-
-for moment in range(1, 200, 3):
-    child = os.fork()
-    if not child:
-        for name in ("rename", "replace"):
-            setattr(pathlib.Path, name, die_at(moment, getattr(pathlib.Path, name)))
-        shutil.rmtree = die_at(moment, shutil.rmtree)
-        run_stages(open_checkpoint(checkpoint), make_recipe(recipe, {}), output / str(moment))
-        os._exit(0)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
-        break
-"""
-
-
-@pytest.mark.slow
-def test_a_run_killed_before_any_renaming_or_removal_resumes(staged, tmp_path, llama, corpus, finished, weights_of):
-    recipe, output = tmp_path / "recipe.yaml", tmp_path / "runs"
-    # checkpoints on the way are test_kill.py's
-    recipe.write_text(yaml.safe_dump({"data": str(corpus), **KEYS, "save_every": 10}))
-    command = [sys.executable, "-c", KILLER, str(llama), str(output), str(recipe)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    runs = sorted(output.iterdir(), key=lambda path: int(path.name))
-    assert len(runs) > 5
-    faults = {}
-    for run in runs:
-        try:
-            staged(run, resume=True, save_every=10)
-        except Exception as error:
-            faults[run.name] = repr(error)
-            continue
-        if weights_of(run) != weights_of(finished) or files(run) != files(finished):
-            faults[run.name] = sorted(files(run) ^ files(finished))
-    assert faults == {}
-
-
 def test_a_finished_run_is_not_run_again(staged, finished, weights_of, tmp_path):
     steps, said, before = [], [], files(finished)
     staged(finished, resume=True, on_step=steps.append, said=said)

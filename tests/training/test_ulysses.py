@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 pytestmark = pytest.mark.slow
@@ -127,21 +126,3 @@ def test_a_stopped_run_resumes_exactly(launch, run_two, patched_llama, stop_and_
     run = stop_and_resume(lambda arguments: launch(arguments, 3, 2), **KEYS)
     assert_equal(run, whole)
     assert len(metrics(run)) == KEYS["steps"]
-
-
-def test_float32_weights_are_saved_as_the_optimizer_keeps_them(run_two, patched_llama):
-    """The model itself is in bfloat16 then, and what no step has touched was rounded to that at the start."""
-    from safetensors.torch import load_file
-
-    state = load_file(run_two(patched_llama, 3, 2, mixed_precision="bf16") / "model.safetensors")
-    assert {value.dtype for value in state.values()} == {torch.float32}
-    for name in (name for name in state if "proj" in name):
-        assert (state[name] != state[name].bfloat16().float()).float().mean() > 0.5, name
-
-
-def test_an_adapter_on_split_weights_equals_one_on_whole_weights(run_two, patched_llama, tune, metrics):
-    keys = {"adapter": "lora-plus", "save": "adapter"}
-    two, one = run_two(patched_llama, 3, 1, **keys), tune(patched_llama, **{**KEYS, **keys, "gradient_accumulation": 4})
-    for key in ("loss", "grad_norm"):
-        values = [[line[key] for line in metrics(folder)] for folder in (two, one)]
-        np.testing.assert_allclose(*values, rtol=1e-4)

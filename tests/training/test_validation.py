@@ -32,18 +32,16 @@ def prepared():
 
 
 @pytest.fixture(scope="session")
-def as_eval_ppl(corpus, evaluate):
+def as_eval_ppl(corpus):
     """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.data.documents import read_documents
-    from ropecli.data.sources import read_texts
-    from ropecli.live.loading import load_model, load_tokenizer
+    import ropecli
 
     def measure(folder: Path, lengths, documents):
-        checkpoint = open_checkpoint(folder)
-        text = read_documents(read_texts(str(corpus)), load_tokenizer(checkpoint), max(lengths), most=documents)
-        cells = evaluate(load_model(checkpoint, device="cpu"), text, lengths, "tail")
-        return {str(cell.length): cell.ppl for cell in cells}, cells[0].tokens
+        report = ropecli.eval_ppl(
+            str(folder), data=str(corpus), lengths=list(lengths), max_documents=documents, protocol="tail", device="cpu"
+        )
+        rows = report.as_json()["rows"]
+        return {str(row["length"]): row["ppl"] for row in rows}, rows[0]["tokens"]
 
     return measure
 
@@ -86,25 +84,6 @@ def test_lengths_without_documents_are_refused(prepared, patched_llama, tmp_path
         prepared(patched_llama, pytest.fail, eval_data=str(tmp_path), eval_lengths=(32, 4096))
 
 
-@pytest.mark.parametrize(
-    ("trained", "measured", "warned"),
-    [
-        ("text", "text", True),
-        ("text/a.txt", "text/b.txt", False),
-    ],
-)
-def test_text_that_is_trained_on_is_warned_of_once(
-    prepared, patched_llama, tmp_path, monkeypatch, trained, measured, warned
-):
-    (tmp_path / "text").mkdir()
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / "text" / name).write_text("ba de fi " * 200)
-    monkeypatch.chdir(tmp_path)
-    said = []
-    prepared(patched_llama, said.append, data=trained, eval_data=measured)
-    assert sum("not held out" in line for line in said) == warned
-
-
 def test_a_model_that_is_broken_ends_the_run(prepared, patched_llama, corpus):
     import torch
 
@@ -143,8 +122,3 @@ def test_a_run_that_is_watched_ends_in_the_same_bits(tune, patched_llama, corpus
     assert [line["step"] for line in lines if "ppl" in line and line["step"] > 0] == [4, 6]
     losses = [[line["loss"] for line in one if "loss" in line] for one in (lines, metrics(uninterrupted))]
     assert losses[0] == losses[1]
-
-
-def test_eval_data_that_is_not_there_is_named_by_its_key(prepared, patched_llama):
-    with pytest.raises(DataError, match="eval_data: No file or folder"):
-        prepared(patched_llama, pytest.fail, eval_data="nowhere/", eval_lengths=(32, 64))

@@ -255,8 +255,8 @@ class LiveReader:
         for length in dict.fromkeys(map(len, answers)):
             members = [index for index, answer in enumerate(answers) if len(answer) == length]
             rows = torch.tensor([answers[index] for index in members], device=self.device)
-            found = self._on_cache(read, rows) if read else self._whole(ids, rows)
-            values[members] = found.cpu().double().numpy()
+            sums = self._on_cache(read, rows) if read else self._whole(ids, rows)
+            values[members] = sums.cpu().double().numpy()
         return values
 
     def _greedy(self, ids: np.ndarray) -> Iterator[np.ndarray]:

@@ -51,7 +51,9 @@ class PieceTokenizer:
 def common_beginning(sequences: Sequence[TokenIds]) -> int:
     """Length of the longest common prefix, tokens."""
     shortest = min(sequences, key=len)
-    return next((i for i, token in enumerate(shortest) if any(one[i] != token for one in sequences)), len(shortest))
+    return next(
+        (i for i, token in enumerate(shortest) if any(sequence[i] != token for sequence in sequences)), len(shortest)
+    )
 
 
 @dataclass(frozen=True)

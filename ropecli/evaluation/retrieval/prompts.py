@@ -141,8 +141,8 @@ class _Draft:
         drawn = draw_keys(rng, numbers_in("\n".join(text)), self._form)
         hidden = tuple(islice(drawn, task.keys))
         in_needles = numbers_in("".join(self._lines(hidden)))  # a template such as '1{key}' contains other numbers
-        others = (key for key in drawn if key not in in_needles)
-        return (*hidden, *islice(others, task.candidates - task.keys))
+        unused = (key for key in drawn if key not in in_needles)
+        return (*hidden, *islice(unused, task.candidates - task.keys))
 
     def _completed(self, key: str) -> TokenIds:
         return self.task.pieces.inside(self.line + key)
@@ -153,10 +153,10 @@ class _Draft:
 
     def finish(self) -> Prompt:
         # if the tokenizer merges the end of the question with a key, that token belongs to the answer
-        asked = common_beginning([self.asked, *self.completed])
-        answers = tuple(one[asked:] for one in self.completed)
+        shared = common_beginning([self.asked, *self.completed])
+        answers = tuple(tokens[shared:] for tokens in self.completed)
         ids, at = self._weave(self.needles, self.text[: self.length - self.words])
-        ids = np.concatenate([ids, np.array(self.completed[0][:asked], dtype=np.int64)])
+        ids = np.concatenate([ids, np.array(self.completed[0][:shared], dtype=np.int64)])
         return Prompt(ids, self.keys, answers, at)
 
     def _lines(self, keys: Sequence[str]) -> list[str]:
@@ -164,8 +164,8 @@ class _Draft:
 
     def _needles(self) -> list[tuple[float, TokenIds]]:
         """(depth, tokens) of each needle: first the one asked for; the others are spread evenly over the text."""
-        others = self.task.keys - 1
-        depths = [self.depth, *((index + 0.5) / others for index in range(others))]
+        distractors = self.task.keys - 1
+        depths = [self.depth, *((index + 0.5) / distractors for index in range(distractors))]
         lines = self._lines(self.keys)
         return [(depth, self.task.pieces.inside(line)) for depth, line in zip(depths, lines, strict=True)]
 
@@ -185,8 +185,8 @@ class _Draft:
 
 def _answered_in(frame: Frame, line: str) -> str:
     """The question, with what follows its question mark as the beginning of the assistant's answer."""
-    asked = line.rfind("?") + 1
-    return f"{line[:asked]}{frame.after}{line[asked:].lstrip()}"
+    stop = line.rfind("?") + 1
+    return f"{line[:stop]}{frame.after}{line[stop:].lstrip()}"
 
 
 def numbers_in(text: str) -> set[str]:
@@ -204,13 +204,13 @@ def draw_keys(rng: np.random.Generator, taken: set[str], form_of: Callable[[str]
     free = (key for key in map(str, (_LOWEST_KEY + rng.permutation(KEY_COUNT)).tolist()) if key not in taken)
     sample = list(islice(free, _SAMPLE))
     common = Counter(map(form_of, sample)).most_common(1)[0][0] if sample else None
-    others = []
+    rare = []
     for key in chain(sample, islice(free, _TRIES)):
         if form_of(key) == common:
             yield key
         else:
-            others.append(key)
-    yield from others
+            rare.append(key)
+    yield from rare
     yield from free
     raise DataError(
         f"Too few numbers of five digits are left for keys: {len(taken)} of {KEY_COUNT} appear in the text. Use "

@@ -11,15 +11,15 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 def score_of(answer: str, references: Sequence[str], *, any_of: bool = False) -> float:
     """Share of the references that appear in the answer, ignoring case. any_of: 1 if any of them does."""
     text = _CONTROL.sub("\n", answer.strip()).strip().lower()
-    found = [reference.lower() in text for reference in references]
-    return float(any(found)) if any_of else sum(found) / len(found)
+    hits = [reference.lower() in text for reference in references]
+    return float(any(hits)) if any_of else sum(hits) / len(hits)
 
 
 def effective_length(means: Mapping[int, float], threshold: float) -> int | None:
     """The longest length up to which every mean score is at or above the threshold; None if there is none."""
-    found = None
+    longest = None
     for length in sorted(means):
         if means[length] < threshold:
             break
-        found = length
-    return found
+        longest = length
+    return longest

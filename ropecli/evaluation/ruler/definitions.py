@@ -169,8 +169,8 @@ def choose_tasks(names: Sequence[str] | None, mode: str, questions: Sequence[str
     Raises MethodError for an unknown name, a task without candidates in the mode rank or without its questions, or
     questions without their task.
     """
-    wanted = [*SYNTHETIC, *questions] if names is None else list(names)
-    for name in wanted:
+    chosen = [*SYNTHETIC, *questions] if names is None else list(names)
+    for name in chosen:
         if name not in TASKS:
             raise MethodError(f"Unknown task {shown(name)}. Known: {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
         task = TASKS[name]
@@ -179,6 +179,6 @@ def choose_tasks(names: Sequence[str] | None, mode: str, questions: Sequence[str
         if mode == "rank" and not task.ranked:
             raise MethodError(f"{name} has no candidates to rank. Use --mode generate.")
     for name, task in TASKS.items():
-        if isinstance(task, Questions) and name in questions and name not in wanted:
+        if isinstance(task, Questions) and name in questions and name not in chosen:
             raise MethodError(f"--{task.source} is for {name}, which is not in --tasks. Add it, or remove the file.")
-    return [task for name, task in TASKS.items() if name in wanted]
+    return [task for name, task in TASKS.items() if name in chosen]

@@ -76,15 +76,15 @@ class Essay:
 
     def read(self, tokens: int, *, after_needle: bool = False) -> list[TokenIds]:
         """The first sentences, `tokens` tokens long; the last is cut. after_needle: they do not open the text."""
-        found: list[TokenIds] = []
+        pieces: list[TokenIds] = []
         left = tokens
         index = 0
         while left > 0:
             sentence = self.sentences[index % len(self.sentences)] if index or after_needle else self.opening
-            found.append(sentence[:left])
+            pieces.append(sentence[:left])
             left -= len(sentence)
             index += 1
-        return found
+        return pieces
 
 
 def read_essay(texts: Iterable[tuple[str, str]], pieces: Pieces, longest: int) -> Essay:
@@ -192,7 +192,7 @@ def _from_squad(squad: _Squad) -> QuestionSet:
         of_article = dict.fromkeys(index[paragraph.context] for paragraph in article.paragraphs)
         for paragraph in article.paragraphs:
             number = index[paragraph.context]
-            near = tuple(other for other in of_article if other != number)
+            near = tuple(neighbour for neighbour in of_article if neighbour != number)
             questions += [
                 Question(qa.question, tuple(answer.text for answer in qa.answers), (number,), near)
                 for qa in paragraph.qas

@@ -129,12 +129,12 @@ class _Draft:
 
     def fresh(self, make: Callable[[], str], count: int, taken: Container[str]) -> list[str]:
         """`count` different texts that are not taken."""
-        found: dict[str, None] = {}
-        while len(found) < count:
+        texts: dict[str, None] = {}
+        while len(texts) < count:
             text = make()
             if text not in taken:
-                found[text] = None
-        return list(found)
+                texts[text] = None
+        return list(texts)
 
     def sample(self, population: int, count: int) -> np.ndarray:
         """Sorted sample of range(population) without replacement."""
@@ -147,10 +147,10 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
     rng, pieces = draft.rng, draft.pieces
     keys = draft.fresh(lambda: _text_of(task.key, rng), task.keys, ())
     values = [draft.fresh(lambda: _text_of(task.value, rng), task.values, ()) for _ in keys]
-    needles = [(key, value) for key, own in zip(keys, values, strict=True) for value in own]
+    needles = [(key, value) for key, of_key in zip(keys, values, strict=True) for value in of_key]
     needles = [needles[index] for index in rng.permutation(len(needles))]
-    asked = rng.permutation(task.keys)[: task.asked]
-    names = [keys[index] for index in asked]
+    queried = rng.permutation(task.keys)[: task.asked]
+    names = [keys[index] for index in queried]
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
     form = task.value[:-1] if task.one_answer else task.value
     essay = task.haystack == "essay"
@@ -175,8 +175,8 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
         at = draft.sample(len(context), len(lines))
     for place, line in reversed(list(zip(at, lines, strict=True))):
         context.insert(place, line)
-    references = [value for index in asked for value in values[index]]
-    wrong = [value for own in values for value in own if value not in references]
+    references = [value for index in queried for value in values[index]]
+    wrong = [value for of_key in values for value in of_key if value not in references]
     rng.shuffle(hidden)
     wrong = list(dict.fromkeys([*wrong, *hidden]))[: (CANDIDATES - 1) * len(references)]
     more = (CANDIDATES - 1) * len(references) - len(wrong)
@@ -232,8 +232,8 @@ def _variables(draft: _Draft, task: Variables) -> RulerPrompt:
     at = draft.sample(len(context), count)
     for place, line in reversed(list(zip(at, chain, strict=True))):
         context.insert(place, line)
-    others = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), (CANDIDATES - 1) * count, names)
-    return draft.finish(context, names, others)
+    wrong = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), (CANDIDATES - 1) * count, names)
+    return draft.finish(context, names, wrong)
 
 
 def _chain(names: Sequence[str], value: str) -> list[str]:
@@ -258,8 +258,8 @@ def _solved_example(draft: _Draft, task: Variables) -> str:
 def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
     """The larger of RULER's two sizes that fits. Once all words are in the list, pairs like RULER's keys follow."""
     for size in task.sizes if draft.length >= SMALL else task.sizes[-1:]:
-        if found := _words_of_size(draft, task, size):
-            return found
+        if prompt := _words_of_size(draft, task, size):
+            return prompt
     raise draft.too_short()
 
 
@@ -322,7 +322,7 @@ def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
     words = ["...", *coded]  # the most frequent is noise
     room = draft.frame(task.wording)
     ids = pieces.several([f" {word}" for word in words])
-    tokens = np.array([len(one) for one in ids])
+    tokens = np.array([len(piece) for piece in ids])
     shares = np.arange(1, size + 1) ** -task.alpha / _ZETA_2
     low, high = 0, 2 * room
     while low < high:  # the most words that fit
@@ -352,8 +352,8 @@ def _question(draft: _Draft, source: QuestionSet, index: int) -> RulerPrompt:
     room = draft.frame(draft.words(question=question.text))
     needed = list(question.documents)
     used = {*needed, *question.near}
-    others = [other for other in rng.permutation(len(source.documents)) if other not in used]
-    order = [*needed, *rng.permutation(np.array(question.near, dtype=int)), *others]
+    unrelated = [document for document in rng.permutation(len(source.documents)) if document not in used]
+    order = [*needed, *rng.permutation(np.array(question.near, dtype=int)), *unrelated]
     again = (document for _ in repeat(None) for document in rng.permutation(len(source.documents)))
     chosen: list[TokenIds] = []
     free = room

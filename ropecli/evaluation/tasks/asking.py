@@ -65,8 +65,8 @@ class Asking(Task):
         if self.mode == "rank":
             answers = [question.answers() for question in questions]
             prompts = [question.ids for question in questions]
-            found = reader.log_probabilities(zip(prompts, answers, strict=True))
-            return [self._ranked(*asked) for asked in zip(batch, questions, answers, found, strict=True)]
+            values = reader.log_probabilities(zip(prompts, answers, strict=True))
+            return [self._ranked(*parts) for parts in zip(batch, questions, answers, values, strict=True)]
         limit = max(question.limit for question in questions)
         texts = reader.generate(
             [question.ids for question in questions],
@@ -85,10 +85,10 @@ class Asking(Task):
             )
         if self.per_token:
             values = values / [len(answer) for answer in answers]
-        right, others = values[: question.right], values[question.right :]
+        right, wrong = values[: question.right], values[question.right :]
         score, rank, margin = score_of_ranks(values, question.right), None, None
         if question.right == 1 and not self.per_token:
-            rank, margin = 1 + int((others >= right).sum()), float(right[0] - others.max())
+            rank, margin = 1 + int((wrong >= right).sum()), float(right[0] - wrong.max())
         return [score, question.digest, question.right / len(values), rank, margin]
 
     def cells(self, values: Values) -> list[Cell]:
@@ -114,6 +114,6 @@ def score_of_ranks(values: np.ndarray, right: int) -> float:
     values: shape (candidates,), the right ones first.
     """
     # a right candidate is among the best if fewer than `right` others are at least as good
-    others = np.sort(values[right:])[::-1]
+    wrong = np.sort(values[right:])[::-1]
     best = sorted(values[:right], reverse=True)
-    return sum(rank + int((others >= value).sum()) < right for rank, value in enumerate(best)) / right
+    return sum(rank + int((wrong >= value).sum()) < right for rank, value in enumerate(best)) / right

@@ -82,28 +82,28 @@ class Keys:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that determine the key tokens, for reports."""
-        others = ("documents", "kind", "schema_version", "checksum")
-        return {key: value for key, value in asdict(self).items() if key not in others}
+        left_out = ("documents", "kind", "schema_version", "checksum")
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def computed_checksum(self) -> str:
         return fingerprint(json.dumps(asdict(replace(self, checksum=None))))
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
         """The texts that have keys, cut to what the evaluator read. Raises DataError for a text that is another."""
-        left = {one.name: one for one in self.documents}
+        left = {document.name: document for document in self.documents}
         for name, text in texts:
-            if (one := left.pop(name, None)) is None:
+            if (document := left.pop(name, None)) is None:
                 continue
-            if fingerprint(text) != one.sha256:
+            if fingerprint(text) != document.sha256:
                 raise DataError(f"The key tokens were found in another text of {name}. Find them again.")
-            yield name, text[: one.characters]
+            yield name, text[: document.characters]
             if not left:
                 return
         raise DataError(f"The key tokens were found in other data: {next(iter(left))} is not in --data.")
 
     def mark(self, documents: Documents) -> tuple[Documents, int]:
         """Fill in Document.keys of documents that were read from `select` with spans. Also returns how many."""
-        intervals = {one.name: one.intervals for one in self.documents}
+        intervals = {document.name: document.intervals for document in self.documents}
         first, marked, count = documents.special.first_scored, [], 0
         for document in documents.kept:
             keys = positions_within(_spans_of(document), intervals[document.name], first)
@@ -304,11 +304,11 @@ def _find(
         )
     job = Job(subject, [FindKeys(documents, context, lengths[-1])], tokenizer)
     ((_, _, values, _),) = collect([job], readers, output, workers)
-    found = []
+    key_documents = []
     for document, positions in zip(documents.kept, values.values(), strict=True):
         spans = _spans_of(document)
         intervals = _merged(spans[np.array(positions, dtype=np.int64)])
-        found.append(KeyDocument(document.name, hashes[document.name], int(spans.max()), intervals))
+        key_documents.append(KeyDocument(document.name, hashes[document.name], int(spans.max()), intervals))
     keys = Keys(
         checkpoint.name,
         checkpoint.digest(),
@@ -317,7 +317,7 @@ def _find(
         context.stride,
         MIN_GAIN,
         MAX_LOSS,
-        tuple(found),
+        tuple(key_documents),
     )
     return keys, lengths
 

@@ -127,7 +127,7 @@ class Perplexity(Task):
         length = batch[0][0]
         served = self.lengths if length == _ALL else [length]
         documents = [self.documents.kept[index] for _, index in batch]
-        tallies = [{one: Tally() for one in served} for _ in documents]
+        tallies = [{at: Tally() for at in served} for _ in documents]
         windows, read = tee(
             (index, window)
             for index, document in enumerate(documents)
@@ -138,9 +138,9 @@ class Perplexity(Task):
             losses = reader.losses(window for _, window in read)
             for (index, window), nll in zip(windows, losses, strict=True):
                 _enter(tallies[index], window, nll, documents[index])
-        for tally in (tally for own in tallies for tally in own.values()):
+        for tally in (tally for by_length in tallies for tally in by_length.values()):
             tally.seconds, tally.peak_memory = cost.seconds / len(documents), cost.peak_memory
-        return [{str(length): asdict(tally) for length, tally in own.items()} for own in tallies]
+        return [{str(length): asdict(tally) for length, tally in by_length.items()} for by_length in tallies]
 
     def cells(self, values: Values) -> list[Cell]:
         """Raises NotFiniteError for a loss that is not finite, DataError if there are no tokens."""
@@ -170,9 +170,9 @@ def _enter(tallies: dict[int, Tally], window: Window, nll: np.ndarray, document:
         return
     for length, tally in tallies.items():
         # a window that serves several lengths begins at the document's beginning
-        own = nll if len(tallies) == 1 else nll[: length - first]
+        scored = nll if len(tallies) == 1 else nll[: length - first]
         stop = window.stop if len(tallies) == 1 else length
-        tally.add(own, first + np.arange(len(own)), document.bytes_of(stop - len(own), stop))
+        tally.add(scored, first + np.arange(len(scored)), document.bytes_of(stop - len(scored), stop))
         tally.read += window.read
 
 
@@ -244,14 +244,15 @@ def make_perplexity(
     chosen = default_lengths(subjects) if lengths is None else sorted(set(lengths))
     keys: Keys | None = None
     if protocol.name == "longppl":
-        found = get_keys(evaluator, key_file, texts, chosen, readers, workers, drop_rare=drop_rare, output=output)
-        keys, chosen = found
+        keys, chosen = get_keys(
+            evaluator, key_file, texts, chosen, readers, workers, drop_rare=drop_rare, output=output
+        )
     made: dict[int, tuple[Perplexity, Any]] = {}
     for checkpoint in (subject.checkpoint for subject in subjects):
         if id(checkpoint) in made:
             continue
         tokenizer = load_tokenizer(checkpoint)
-        task = next((task for task, other in made.values() if _is_the_same(tokenizer, other)), None)
+        task = next((task for task, known in made.values() if _is_the_same(tokenizer, known)), None)
         if task is None:
             if keys:
                 documents = read_marked(texts, tokenizer, keys)

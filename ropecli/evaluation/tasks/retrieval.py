@@ -73,9 +73,8 @@ class Retrieval(Asking):
         }
 
     def request(self) -> dict[str, Any]:
-        longest = self.prompts.prompt(self.lengths[-1], self.depths[0], 0)
-        asked = {"lengths": self.lengths, "depths": self.depths, "prompt": longest.digest()}
-        return {"task": self.name, **asked, "text": self.prompts.haystack.fingerprint(), **self.settings}
+        chosen = {"lengths": self.lengths, "depths": self.depths, "text": self.prompts.haystack.fingerprint()}
+        return {"task": self.name, **chosen, **self.settings}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         return self.prompts.prompt(self.lengths[-1], self.depths[0], 0).ids, self.lengths[-1], 0

@@ -136,8 +136,8 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
         with progress_bar("reading the essay", None):
             texts = read_texts(choice.data, text_column=choice.text_column, split=choice.split)
             essay = read_essay(texts, Pieces(pieces), lengths[-1])
-    asked = [task for task in tasks if isinstance(task, Questions)]
-    questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in asked}
+    with_files = [task for task in tasks if isinstance(task, Questions)]
+    questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in with_files}
     maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
     if choice.lengths is None or choice.skip_short:
         lengths = [length for length in lengths if any(map(partial(_fits, maker, [length]), tasks))] or lengths[-1:]

@@ -77,7 +77,7 @@ def stretches(rope: ScaledRope, stop: int, target: int) -> tuple[np.ndarray, np.
     highest show the true range. For a rope that remaps distances: the scores at the remapped distances that the last
     of `target` tokens sees, NaN where masked and beyond the target.
     """
-    found = []
+    lengths = []
     for start in range(0, stop, width_of(stop)):
         end = min(start + width_of(stop), stop)
         distances = np.arange(start, end)
@@ -89,8 +89,8 @@ def stretches(rope: ScaledRope, stop: int, target: int) -> tuple[np.ndarray, np.
             seen[distances < target] = seen_distances(rope, target, distances[distances < target])
         values = score(rope.inv_freq, seen)
         values = values[~np.isnan(values)] if not np.isnan(values).all() else np.array([np.nan])
-        found.append(((start + end - 1) / 2, values.min(), values.mean(), values.max()))
-    middle, low, mean, high = np.array(found).T
+        lengths.append(((start + end - 1) / 2, values.min(), values.mean(), values.max()))
+    middle, low, mean, high = np.array(lengths).T
     return middle, low, mean, high
 
 
@@ -105,7 +105,7 @@ def chosen_pairs(inv_freq: np.ndarray) -> list[int]:
     if not rotating.size:
         return []
     relative = rotating / rotating.min()
-    nearest = [int(np.abs(np.log(relative / wanted)).argmin()) for wanted in _ROTATIONS]
+    nearest = [int(np.abs(np.log(relative / rotations)).argmin()) for rotations in _ROTATIONS]
     return list(dict.fromkeys(pair for pair in (len(rotating) - 1, *nearest) if relative[pair] <= _MAX_ROTATIONS))
 
 

@@ -3,7 +3,6 @@
 Each set of data has a part of the figure to itself.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 _MAX_WHISKERS = 6
 """Maximum lines with whiskers; more would hide each other."""
-_FEWEST_POINTS = 3
 _MOST_LENGTHS, _MOST_ROWS = 12, 150
 """Limits of a comparison."""
 _LONGEST_NAME = 50
@@ -49,19 +47,11 @@ def draw_perplexity(reports: Sequence[Report], metric: Metric) -> "Figure":
     Whiskers: the paired interval of the difference from the first line; of a single line, its interval over documents.
     """
     sets = _sets(reports, metric)
-    return _stacked(sets, [_line_size(lines) for lines in sets], lambda part, lines: _perplexity(part, lines, metric))
-
-
-def draw_context(reports: Sequence[Report]) -> "Figure":
-    """Mean loss against the number of tokens before the scored one, at each report's longest length."""
-    sets = _sets(reports, PPL)
-    for line in (line for lines in sets for line in lines):
-        if len(line.report.cells[-1].by_context) < _FEWEST_POINTS:
-            raise DataError(
-                f"The report of {line.name} has fewer than {_FEWEST_POINTS} points of loss by context. "
-                "Use --kind perplexity."
-            )
-    return _stacked(sets, [_line_size(lines) for lines in sets], _context)
+    return _stacked(
+        sets,
+        [style.line_size([line.name for line in lines]) for lines in sets],
+        lambda part, lines: _perplexity(part, lines, metric),
+    )
 
 
 def draw_comparison(reports: Sequence[Report], metric: Metric) -> "Figure":
@@ -93,10 +83,6 @@ def _sets(reports: Sequence[Report], metric: Metric) -> list[list[Line]]:
     return sets
 
 
-def _line_size(lines: Sequence[Line]) -> tuple[float, float]:
-    return style.line_size([line.name for line in lines])
-
-
 def _stacked(
     sets: Sequence[Sequence[Line]],
     sizes: Sequence[tuple[float, float]],
@@ -117,7 +103,7 @@ def _stacked(
 def _perplexity(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
     lengths, axes = lengths_of(lines), figure.subplots()
     spans = {line.name: _spans(line, lines, metric) for line in lines}
-    ends = [end for found in spans.values() for _, span in found for end in span]
+    ends = [end for of_line in spans.values() for _, span in of_line for end in span]
     whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
     for index, line in enumerate(sorted(lines, key=lambda line: -line.points(metric)[-1][1])):
         look = style.BASELINE_LOOK if line.baseline else style.look(index)
@@ -159,24 +145,6 @@ def _spans(line: Line, lines: Sequence[Line], metric: Metric) -> list[tuple[int,
 def _token_note(lines: Sequence[Line]) -> str | None:
     same = len({line.report.fingerprint for line in lines}) == 1
     return None if same else "different tokenizers: the lines do not score exactly the same part of the text"
-
-
-def _context(figure: "Part", lines: Sequence[Line]) -> None:
-    axes, contexts = figure.subplots(), []
-    for index, line in enumerate(lines):
-        buckets = line.report.cells[-1].by_context
-        # each bucket at the geometric middle of its contexts
-        middles = [math.sqrt(bucket.start * (bucket.stop - 1)) for bucket in buckets]
-        look = style.BASELINE_LOOK if line.baseline else style.look(index)
-        # offset the markers, so that overlapping lines are visible
-        axes.plot(middles, [bucket.nll for bucket in buckets], label=line.name, markevery=(index % 3, 3), **look)
-        contexts += middles
-    style.length_axis(axes, [2**power for power in range(math.ceil(math.log2(max(contexts))) + 1)])
-    notes = _finish(axes, lines, contexts)
-    axes.set(xlabel="tokens of context, logarithmic", ylabel="mean loss (nats per token, lower is better)")
-    lengths = sorted({line.report.lengths[-1] for line in lines})
-    read = f"length {lengths[0]} tokens" if len(lengths) == 1 else "at each report's longest length"
-    style.title(figure, title_of(lines, ": loss by tokens of context"), [read, *notes])
 
 
 def _comparison(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
@@ -223,10 +191,10 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         axes.axvline(first, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     # room for the labels right of the dots
     if metric.logarithmic and ends:
-        style.log_axis(axes.xaxis, ends, most=5, room=0.5)
+        style.log_axis(axes.xaxis, ends, most=5, room=0.65)
     elif ends:
         width = max(0.01, max(ends) - min(ends))
-        axes.set_xlim(min(ends) - 0.05 * width, max(ends) + 0.5 * width)
+        axes.set_xlim(min(ends) - 0.05 * width, max(ends) + 0.65 * width)
         axes.locator_params(axis="x", nbins=4)
     axes.tick_params(axis="x", labelsize=7.5)
     axes.tick_params(axis="y", length=0)

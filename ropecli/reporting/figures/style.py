@@ -197,8 +197,8 @@ def title(figure: "Figure | SubFigure", text: str, notes: Sequence[str | None] =
 def legend(axes: "Axes", handles: Sequence[Any] | None = None) -> None:
     """Legend to the right of the axes. handles: artists to list; default: all labelled ones."""
     drawn = [*axes.lines, *axes.collections] if handles is None else handles
-    named = {one: str(one.get_label()) for one in drawn}
-    shown = {one: label for one, label in named.items() if not label.startswith(("_child", UNNAMED))}
+    named = {artist: str(artist.get_label()) for artist in drawn}
+    shown = {artist: label for artist, label in named.items() if not label.startswith(("_child", UNNAMED))}
     # matplotlib omits labels that start with an underscore
     labels = [wrap(f" {label}" if label.startswith("_") else label) for label in shown.values()]
     axes.legend(list(shown), labels, loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -1,19 +1,16 @@
-"""Draws tuning runs: perplexity at the target and the pretraining length against time, and learned gains."""
+"""Draws tuning runs: perplexity at the target and the pretraining length against time."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.frequencies_plot import X_LABEL
 from ropecli.reporting.tuning_tables import OVERFLOW, of_same_tokens, ppl_of, ppl_words, tuning_names, tuning_subject
 from ropecli.reporting.wording import number
 from ropecli.table import clean
-from ropecli.tuning.task import TRAINING, LayerGains, Score, TuneReport
+from ropecli.tuning.task import TRAINING, Score, TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,10 +22,6 @@ _CEILING = 2.0
 """Upper limit of the axis, as a multiple of the lowest perplexity, so that the interesting range is visible."""
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 _LEVEL_DASHES = ((6, 3), (2, 4), (1, 2), (4, 2, 1, 2), (10, 2))
-_MOST_MAPS = 8
-"""Maximum layers drawn; the ones that changed most are chosen."""
-_LEAST = 0.01
-"""Minimum end of the colour scale; smaller values count as nothing learned."""
 
 
 def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
@@ -132,7 +125,7 @@ def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
             states.append(("result" + f", after {report.step:,} steps" * trained, getattr(report.score, at)))
         of_each.append({f"{name}: {ppl_words(nll)}": ppl_of(nll) for name, nll in states})
     shared = of_same_tokens(reports)
-    return {name: value for name, value in of_each[0].items() if shared and all(name in one for one in of_each)}
+    return {name: value for name, value in of_each[0].items() if shared and all(name in known for known in of_each)}
 
 
 def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
@@ -155,7 +148,9 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
 
 
 def _length(reports: Sequence[TuneReport], at: str) -> str:
-    lengths = {one.target_length if at == "target" else one.original_max_position_embeddings for one in reports}
+    lengths = {
+        report.target_length if at == "target" else report.original_max_position_embeddings for report in reports
+    }
     return f"{lengths.pop()} tokens" if len(lengths) == 1 else f"the {at}"
 
 
@@ -165,75 +160,3 @@ def _finite(score: Score) -> bool:
 
 def _ppl(score: Score, at: str) -> float:
     return ppl_of(score.target if at == "target" else score.window)
-
-
-def draw_gains(reports: Sequence[TuneReport]) -> "Figure":
-    """Learned gains and phases: one map of heads and pairs per layer.
-
-    Raises DataError for several reports, or for a report without gains.
-    """
-    if len(reports) > 1:
-        raise DataError(f"--kind gains draws one tuning run; {len(reports)} were given. Give one.")
-    (report,) = reports
-    if not report.gains:
-        no_level = f"level {clean(report.level, 20)} learns none; `ropecli tune --level heads` does"
-        why = "heads did not improve on the best constants" if report.level == "heads" else no_level
-        raise DataError(f"The report of {clean(report.checkpoint)} has no gains: {why}. Use --kind tuning.")
-    shown = sorted(range(len(report.gains)), key=lambda index: -_change(report.gains[index]))[:_MOST_MAPS]
-    layers = [report.gains[index] for index in sorted(shown)]
-    phases = any(any(layer.phase) for layer in report.gains)
-    heights = [float(np.clip(0.16 * len(layer.log_gain), 0.75, 2.6)) for layer in layers]
-    notes = [f"all gains are also multiplied by the learned temperature, {math.exp(report.log_temperature):.4g}"]
-    if len(layers) < len(report.gains):
-        notes.append(
-            f"the {len(layers)} of {len(report.gains)} layers that changed most; the colour scale covers all layers"
-        )
-    with style.drawing():
-        figure = style.new_figure(9.5 if phases else 6.0, 1.9 + sum(heights) + 0.25 * len(heights))
-        panels = figure.subplots(len(layers), 1 + phases, squeeze=False, height_ratios=heights)
-        for row, index, layer in zip(panels, sorted(shown), layers, strict=True):
-            found = re.search(r"(?:^|\.)(\d{1,4})(?:\.|$)", layer.name)
-            heads = "all heads" if len(layer.log_gain) == 1 else "query head"
-            row[0].set_ylabel(f"layer {found[1] if found else index}\n{heads}")
-        # one scale for all layers
-        gain = max(_LEAST, *(np.abs(layer.log_gain).max() for layer in report.gains))
-        _draw_maps(list(panels[:, 0]), [layer.log_gain for layer in layers], gain, "gain, logarithmic", np.exp)
-        if phases:
-            phase = max(_LEAST, *(np.abs(layer.phase).max() for layer in report.gains if any(layer.phase)))
-            _draw_maps(list(panels[:, 1]), [layer.phase for layer in layers], phase, "phase, radians", np.asarray)
-        style.title(figure, f"Learned gains and phases ({tuning_names(reports)[0]}): {tuning_subject(reports)}", notes)
-    return figure
-
-
-def _change(layer: LayerGains) -> float:
-    """Mean |log gain + i·phase|, the distance of the complex gain from 1."""
-    phase = np.array(layer.phase) if any(layer.phase) else 0.0
-    return float(np.hypot(np.array(layer.log_gain), phase).mean())
-
-
-def _draw_maps(panels: Sequence["Axes"], values: Sequence[Any], end: float, label: str, shown: Any) -> None:
-    """Draw stacked maps. values: per layer, shape (heads, pairs), or empty. shown: maps values to scale labels."""
-    from matplotlib.ticker import MaxNLocator
-
-    image = None
-    for axes, one in zip(panels, values, strict=True):
-        axes.grid(False)
-        axes.spines[:].set_visible(True)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1, steps=[1, 2, 4, 5, 10]))
-        if not any(one):
-            axes.text(
-                0.5, 0.5, "no phase: all heads share one norm", ha="center", va="center", transform=axes.transAxes
-            )
-            axes.set(xticks=[], yticks=[])
-            continue
-        # dark to light, so that the sign is visible without colours
-        image = axes.imshow(one, cmap="viridis", vmin=-end, vmax=end, aspect="auto", interpolation="nearest")
-        if len(one) == 1:
-            axes.set_yticks([])
-    panels[-1].set_xlabel(X_LABEL)
-    if image is not None:
-        ticks = np.linspace(-end, end, 5)
-        bar = panels[0].figure.colorbar(image, ax=list(panels), location="top", shrink=0.9, aspect=35, pad=0.02)
-        bar.set_ticks(ticks.tolist(), labels=[f"{value:.3g}" for value in shown(ticks)])
-        bar.set_label(label)

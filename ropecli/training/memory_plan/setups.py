@@ -1,9 +1,9 @@
-"""Finds training setups that fit in GPU memory with the fewest changes, and the command that runs one."""
+"""Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from pydantic import ByteSize, TypeAdapter
 
 from ropecli.errors import RecipeError, shown
 from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
-from ropecli.training.memory_plan.host_memory import HostMemory, estimate_host
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import sharded_weight_faults, shared_sequence_faults
+from ropecli.training.sharded_weights import is_converted
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -24,7 +24,27 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
 """Tried in this order: the first that fits changes least."""
+GPUS_PER_HOST = 8
+_FILE = 5 * 10**9
+"""Bytes of a weight file, as checkpoints on the Hub are usually cut."""
 _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes over all processes of one machine.
+
+    Python and its libraries are not counted, nor is what the system caches of the weight files.
+    loading: the weights that processes read. training: activations that are kept in main memory. saving: the result.
+    """
+
+    loading: int = 0
+    training: int = 0
+    saving: int = 0
+
+    @property
+    def most(self) -> int:
+        return max(asdict(self).values())
 
 
 @dataclass(frozen=True)
@@ -64,9 +84,9 @@ def find_setups(
     ]
 
 
-def best_setup(found: list[Setup]) -> Setup | None:
+def best_setup(setups: list[Setup]) -> Setup | None:
     """The setup with the fewest changes among those that fit; the first of several."""
-    return min((one for one in found if one.fits), key=lambda one: len(one.changes), default=None)
+    return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
 
 
 def _smallest_change(
@@ -107,7 +127,43 @@ def _smallest_change(
         tried.append(setup(own, change))
         if tried[-1].fits:
             return tried[-1]
-    return min(tried, key=lambda one: one.estimate.total)
+    return min(tried, key=lambda setup: setup.estimate.total)
+
+
+def estimate_host(
+    estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, engine: Engine, world: int
+) -> HostMemory:
+    """estimate: of one GPU. world: number of GPUs, of which a machine has at most eight."""
+    processes = min(world, GPUS_PER_HOST)
+    sharded = engine in ("fsdp2", "ulysses") and not is_converted(estimator.model)
+    return HostMemory(
+        loading=_loading(estimator, recipe, engine, processes, world, sharded=sharded),
+        training=estimate.host * processes,
+        saving=_saving(estimator, recipe, estimate.trained, sharded=sharded),
+    )
+
+
+def _loading(
+    estimator: MemoryEstimator, recipe: Recipe, engine: Engine, processes: int, world: int, *, sharded: bool
+) -> int:
+    largest = max(parameter.numel() for parameter in estimator.model.parameters())
+    if sharded and engine == "fsdp2":
+        return 4 * largest * processes // world  # tensor by tensor, each process its own part
+    if sharded or recipe.adapter == "qlora":
+        return 4 * largest * processes  # tensor by tensor
+    if engine in ("fsdp2", "ulysses"):
+        return 4 * estimator.shape.total  # the main process converts the tensors and sends them to the others
+    return (4 if recipe.adapter == "none" else 2) * estimator.shape.total * processes
+
+
+def _saving(estimator: MemoryEstimator, recipe: Recipe, trained: int, *, sharded: bool) -> int:
+    """On the main process: the trained weights in float32, then cast to the source's dtype."""
+    total, item = estimator.shape.total, estimator.item
+    cast = item * total if item < 4 else 0
+    if recipe.adapter == "none":
+        return min(item * total, _FILE) if sharded else 4 * total + cast
+    own = 8 * trained if sharded else 8 * trained + 2 * total
+    return own if recipe.save == "adapter" else own + 4 * total + cast
 
 
 def _adapters(recipe: Recipe) -> tuple[str, ...]:
