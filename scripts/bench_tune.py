@@ -35,7 +35,7 @@ from ropecli.tuning.procedure import run_task
 from ropecli.tuning.task import TuneSettings, make_task
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
-LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
+LEVELS = ("base", "yarn", "grid", "heads", "search-8", "search-40", "full")
 """search-N: N generations; 8 take about as long as `heads`, 40 is the published setting."""
 FULL_RATE = 5e-4
 

@@ -41,7 +41,7 @@ METHODS = [
     "lm-infinite",
     "streaming",
 ]
-TUNED = {"yarn": {}, "grid": {4: -0.008, 8: 0.0}, "heads": {4: -0.075, 8: -0.199}, "lora": {4: -0.086, 8: -0.214}}
+TUNED = {"yarn": {}, "grid": {4: -0.008, 8: 0.0}, "heads": {4: -0.075, 8: -0.199}}
 """Levels, and the changes against yarn on the demo (ropecli/tuning/README.md) by factor."""
 FINETUNED = -0.09, -0.078
 """Changes on the demo (README.md of this folder): whole sequences, and short ones with gaps."""

@@ -97,7 +97,7 @@ def logits(folder, scaling=None):
         return model(ids).logits
 
 
-LEVELS = ["grid", "heads", "lora", "search"]
+LEVELS = ["grid", "heads", "search"]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -128,10 +128,9 @@ def test_the_weights_are_rewritten_only_where_something_was_learned(tuned, llama
     before, after = (load_file(one / "model.safetensors") for one in (llama, folder))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     linked = (folder / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
-    if level in ("heads", "lora"):
-        assert report["step"] > 0, "the test wants a level that learned"
-        letters = ("q_proj", "norm") if level == "heads" else ("q_proj", "k_proj")
-        assert changed == {name for name in before if any(letter in name for letter in letters)}
+    if level == "heads":
+        assert report["step"] > 0, "the test needs a run that improved"
+        assert changed == {name for name in before if "q_proj" in name or "norm" in name}
     else:
         assert linked
     assert linked == (not changed)
@@ -292,6 +291,7 @@ def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments,
 
 WRONG = {
     "a level that is not known": (["--level", "head"], "--level is 'head'", "'heads'"),
+    "low-rank updates": (["--level", "lora"], "--level lora was removed", "ropecli finetune --adapter lora"),
     "an objective that is not known": (
         ["--objective", "loss"],
         "--objective is 'loss'; expected one of ppl, longppl, needle",
@@ -325,7 +325,6 @@ def test_weights_that_are_no_numbers_are_one_message_and_leave_nothing(ropecli, 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     outcome = ropecli(*arguments(tmp_path / "new" / "deep" / "out", checkpoint=folder))
     refused(outcome, "values that are not finite: some weights are not finite")
-    assert "--level lora" not in outcome.err
     assert not (tmp_path / "new").exists()
 
 
@@ -388,10 +387,9 @@ def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, 
 
 
 def test_weights_that_half_precision_would_round_are_refused(ropecli, arguments, tmp_path):
-    for level in ("heads", "lora"):
-        outcome = ropecli(*arguments(tmp_path / "out", "--level", level, "--dtype", "bfloat16"))
-        refused(outcome, "The weight files do not contain", "in bfloat16", "Set --dtype")
-        assert names(tmp_path) == []
+    outcome = ropecli(*arguments(tmp_path / "out", "--dtype", "bfloat16"))
+    refused(outcome, "The weight files do not contain", "in bfloat16", "Set --dtype")
+    assert names(tmp_path) == []
     assert ropecli(*arguments(tmp_path / "out", "--level", "grid", "--dtype", "bfloat16")).code == 0
 
 
