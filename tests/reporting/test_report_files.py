@@ -22,12 +22,11 @@ def test_reports_come_back_as_they_were(report, with_baseline, retrieval, tuning
 
 def test_what_the_tuning_writes_is_read_with_what_overflowed(tuning, tmp_path):
     from ropecli.evaluation.report import write_report
-    from ropecli.tuning.task import files_of
 
     run = tuning("heads")
     lost = Score(math.inf, math.inf, math.inf, 0)
     run = replace(run, base=lost, points=[run.points[0], replace(run.points[1], score=lost), *run.points[2:]])
-    for name, value in files_of(run).items():
+    for name, value in run.files().items():
         write_report(tmp_path / name, value)
         assert read_reports([tmp_path / name]) == [run]
 
