@@ -31,8 +31,8 @@ from ropecli.evaluation.report import Cell, loss_change
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
-from ropecli.tuning.procedure import run_task
-from ropecli.tuning.task import TuneSettings, make_task
+from ropecli.tuning.procedure import make_task, run_task
+from ropecli.tuning.task import TuneSettings
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "search-8", "search-40", "full")

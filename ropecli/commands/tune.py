@@ -17,8 +17,9 @@ from ropecli.errors import MethodError
 from ropecli.messages import command_line, progress_bar, say, warn
 
 if TYPE_CHECKING:
+    from ropecli.tuning.calibration import TuningTask
     from ropecli.tuning.procedure import Tuned
-    from ropecli.tuning.task import Point, TuningTask
+    from ropecli.tuning.task import Point
 
 
 @dataclass(frozen=True)

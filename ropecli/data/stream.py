@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from ropecli.data.sequences import UNSCORED, SourceSequences, TrainingSequence, 
 from ropecli.data.sources import HUB_DOCUMENTS, is_hub_dataset
 from ropecli.data.token_store import TokenStore, open_store
 from ropecli.errors import DataError
-
-if TYPE_CHECKING:
-    from ropecli.training.recipe import Recipe, Source
 
 _FORMAT = 1
 """Of the fingerprint."""
@@ -48,11 +45,14 @@ class Batch:
 
 
 class Stream:
-    """Training sequences of one length, by position. packed: whether positions restart in any of them."""
+    """Training sequences of one length, by position. packed: whether positions restart in any of them.
+
+    recipe: see training/recipe.py.
+    """
 
     def __init__(
         self,
-        recipe: "Recipe",
+        recipe: Any,
         length: int,
         context_length: int,
         parts: Sequence[SourceSequences],
@@ -119,7 +119,7 @@ class Stream:
 
 
 def open_stream(
-    recipe: "Recipe",
+    recipe: Any,
     tokenizer,
     length: int,
     context_length: int,
@@ -172,7 +172,7 @@ def _separator(tokenizer) -> int | None:
 
 
 def _lay_out(
-    source: "Source", number: int, store: TokenStore, length: int, seed: int, *, separated: bool
+    source: Any, number: int, store: TokenStore, length: int, seed: int, *, separated: bool
 ) -> tuple[Selection, SequenceLayout]:
     """Select the documents of a source and cut them into sequences. Raises DataError if none can be filled."""
     least = {"long": length, "packed": SHORTEST, "concat": 1}[source.sequences]

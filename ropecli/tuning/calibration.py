@@ -11,13 +11,15 @@ does: Shang et al. 2025 (arXiv:2502.20082), section 3.2.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
@@ -28,9 +30,12 @@ from ropecli.evaluation.report import Cell
 from ropecli.evaluation.retrieval.haystack import Haystack, PieceTokenizer
 from ropecli.evaluation.retrieval.prompts import Prompt, RetrievalPrompts
 from ropecli.evaluation.retrieval.templates import Templates
+from ropecli.evaluation.subject import loading_request
 from ropecli.evaluation.tasks.keys import FindKeys
 from ropecli.evaluation.tasks.perplexity import Perplexity
-from ropecli.tuning.task import Score
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.spec import ScalingSpec
+from ropecli.tuning.task import Score, TuneSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,6 +157,73 @@ def hide_needles(
         short=with_keys(short),
         targets=min(len(prompt.answers[0]) for prompt in (*at_target, *short)),
     )
+
+
+@dataclass(frozen=True)
+class TuningTask:
+    """The checkpoint to tune and everything that the result depends on.
+
+    baseline: the patch to compare with: the default constants of the first method that has defaults. loading: the
+    arguments of load_model.
+    """
+
+    checkpoint: Checkpoint
+    settings: TuneSettings
+    source: str
+    tokenizer: Any
+    baseline: PatchPlan
+    calibration: Calibration
+    loading: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def factor(self) -> float:
+        return self.baseline.spec.factor
+
+    @property
+    def geometry(self) -> RopeGeometry:
+        return self.baseline.ropes[self.baseline.scaled[0]].geometry
+
+    @property
+    def original_length(self) -> int:
+        """The pretraining length, tokens."""
+        return self.geometry.original_max_position_embeddings
+
+    @property
+    def target_length(self) -> int:
+        """Tokens."""
+        return self.baseline.target_length
+
+    @property
+    def targets(self) -> int | None:
+        """Tokens scored per document; None: half the pretraining length."""
+        return self.calibration.targets or self.settings.targets
+
+    def plan(self, spec: ScalingSpec) -> PatchPlan:
+        return make_plan(self.checkpoint, spec, original_length=self.settings.original_length)
+
+    def settings_values(self) -> dict[str, Any]:
+        """The settings as stored in tune.json. Raises DataError for targets that do not fit the lengths."""
+        lengths = sorted({self.original_length, self.target_length})
+        protocol = Protocol("tail", targets=self.targets)
+        return {
+            **asdict(self.settings),
+            "methods": list(self.settings.methods),
+            "targets": protocol.settled(lengths, self.calibration.evaluated.special).targets,
+            "judged": len(self.calibration.evaluated.kept),
+            "sequences": len(self.calibration.sequences),
+        }
+
+    def request(self) -> dict[str, Any]:
+        """Everything that the results depend on. A run resumes only if it is unchanged."""
+        return {
+            "checkpoint": self.checkpoint.digest(),
+            "factor": self.factor,
+            "window": self.original_length,
+            "target": self.target_length,
+            **self.settings_values(),
+            "data": self.calibration.fingerprint(),
+            **loading_request(self.loading),
+        }
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, hide_needles, mark_keys, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, mark_keys, read_calibration
 from ropecli.tuning.folding import (
     Folded,
     StoredWeight,
@@ -47,7 +47,7 @@ from ropecli.tuning.grid import first_default, grid_points, search_constants
 from ropecli.tuning.heads import HeadGains
 from ropecli.tuning.learning import Learned, learn
 from ropecli.tuning.search import evolve
-from ropecli.tuning.task import Point, Score, TuneReport, TuneSettings, TuningTask
+from ropecli.tuning.task import Point, Score, TuneReport, TuneSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

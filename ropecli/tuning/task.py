@@ -3,23 +3,16 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Ge, Interval, Len
 
 from ropecli.checkpoint.files import FACTORS, TUNING
-from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.errors import MethodError, did_you_mean
-from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.report import Factor
 from ropecli.evaluation.statistics import Amount, Count, TokenCount
-from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, label_of
-
-if TYPE_CHECKING:
-    from ropecli.tuning.calibration import Calibration
 
 SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "search")
@@ -96,75 +89,6 @@ class TuneSettings:
                     f"{method.name} cannot be tuned; expected a method with one frequency table for all lengths, such "
                     "as yarn, ntk, abf or llama3."
                 )
-
-
-@dataclass(frozen=True)
-class TuningTask:
-    """The checkpoint to tune and everything that the result depends on.
-
-    baseline: the patch to compare with: the default constants of the first method that has defaults. loading: the
-    arguments of load_model.
-    """
-
-    checkpoint: Checkpoint
-    settings: TuneSettings
-    source: str
-    tokenizer: Any
-    baseline: PatchPlan
-    calibration: "Calibration"
-    loading: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def factor(self) -> float:
-        return self.baseline.spec.factor
-
-    @property
-    def geometry(self) -> RopeGeometry:
-        return self.baseline.ropes[self.baseline.scaled[0]].geometry
-
-    @property
-    def original_length(self) -> int:
-        """The pretraining length, tokens."""
-        return self.geometry.original_max_position_embeddings
-
-    @property
-    def target_length(self) -> int:
-        """Tokens."""
-        return self.baseline.target_length
-
-    @property
-    def targets(self) -> int | None:
-        """Tokens scored per document; None: half the pretraining length."""
-        return self.calibration.targets or self.settings.targets
-
-    def plan(self, spec: ScalingSpec) -> PatchPlan:
-        return make_plan(self.checkpoint, spec, original_length=self.settings.original_length)
-
-    def settings_values(self) -> dict[str, Any]:
-        """The settings as stored in tune.json. Raises DataError for targets that do not fit the lengths."""
-        lengths = sorted({self.original_length, self.target_length})
-        protocol = Protocol("tail", targets=self.targets)
-        return {
-            **asdict(self.settings),
-            "methods": list(self.settings.methods),
-            "targets": protocol.settled(lengths, self.calibration.evaluated.special).targets,
-            "judged": len(self.calibration.evaluated.kept),
-            "sequences": len(self.calibration.sequences),
-        }
-
-    def request(self) -> dict[str, Any]:
-        """Everything that the results depend on. A run resumes only if it is unchanged."""
-        from ropecli.evaluation.subject import loading_request
-
-        return {
-            "checkpoint": self.checkpoint.digest(),
-            "factor": self.factor,
-            "window": self.original_length,
-            "target": self.target_length,
-            **self.settings_values(),
-            "data": self.calibration.fingerprint(),
-            **loading_request(self.loading),
-        }
 
 
 @dataclass(frozen=True)

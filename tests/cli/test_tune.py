@@ -129,7 +129,7 @@ def test_the_weights_are_rewritten_only_where_something_was_learned(tuned, llama
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     linked = (folder / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
     if level == "heads":
-        assert report["step"] > 0, "the test needs a run that improved"
+        assert report["step"] > 0, "the level must learn something here"
         assert changed == {name for name in before if "q_proj" in name or "norm" in name}
     else:
         assert linked
@@ -291,7 +291,6 @@ def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments,
 
 WRONG = {
     "a level that is not known": (["--level", "head"], "--level is 'head'", "'heads'"),
-    "low-rank updates": (["--level", "lora"], "--level lora was removed", "ropecli finetune --adapter lora"),
     "an objective that is not known": (
         ["--objective", "loss"],
         "--objective is 'loss'; expected one of ppl, longppl, needle",
@@ -387,7 +386,7 @@ def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, 
 
 
 def test_weights_that_half_precision_would_round_are_refused(ropecli, arguments, tmp_path):
-    outcome = ropecli(*arguments(tmp_path / "out", "--dtype", "bfloat16"))
+    outcome = ropecli(*arguments(tmp_path / "out", "--level", "heads", "--dtype", "bfloat16"))
     refused(outcome, "The weight files do not contain", "in bfloat16", "Set --dtype")
     assert names(tmp_path) == []
     assert ropecli(*arguments(tmp_path / "out", "--level", "grid", "--dtype", "bfloat16")).code == 0

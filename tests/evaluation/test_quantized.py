@@ -110,12 +110,11 @@ def test_what_quantizing_while_loading_needs_is_named(llama, edited, monkeypatch
 
 def test_levels_that_change_weights_refuse_quantized_ones(ropecli, edited, llama, corpus, tmp_path):
     quantized = edited(llama, quantization_config={"quant_method": "gptq"})
-    for level in ("heads", "lora"):
-        for checkpoint, options in ((llama, ["--load-in-4bit"]), (quantized, [])):
-            command = [checkpoint, "--data", corpus, "--factor", 2, "--level", level, *options]
-            outcome = ropecli("tune", *command, "-o", tmp_path / "out")
-            assert outcome.code == 2
-            assert f"--level {level} changes weights, which must be unquantized" in outcome.err
+    for checkpoint, options in ((llama, ["--load-in-4bit"]), (quantized, [])):
+        command = [checkpoint, "--data", corpus, "--factor", 2, "--level", "heads", *options]
+        outcome = ropecli("tune", *command, "-o", tmp_path / "out")
+        assert outcome.code == 2
+        assert "--level heads changes weights, which must be unquantized" in outcome.err
 
 
 @pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")

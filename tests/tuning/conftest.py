@@ -70,8 +70,8 @@ def make_run(evaluator, sequences):
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.live.loading import load_model
     from ropecli.scaling.spec import make_spec
-    from ropecli.tuning.calibration import Calibration
-    from ropecli.tuning.task import TuneSettings, TuningTask
+    from ropecli.tuning.calibration import Calibration, TuningTask
+    from ropecli.tuning.task import TuneSettings
 
     def make(
         folder: Path,
