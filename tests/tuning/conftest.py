@@ -22,15 +22,15 @@ def documents(corpus, tokenizer):
 
 @pytest.fixture
 def evaluator(documents):
-    """evaluator(3, target=128, store=...) -> an evaluator on the first so many of them."""
+    """evaluator(3) -> an evaluator on the first so many documents."""
     from dataclasses import replace
 
     from ropecli.evaluation.measure import Store
     from ropecli.tuning.calibration import Evaluator
 
-    def make(count: int = 3, target: int = TARGET, store: Store | None = None, short_weight: float = 0.25) -> Evaluator:
+    def make(count: int = 3, target: int = TARGET) -> Evaluator:
         few = replace(documents, kept=documents.kept[:count])
-        return Evaluator(few, WINDOW, target, short_weight, 32, store or Store())
+        return Evaluator(few, WINDOW, target, 0.25, 32, Store())
 
     return make
 
