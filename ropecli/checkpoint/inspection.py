@@ -55,7 +55,7 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
         **_bound(state.main, length),
         "ropes": reports,
         "warnings": list(state.warnings),
-        "findings": [finding._asdict() for finding in find_faults(state)],
+        "findings": [finding.as_json() for finding in find_faults(state)],
     }
 
 
@@ -110,6 +110,7 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
     geometry = rope.geometry
     original = geometry.original_max_position_embeddings
     finite = rope.wavelength[np.isfinite(rope.wavelength)]
+    rotating = int((geometry.inv_freq() * original >= 2 * math.pi).sum())
     return {
         "layer_type": geometry.layer_type,
         "head_dim": geometry.head_dim,
@@ -123,7 +124,8 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "shortest_wavelength": float(finite.min()) if finite.size else None,
         "longest_wavelength": float(finite.max()) if finite.size else None,
         "pairs": len(rope.inv_freq),
-        "pairs_turning_in_original_window": int((geometry.inv_freq() * original >= 2 * math.pi).sum()),
+        "pairs_rotating_in_pretraining_length": rotating,
+        "pairs_turning_in_original_window": rotating,  # the name of earlier releases
         "float32_angle_error": float(float32_angle_error(rope, context_length - 1).max()),
         "inv_freq": rope.inv_freq.tolist(),
     }
