@@ -57,7 +57,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten to dotted keys; lists of mappings are keyed by index."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
             value = dict(enumerate(value))
         if isinstance(value, dict):
             flat.update(_flatten(value, f"{prefix}{key}."))
@@ -255,12 +255,12 @@ def manifest_fault(folder: Path) -> str | None:
         listed = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         if missing := [name for name in listed if not (folder / name).is_file()]:
             return f"{missing[0]} is missing"
-        found = _describe(folder, list(listed))
+        actual = _describe(folder, list(listed))
     except (OSError, ValueError, TypeError) as error:
         return f"its {MANIFEST} is missing, or a file cannot be read ({reason_of(error)})"
     if not listed:
         return f"its {MANIFEST} names no file"
-    changed = [name for name in listed if found[name] != listed[name]]
+    changed = [name for name in listed if actual[name] != listed[name]]
     return f"{changed[0]} does not match its checksum" if changed else None
 
 

@@ -35,7 +35,7 @@ def theory(ropecli, folder):
 
 
 def never_seen(rope: dict, pretrained: dict) -> int:
-    """Pairs without a whole turn in pretraining that turn further at the target than they did there."""
+    """Pairs without a full rotation in pretraining that rotate further at the target than they did there."""
     pairs = zip(pretrained["rotations_in_pretraining_length"], rope["rotations_in_target_length"], strict=True)
     return sum(before < 1 and after > before * (1 + 1e-9) for before, after in pairs)
 

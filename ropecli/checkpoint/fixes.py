@@ -19,13 +19,15 @@ _BY_RATIO = ("linear", "ntk-by-parts", "yarn")
 def rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
     """All sets of RoPE parameters in config.json, each with its key path."""
     section = state.section
-    found: list[tuple[str, Parameters]] = []
+    fields: list[tuple[str, Parameters]] = []
     for key in ("rope_parameters", "rope_scaling"):
         value = section.get(key)
         if isinstance(value, dict):
-            nested = [(f"{key}.{key_shown(label)}", one) for label, one in value.items() if isinstance(one, dict)]
-            found += nested or [(key, value)]
-    return found
+            nested = [
+                (f"{key}.{key_shown(label)}", section) for label, section in value.items() if isinstance(section, dict)
+            ]
+            fields += nested or [(key, value)]
+    return fields
 
 
 def falls_short(state: CheckpointState) -> bool:
@@ -45,20 +47,22 @@ def overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
     stray = state.section.get(ORIGINAL_LENGTH)
     if stray is None:
         return []
-    found = [
-        (label, one.get(ORIGINAL_LENGTH))
-        for label, one in rope_fields(state)
+    conflicting = [
+        (label, rope.get(ORIGINAL_LENGTH))
+        for label, rope in rope_fields(state)
         # for parameters by layer type, the top-level one is not read
-        if "." not in label and rope_type_of(one) in _FROM_PRETRAINING_LENGTH
+        if "." not in label and rope_type_of(rope) in _FROM_PRETRAINING_LENGTH
     ]
-    return [(label, inside) for label, inside in found if inside is not None and inside != stray]
+    return [(label, inside) for label, inside in conflicting if inside is not None and inside != stray]
 
 
 def unread_lengths(state: CheckpointState) -> list[int]:
     """Pretraining lengths in config.json below max_position_embeddings; dynamic NTK ignores them."""
     section, limit = state.section, state.max_position_embeddings
-    lengths = [section.get(ORIGINAL_LENGTH), *(one.get(ORIGINAL_LENGTH) for _, one in rope_fields(state))]
-    return [one for one in lengths if isinstance(one, int) and not isinstance(one, bool) and 0 < one < limit]
+    lengths = [section.get(ORIGINAL_LENGTH), *(rope.get(ORIGINAL_LENGTH) for _, rope in rope_fields(state))]
+    return [
+        length for length in lengths if isinstance(length, int) and not isinstance(length, bool) and 0 < length < limit
+    ]
 
 
 def fix_command(state: CheckpointState) -> str | None:

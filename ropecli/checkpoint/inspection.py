@@ -87,7 +87,7 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     """
     ignored = {"checkpoint", "inv_freq", "ropes", "warnings", "findings", "makers_extension"}
     base = reports[0]
-    return [key for key in base if key not in ignored and any(_differ(base, one, key) for one in reports[1:])]
+    return [key for key in base if key not in ignored and any(_differ(base, report, key) for report in reports[1:])]
 
 
 def _differ(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
@@ -96,13 +96,13 @@ def _differ(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
 
 
 def _bound(rope: ScaledRope, target: int) -> dict[str, Any]:
-    found = support_of(rope, target, _LONGEST_BASE)
+    support = support_of(rope, target, _LONGEST_BASE)
     return {
         "target_length": target,
         "remaps": rope.remapping is not None,
         "largest_distance": largest_distance(rope, target),
-        "supported_length": found.supported,
-        "smallest_base": found.smallest_base,
+        "supported_length": support.supported,
+        "smallest_base": support.smallest_base,
     }
 
 
@@ -172,16 +172,16 @@ def make_study(
     for spec in specs:
         if spec is None:
             state = read_state(checkpoint)
-            rope, own, reach = state.main, state.warnings, state.context_length
+            rope, of_spec, length = state.main, state.warnings, state.context_length
             name = f"{_named(rope)}, as it is"
         else:
             plan = make_plan(checkpoint, spec, original_length=original_length)
-            rope, own, reach = plan.ropes[plan.scaled[0]], plan.scaling_warnings, plan.target_length
+            rope, of_spec, length = plan.ropes[plan.scaled[0]], plan.scaling_warnings, plan.target_length
             name = _named(rope)
         if rope.spec.method.name != "none":
             ropes[name] = rope
         _refuse_many_pairs(checkpoint, rope.geometry)
-        target, warnings = max(target, reach), [*warnings, *own]
+        target, warnings = max(target, length), [*warnings, *of_spec]
         unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
 

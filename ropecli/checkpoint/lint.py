@@ -95,7 +95,7 @@ def _stale_rope_scaling(state: CheckpointState) -> Iterator[Finding]:
     new, old = state.section.get("rope_parameters"), state.section.get("rope_scaling")
     if not isinstance(new, dict) or not isinstance(old, dict) or not new or not old:
         return
-    if any(isinstance(one, dict) for one in new.values()):
+    if any(isinstance(value, dict) for value in new.values()):
         if not state.settings.family.flat_means_full:
             return
         new = mapping(new, "full_attention")

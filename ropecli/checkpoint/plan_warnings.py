@@ -130,8 +130,8 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
 
 
 def _of_softmax_scale(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
-    own = any("mscale_all_dim" in rope.spec.params for rope in settings.ropes)
-    if "mscale_all_dim" not in spec.params or own or settings.family.reads_mscale_all_dim:
+    has_scale = any("mscale_all_dim" in rope.spec.params for rope in settings.ropes)
+    if "mscale_all_dim" not in spec.params or has_scale or settings.family.reads_mscale_all_dim:
         return []
     return [
         f"{settings.family.model_type} does not multiply its softmax scale by mscale_all_dim, so this part of the "

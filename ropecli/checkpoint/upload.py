@@ -61,16 +61,16 @@ def files_to_push(
     are not among them. Raises OutputError for a pattern without a file.
     """
     folder, copied = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
-    own = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
-    public = {path.name: path for path in [*own, *filter(_is_public, copied)]}
+    written = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
+    public = {path.name: path for path in [*written, *filter(_is_public, copied)]}
     for pattern in include:
         names = glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207, Path.glob refuses some patterns
         added = {name: folder / name for name in names if (folder / name).is_file() and _is_inside(folder, name)}
         if not added:
             raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
         public |= added
-    if others := [path.name for path in copied if path.name not in public]:
-        say(f"Not uploaded: {shortened(', '.join(others), 200)}. To upload one of them, add --include NAME.")
+    if private := [path.name for path in copied if path.name not in public]:
+        say(f"Not uploaded: {shortened(', '.join(private), 200)}. To upload one of them, add --include NAME.")
     return public
 
 
@@ -195,10 +195,10 @@ def _upload(
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy
     from huggingface_hub.errors import FileDuplicationError
 
-    there = {one.path: one for one in api.list_repo_tree(repo)}
+    there = {entry.path: entry for entry in api.list_repo_tree(repo)}
     _refuse_other_weights(repo, there, files)
     additions = {name: CommitOperationAdd(name, content) for name, content in files.items()}
-    added = {name: one for name, one in additions.items() if not _is_same(one, there.get(name))}
+    added = {name: addition for name, addition in additions.items() if not _is_same(addition, there.get(name))}
     copied = _find_copies(api, base, added) if base else []
     copies = [CommitOperationCopy(name, name, base.revision, base.repo, "model") for name in copied if base]
     try:
@@ -210,32 +210,32 @@ def _upload(
         **dict.fromkeys(added, "uploaded"),
         **dict.fromkeys(copied, "copied"),
     }
-    pushed = [PushedFile(name, one.upload_info.size, status[name]) for name, one in additions.items()]
+    pushed = [PushedFile(name, addition.upload_info.size, status[name]) for name, addition in additions.items()]
     return Upload(commit, private, tuple(pushed))
 
 
 def _without(added: "Mapping[str, CommitOperationAdd]", copied: list[str]) -> "list[CommitOperationAdd]":
-    return [one for name, one in added.items() if name not in copied]
+    return [addition for name, addition in added.items() if name not in copied]
 
 
 def _commit(api: "HfApi", repo: str, operations: list[Any], message: str, say: Callable[[str], None]) -> str | None:
     """Upload the weights one by one, so that an interruption loses one file at most, and commit all operations."""
     from huggingface_hub import CommitOperationAdd
 
-    for one in operations:
-        if isinstance(one, CommitOperationAdd) and fnmatch(one.path_in_repo, WEIGHTS):
-            say(f"Uploading {one.path_in_repo} ({one.upload_info.size / 2**20:,.1f} MiB)")
-            api.preupload_lfs_files(repo, [one], free_memory=False)
+    for operation in operations:
+        if isinstance(operation, CommitOperationAdd) and fnmatch(operation.path_in_repo, WEIGHTS):
+            say(f"Uploading {operation.path_in_repo} ({operation.upload_info.size / 2**20:,.1f} MiB)")
+            api.preupload_lfs_files(repo, [operation], free_memory=False)
     return api.create_commit(repo, operations, commit_message=message).oid if operations else None
 
 
 def _refuse_other_weights(repo: str, there: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     """Refuse a repository with weights, or their index, that the checkpoint lacks: engines could load both."""
-    if others := sorted(name for name in there if fnmatch(name, f"{WEIGHTS}*") and name not in files):
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    if stale := sorted(name for name in there if fnmatch(name, f"{WEIGHTS}*") and name not in files):
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise OutputError(
-            f"{repo} has {others[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
-            f"`hf repos delete-files {quoted(repo, *others[:4])}`, or choose another --repo."
+            f"{repo} has {stale[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
+            f"`hf repos delete-files {quoted(repo, *stale[:4])}`, or choose another --repo."
         )
 
 
@@ -245,10 +245,10 @@ def _find_copies(api: "HfApi", base: Source, added: "Mapping[str, CommitOperatio
 
     weights = [name for name in added if fnmatch(name, WEIGHTS)]
     try:
-        found = api.get_paths_info(base.repo, weights, revision=base.revision) if weights else []
+        on_hub = api.get_paths_info(base.repo, weights, revision=base.revision) if weights else []
     except HfHubHTTPError:  # gone, or not accessible with this token
         return []
-    return [one.path for one in found if getattr(one, "xet_hash", None) and _is_same(added[one.path], one)]
+    return [file.path for file in on_hub if getattr(file, "xet_hash", None) and _is_same(added[file.path], file)]
 
 
 def _is_same(addition: "CommitOperationAdd", there: Any) -> bool:

@@ -85,7 +85,7 @@ def push(
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
         refuse_outputs(card=card_file)
-    reports = [as_path(one) for one in listed(report or ())]
+    reports = [as_path(path) for path in listed(report or ())]
     base = Source(base_model, None) if base_model else _origin(checkpoint)
     _check_base(base, repo)
     card = make_card(state, repo, read_measurements(reports, checkpoint), base)
@@ -168,7 +168,9 @@ def _message(state: "CheckpointState") -> str:
 def _listed(files: "dict[str, Path | bytes]") -> "tuple[PushedFile, ...]":
     from ropecli.checkpoint.upload import PushedFile
 
-    sizes = {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files.items()}
+    sizes = {
+        name: len(content) if isinstance(content, bytes) else content.stat().st_size for name, content in files.items()
+    }
     return tuple(PushedFile(name, size, "listed") for name, size in sizes.items())
 
 

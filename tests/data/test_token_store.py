@@ -34,7 +34,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory):
-    """Of a store that nothing has happened to."""
+    """The records of an undamaged store."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPECLI_CACHE", str(tmp_path_factory.mktemp("untouched")))
         return open_documents("key", documents).digest

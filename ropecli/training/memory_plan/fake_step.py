@@ -98,7 +98,7 @@ class FakeSteps:
             # other tensors take a, constant ones c: once = a + c · length / short, twice = a + c · length / (2 · short)
             once, twice = run([short, 2 * short], counted=length)
             share = 2 * short / length
-            return _combine(lambda one, two: 2 * two - one + round((one - two) * share), once, twice)
+            return _combine(lambda first, two: 2 * two - first + round((first - two) * share), once, twice)
         except RopecliError:
             raise
         except Exception as error:  # a model that reads values fails in its own way
