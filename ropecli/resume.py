@@ -29,7 +29,7 @@ from ropecli.hashing import sha256_of
 MANIFEST = "manifest.json"
 _REQUEST = "request"
 _FORMAT = 1
-"""Of the records. A state of another format cannot be resumed."""
+"""The format of the records. A state of another one cannot be resumed."""
 _ABSENT = object()
 
 
@@ -251,12 +251,12 @@ def manifest_fault(folder: Path) -> str | None:
         listed = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         if missing := [name for name in listed if not (folder / name).is_file()]:
             return f"{missing[0]} is missing"
-        found = _describe(folder, list(listed))
+        actual = _describe(folder, list(listed))
     except (OSError, ValueError, TypeError) as error:
         return f"its {MANIFEST} is missing, or a file cannot be read ({reason_of(error)})"
     if not listed:
         return f"its {MANIFEST} names no file"
-    changed = [name for name in listed if found[name] != listed[name]]
+    changed = [name for name in listed if actual[name] != listed[name]]
     return f"{changed[0]} does not match its checksum" if changed else None
 
 

@@ -89,5 +89,5 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20}
 
 def token_count(value: Any) -> Any:
     """Parse a token count: 4k is 4,096, 1M is 1,048,576. Other values are returned unchanged."""
-    found = re.fullmatch(r"\s*([0-9]+)([kKmM]?)\s*", value) if isinstance(value, str) else None
-    return int(found[1]) * _UNITS[found[2].lower()] if found else value
+    number = re.fullmatch(r"\s*([0-9]+)([kKmM]?)\s*", value) if isinstance(value, str) else None
+    return int(number[1]) * _UNITS[number[2].lower()] if number else value

@@ -1,10 +1,14 @@
-"""Lists phrases that our users would not say, in code, recipes and READMEs. Exits with 1 if there are any.
+"""Lists phrases that our users would not say, in code, tests, recipes and READMEs. Exits with 1 if there are any.
 
-See "How we write" in tests/README.md. A list of phrases does not hear tone: read what you write aloud, too.
+See "How we write" in tests/README.md. A list of phrases does not hear tone: read what you write aloud, too. Also counts
+local names in ropecli/ that do not say what they hold (`--names` lists them), and warns of rooms that have more lines
+than the table in tests/README.md; neither changes the exit status.
 """
 
+import ast
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -27,14 +31,51 @@ PHRASES = (
     r"\"\"\"(Of|Those|Whose|Where|Whom) [a-z]+",
     r"Doc\(\s*\"(Of|Those|Whose|How far) ",
 )
+EMPTY_NAMES = {"one", "found", "own", "other", "others", "asked", "wanted", "begun", "told", "settled", "reach"}
+
 PATTERN = re.compile("|".join(f"(?:{phrase})" for phrase in PHRASES), re.IGNORECASE)
 
 
 def files() -> list[Path]:
     found = [ROOT / "README.md", ROOT / "tests" / "README.md"]
-    for folder in ("ropecli", "recipes", "scripts"):
+    for folder in ("ropecli", "recipes", "scripts", "tests"):
         found += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml", ".html")]
     return sorted(path for path in found if path != Path(__file__).resolve())
+
+
+def empty_names() -> list[str]:
+    """Bindings of local names, parameters of lambdas and comprehensions included, that say nothing."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+        for path in sorted((ROOT / "ropecli").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in [bound(node)]
+        if name in EMPTY_NAMES
+    ]
+
+
+def bound(node: ast.AST) -> str | None:
+    """The name that a node binds."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else None
+
+
+def grown_rooms() -> list[str]:
+    """Rooms with more lines than the table in tests/README.md."""
+    table = dict(re.findall(r"^\| `([\w/]+)` \| ([\d,]+) \|", (ROOT / "tests/README.md").read_text("utf-8"), re.M))
+    lines: Counter[str] = Counter()
+    for path in (*(ROOT / "ropecli").rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
+        top, *rest = path.relative_to(ROOT).parts
+        room = "tests" if top == "tests" else rest[0] if len(rest) > 1 else "ropecli"
+        lines[room] += len(path.read_text(encoding="utf-8").splitlines())
+    rooms = {room: int(count.replace(",", "")) for room, count in table.items()}
+    print(f"{sum(lines.values()) - lines['tests']:,} lines in ropecli/, {lines['tests']:,} in tests/")
+    return [
+        f"{room} has {lines[room]:,} lines, {rooms.get(room, 0):,} in tests/README.md"
+        for room in sorted(lines)
+        if lines[room] > rooms.get(room, 0)
+    ]
 
 
 def main() -> None:
@@ -45,6 +86,9 @@ def main() -> None:
         if PATTERN.search(line)
     ]
     print("\n".join(hits))
+    names = empty_names()
+    print("\n".join(names) if "--names" in sys.argv else f"{len(names)} local names that say nothing (--names)")
+    print("\n".join(f"warning: {room}. Change the table if that is needed." for room in grown_rooms()))
     sys.exit(bool(hits))
 
 

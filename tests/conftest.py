@@ -58,7 +58,7 @@ def ctrl_c() -> None:
 def environment(request):
     """environment("deepspeed", ["deepspeed==..."], "--no-deps") -> the interpreter of an environment with these alone.
 
-    It is kept for the next session, by its name. Skips where they cannot be had, and says why.
+    It is kept for the next session, by its name. Skips where they cannot be installed, and says why.
     """
     import subprocess
     import sys
@@ -73,7 +73,7 @@ def environment(request):
             install = [python, "-m", "pip", "install", "--quiet", *options, *requirements]
             result = subprocess.run(install, capture_output=True, text=True)
             if result.returncode:
-                pytest.skip(f"{requirements[0]} cannot be had here: {result.stderr.strip()[-800:]}")
+                pytest.skip(f"{requirements[0]} cannot be installed here: {result.stderr.strip()[-800:]}")
             ready.write_text("\n".join(requirements))
         return python
 

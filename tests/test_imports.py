@@ -80,7 +80,7 @@ def test_commands_that_ask_of_a_config_alone(loaded, llama, tmp_path):
 
 
 def test_reports_are_drawn_without_a_model_library(loaded, tmp_path):
-    """Of the reports that an earlier release wrote; these commands load matplotlib and jinja2."""
+    """The reports are those of an earlier release; these commands load matplotlib and jinja2."""
     reports = Path(__file__).parent / "compatibility" / "reports"
     names = loaded(
         COMMANDS.partition("    assert not {")[0],

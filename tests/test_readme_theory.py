@@ -35,15 +35,15 @@ def theory(ropecli, folder):
 
 
 def never_seen(rope: dict, pretrained: dict) -> int:
-    """Pairs without a whole turn in pretraining that turn further at the target than they did there."""
-    pairs = zip(pretrained["turns_in_window"], rope["turns_in_target"], strict=True)
+    """Pairs without a full rotation in pretraining that rotate further at the target than they did there."""
+    pairs = zip(pretrained["rotations_in_pretraining_length"], rope["rotations_in_target_length"], strict=True)
     return sum(before < 1 and after > before * (1 + 1e-9) for before, after in pairs)
 
 
 def test_the_table_is_what_the_command_says(theory):
     rows = re.findall(r"^\| (`\w+`.*|pretrained.*) \|$", PAGE, re.MULTILINE)
     pretrained = theory["ropes"][0]
-    slow = sum(turns < 1 for turns in pretrained["turns_in_window"])
+    slow = sum(turns < 1 for turns in pretrained["rotations_in_pretraining_length"])
     assert len(rows) == len(theory["ropes"])
     for row, rope in zip(rows, theory["ropes"], strict=True):
         name, pairs, *numbers = (cell.strip() for cell in row.split("|"))

@@ -166,7 +166,7 @@ def test_a_dry_run_reaches_what_the_source_names(bare, name):
         for stage in stages
     ]
     assert found == expected
-    assert [stage.reach for stage in stages] == [target for _, _, _, target, *_ in expected]
+    assert [stage.position_span for stage in stages] == [target for _, _, _, target, *_ in expected]
     for sentence, (method, _, _, target, _, steps, tokens) in zip(describe(stages, processes), expected, strict=True):
         for part in (method, f"{target:,} tokens", f"{steps:,} steps", f"{tokens:,} tokens per step"):
             assert part in sentence

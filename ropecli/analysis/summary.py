@@ -51,16 +51,21 @@ def _rotations(rope: ScaledRope, length: int) -> dict[str, Any]:
     original_length = geometry.original_max_position_embeddings
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = inv_freq / geometry.inv_freq()
+    rotations, rotations_in_target = (wavelengths.rotations(inv_freq, of).tolist() for of in (original_length, length))
+    share = wavelengths.share_rotated(inv_freq, effective)
     return {
         "wavelength": rope.wavelength.tolist(),
-        "turns_in_window": wavelengths.rotations(inv_freq, original_length).tolist(),
-        "turns_in_target": wavelengths.rotations(inv_freq, length).tolist(),
+        "rotations_in_pretraining_length": rotations,
+        "turns_in_window": rotations,  # the names of earlier releases
+        "rotations_in_target_length": rotations_in_target,
+        "turns_in_target": rotations_in_target,
         "frequency_over_pretrained": kept.tolist(),
         "critical_dimension": wavelengths.critical_dimension(geometry),
         "longest_wavelength": longest,
         "half_wavelength": wavelengths.half_wavelength(inv_freq),
         "effective_range": effective,
-        "share_turned_in_effective_range": wavelengths.share_rotated(inv_freq, effective),
+        "share_rotated_in_effective_range": share,
+        "share_turned_in_effective_range": share,
         "unique_by_slowest_pair": None if math.isnan(longest) else length <= longest,
     }
 

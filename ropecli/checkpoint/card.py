@@ -50,8 +50,8 @@ def without_section(readme: bytes) -> bytes:
 
 def split_metadata(readme: bytes) -> tuple[str, bytes]:
     """The YAML of the metadata block, empty if there is none, and the text after the block. Raises ValueError."""
-    found = _METADATA.match(readme)
-    return (found[1].decode(), readme[found.end() :]) if found else ("", readme)
+    block = _METADATA.match(readme)
+    return (block[1].decode(), readme[block.end() :]) if block else ("", readme)
 
 
 def add_section(readme: Path, checkpoint: Checkpoint) -> None:

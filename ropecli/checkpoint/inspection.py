@@ -59,7 +59,7 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
         "smallest_base": support.smallest_base,
         "ropes": [_describe(rope, length) for rope in state.ropes.values()],
         "warnings": list(state.warnings),
-        "findings": [finding._asdict() for finding in find_faults(state)],
+        "findings": [finding.as_json() for finding in find_faults(state)],
     }
 
 
@@ -103,6 +103,7 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
     geometry = rope.geometry
     original = geometry.original_max_position_embeddings
     finite = rope.wavelength[np.isfinite(rope.wavelength)]
+    rotating = int((geometry.inv_freq() * original >= 2 * math.pi).sum())
     return {
         "layer_type": geometry.layer_type,
         "head_dim": geometry.head_dim,
@@ -116,7 +117,8 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "shortest_wavelength": float(finite.min()) if finite.size else None,
         "longest_wavelength": float(finite.max()) if finite.size else None,
         "pairs": len(rope.inv_freq),
-        "pairs_turning_in_original_window": int((geometry.inv_freq() * original >= 2 * math.pi).sum()),
+        "pairs_rotating_in_pretraining_length": rotating,
+        "pairs_turning_in_original_window": rotating,  # the name of earlier releases
         "float32_angle_error": float(float32_angle_error(rope, context_length - 1).max()),
         "inv_freq": rope.inv_freq.tolist(),
     }

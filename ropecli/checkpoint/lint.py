@@ -43,6 +43,19 @@ class Finding(NamedTuple):
     message: str
     fix: str | None = None
 
+    def as_json(self) -> dict[str, str | None]:
+        old = {"old_rule": _OLD_RULES[self.rule]} if self.rule in _OLD_RULES else {}
+        return {**self._asdict(), **old}
+
+
+_OLD_RULES = {
+    "conflicting-pretraining-lengths": "two-original-windows",
+    "context-beyond-scaling": "window-beyond-scaling",
+    "context-below-scaling": "window-below-scaling",
+    "global-layers-without-rope": "far-layers-do-not-turn",
+}
+"""Names of rules in release 0.2, for those that have another one now."""
+
 
 def find_faults(state: CheckpointState) -> list[Finding]:
     """All findings of the rules."""
@@ -137,7 +150,7 @@ def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
 def _stray_original_length(state: CheckpointState) -> Iterator[Finding]:
     for label, inside in overruled_lengths(state):
         yield Finding(
-            "two-original-windows",
+            "conflicting-pretraining-lengths",
             f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
             f"{label}; transformers 5 uses the top level.",
             fix_command(state),
@@ -236,14 +249,14 @@ def _lengths(state: CheckpointState) -> Iterator[Finding]:
     )
     if falls_short(state):
         yield Finding(
-            "window-beyond-scaling",
+            "context-beyond-scaling",
             f"max_position_embeddings is {written}, but {scaling}. The fix raises the factor; if the model was trained "
             "with this factor, lower max_position_embeddings instead.",
             fix_command(state),
         )
     if stops_early(state):
         message = f"max_position_embeddings is {written}, but {scaling}. Inference engines stop at the smaller."
-        yield Finding("window-below-scaling", message, fix_command(state))
+        yield Finding("context-below-scaling", message, fix_command(state))
 
 
 def _tokenizer(state: CheckpointState) -> Iterator[Finding]:
@@ -268,7 +281,7 @@ def _sliding(state: CheckpointState) -> Iterator[Finding]:
             "only layers with a sliding or chunked window have rotary embeddings; layers that see the whole context "
             "have no positions to scale. patch --method none --target-length N only raises the context length."
         )
-        yield Finding("far-layers-do-not-turn", message)
+        yield Finding("global-layers-without-rope", message)
 
 
 _RULES = (

@@ -61,24 +61,24 @@ class Checkpoint:
         """The safetensors files. Raises CheckpointError if there are none, or one is missing or damaged."""
         if self.base:
             return self.base.weight_files()
-        found = sorted(self.folder.glob(WEIGHTS))
+        files = sorted(self.folder.glob(WEIGHTS))
         index = self.folder / "model.safetensors.index.json"
         if is_own_file(index):
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(f"{index}: weight_map is missing or not an object.")
             # compare names only: files outside of the folder count as missing
-            missing = sorted({str(name) for name in weight_map.values()} - {path.name for path in found})
+            missing = sorted({str(name) for name in weight_map.values()} - {path.name for path in files})
             if missing:
                 name = missing[0][:100]
                 raise CheckpointError(f"{self.name}: {index.name} lists {name}, which is not in {self.folder}.")
-        if not found:
+        if not files:
             pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(pattern)]
             hint = f" {pickled[0]} is a pickle, which is not supported: convert it to safetensors." if pickled else ""
             raise CheckpointError(f"{self.name}: no *.safetensors weights in {self.folder}.{hint}")
-        for path in found:
+        for path in files:
             _check_header(path)
-        return found
+        return files
 
     def files(self) -> list[Path]:
         """The files to copy: all files of the checkpoint except config.json and ropecli's own.

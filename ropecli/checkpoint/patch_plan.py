@@ -186,11 +186,11 @@ def _labels_to_scale(
     present = [rope.geometry.layer_type for rope in settings.ropes]
     if layer_types is None:
         if spec.method.name not in LENGTH_ONLY and not any(rope.far for rope in settings.ropes):
-            other = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
+            hint = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
             raise PatchError(
                 f"{name}: no layer that sees the whole context has rotary positions, so {spec.method} has no effect on "
                 "distant tokens. Use --method none --target-length N to only raise the context length."
-                f"{'' if present == [None] else other}"
+                f"{'' if present == [None] else hint}"
             )
         return far_layers(settings)
     if present == [None]:

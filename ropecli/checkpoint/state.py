@@ -145,14 +145,14 @@ def scale_layers(
 
     Distance methods alone keep the frequencies that the checkpoint shipped with. Raises MethodError, PatchError.
     """
-    own = spec.frequency.checked() if spec.frequency else None
+    frequency = spec.frequency.checked() if spec.frequency else None
     ropes = {}
     for rope in settings.ropes:
         label = rope.geometry.layer_type
-        ropes[label] = scale(rope.geometry, own if own and label in labels else rope.spec.checked())
+        ropes[label] = scale(rope.geometry, frequency if frequency and label in labels else rope.spec.checked())
         if spec.method.remaps and label in labels:
             _refuse_varying(ropes[label])
-            trained = ropes[label].scaled_length if own else _trained_length(settings, rope)
+            trained = ropes[label].scaled_length if frequency else _trained_length(settings, rope)
             ropes[label] = remap(ropes[label], spec, trained, target_length)
     return ropes
 

@@ -225,11 +225,11 @@ def _commit(api: "HfApi", repo: str, operations: list[Any], message: str, say: C
 
 def _refuse_other_weights(repo: str, existing: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     """Refuse a repository with weights, or their index, that the checkpoint lacks: engines could load both."""
-    if others := sorted(name for name in existing if fnmatch(name, f"{WEIGHTS}*") and name not in files):
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    if stale := sorted(name for name in existing if fnmatch(name, f"{WEIGHTS}*") and name not in files):
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise OutputError(
-            f"{repo} has {others[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
-            f"`hf repos delete-files {quoted(repo, *others[:4])}`, or choose another --repo."
+            f"{repo} has {stale[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
+            f"`hf repos delete-files {quoted(repo, *stale[:4])}`, or choose another --repo."
         )
 
 
@@ -253,9 +253,8 @@ def _is_same(addition: "CommitOperationAdd", existing: Any) -> bool:
         return existing.lfs.sha256 == addition.upload_info.sha256.hex()
     with addition.as_file() as file:
         content = file.read()
-    return (
-        existing.blob_id == hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
-    )  # git's name for it
+    git_name = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+    return existing.blob_id == git_name
 
 
 def _explain(repo: str, error: Exception) -> str:

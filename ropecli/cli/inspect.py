@@ -103,7 +103,7 @@ _ROWS: dict[str, tuple[str, Any]] = {
     "shortest wavelength": ("shortest_wavelength", _wavelength),
     "longest wavelength": ("longest_wavelength", _wavelength),
     "pairs": ("pairs", str),
-    "pairs with a full rotation in pretraining": ("pairs_turning_in_original_window", str),
+    "pairs with a full rotation in pretraining": ("pairs_rotating_in_pretraining_length", str),
     "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
     "pretraining length": ("pretraining_length", _tokens),
     "pretraining length from": ("pretraining_length_source", _name),

@@ -114,10 +114,10 @@ def finetune(
         "seed": seed,
         "tracker": tracker,
     }
-    others = dict(settings or {})
-    if twice := [key for key in others if given.get(key) is not None]:
+    further = dict(settings or {})
+    if twice := [key for key in further if given.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
-    whole = make_recipe(recipe_path(optional_path(recipe)), {**given, **others})
+    whole = make_recipe(recipe_path(optional_path(recipe)), {**given, **further})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in whole.runs)
     if not dry_run:
@@ -136,7 +136,7 @@ def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: boo
     from ropecli.training.stages import run_stages
 
     warn_if_alone()
-    again, begun = "Run the same command with --resume to continue.", time.monotonic()
+    again, start = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None
     last: TrainingProgress | None = None
     tokens = 0
@@ -157,7 +157,7 @@ def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: boo
         output,
         total,
         tokens=tokens,
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - start,
         first_loss=first.loss if first else None,
         last_loss=last.loss if last else None,
     )

@@ -15,6 +15,8 @@ from ropecli.errors import RecipeError
 from ropecli.messages import warn
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
     from ropecli.training.memory_plan.setups import Setup
     from ropecli.training.stages import Stage
@@ -87,8 +89,10 @@ def plan(
     opened = open_checkpoint(checkpoint, revision=revision)
     stages = plan_stages(opened, make_recipe(recipe_file, {**named, **given}))
     stage = max(stages, key=lambda stage: stage.length)
-    if stage.length > stage.reach:
-        warn(f"{stage.length} tokens exceed the context length of {opened.name}, {stage.reach}: patch it first.")
+    if stage.length > stage.position_span:
+        warn(
+            f"{stage.length} tokens exceed the context length of {opened.name}, {stage.position_span}: patch it first."
+        )
     return TrainingPlan(_make_report(opened, stage, gpus, memory, host, flops, mfu, recipe, given))
 
 
@@ -113,22 +117,22 @@ def _make_report(
     patch = stage.in_effect
     config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
     estimator = MemoryEstimator(config)
-    options = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
-    chosen = setups.best_setup(options)
+    found = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
+    chosen = setups.best_setup(found)
     if chosen is None:
-        possible = [setup for setup in options if not setup.refused]
-        least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
+        possible = [one for one in found if not one.refused]
+        least = min(possible, key=lambda one: (one.estimate.total > memory, one.host.most))
         if host and least.estimate.total <= memory:
             raise RecipeError(
                 f"Nothing fits: training takes at least {format_gb(least.host.most)} of main memory on one machine "
                 f"({_named(least)}); it has {format_gb(host)}. Use a machine with more memory, or plan for another one "
                 "with --host-memory."
             )
-        least = min(possible, key=lambda setup: setup.estimate.total)
+        least = min(possible, key=lambda one: one.estimate.total)
         raise RecipeError(
             f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
             f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. "
-            "Increase --gpus or shorten --length."
+            + _advice(estimator.model, least, memory)
         )
     tokens = recipe.batch_size * recipe.gradient_accumulation * chosen.data_ranks * length
     needed = flops_of(estimator.shape, chosen.recipe, length, tokens)
@@ -157,7 +161,7 @@ def _make_report(
         "gpu_flops": flops,
         "seconds_per_step": seconds,
         "seconds": seconds * recipe.steps,
-        "options": [_row(setup) for setup in options],
+        "options": [_row(one) for one in found],
         "command": setups.launch_command(chosen, opened.name, length, recipe_name, given),
     }
 
@@ -174,6 +178,29 @@ def _row(setup: "Setup") -> dict[str, Any]:
         "fits": setup.fits,
         "refused": setup.refused,
     }
+
+
+def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
+    """The next step if even this setup does not fit, and the tensor that alone takes half of a GPU's `memory`."""
+    from ropecli.training.memory_plan.setups import format_gb
+
+    largest = setup.estimate.largest
+    if largest.size < memory / 2:
+        return "Increase --gpus or shorten --length."
+    # more GPUs share a sequence with Ulysses only
+    shorten = "increase --gpus or shorten --length." if setup.engine == "ulysses" else "shorten --length."
+    size = format_gb(largest.size)
+    if not largest.pairs:
+        return f"One tensor of {largest.module} takes {size}: {shorten}"
+    attention = model.config._attn_implementation if setup.recipe.attn == "auto" else setup.recipe.attn
+    flash = getattr(model, "_compatible_flash_implementations", None) is None and model._supports_flash_attn
+    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": flash, "flex_attention": model._supports_flex_attn}
+    others = [name for name, yes in supported.items() if yes and name != attention]
+    instead = f"use --set attn={others[0]} or " if others else ""
+    return (
+        f"attn: {attention} stores a value for every pair of tokens, {size} in one tensor of {largest.module}: "
+        f"{instead}{shorten}"
+    )
 
 
 def _named(setup: "Setup") -> str:

@@ -86,7 +86,7 @@ def push(
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
         refuse_outputs(card=card_file)
-    reports = [as_path(file) for file in listed(report or ())]
+    reports = [as_path(path) for path in listed(report or ())]
     run = read_run(checkpoint.folder)
     base = Source(base_model, None) if base_model else hub_origin(run) or hub_origin(read_record(checkpoint.folder))
     if base:

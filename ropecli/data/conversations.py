@@ -2,12 +2,16 @@
 
 A row has `messages` in OpenAI's format (role, content) or `conversations` in ShareGPT's (from, value). An answer is
 what follows the generation prompt, up to and including its end marker. A template with `{% generation %}` marks its
-answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the whole.
+answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the whole. If
+that also holds without the turns between the first and the current one, these are skipped, which takes linear time.
 """
 
 import hashlib
 import json
+import logging
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +28,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _BATCH = 32
+_PATIENCE = 10.0
+"""Seconds."""
 _INSTEAD = "Use train_on: all, or a chat template with {% generation %} markers."
 
 Messages = list[dict[str, Any]]
@@ -59,40 +65,76 @@ def template_digest(tokenizer) -> str | None:
 def tokenize_conversations(
     rows: Iterable[tuple[str, Conversation]], tokenizer, train_on: str = "assistant"
 ) -> Iterator[Document]:
-    """Render and tokenize (name, conversation) pairs. train_on: assistant, the answers; all. Raises DataError."""
+    """Render and tokenize (name, conversation) pairs.
+
+    train_on: assistant, the answers; all. Raises DataError with the number of unusable rows and the first one, after
+    all others.
+    """
+    _refuse_tokenizer(tokenizer, train_on)
+    numbered, faults = enumerate(rows), _Faults()
+    while batch := list(islice(numbered, _BATCH)):
+        rendered = []
+        with warn_if_slow():
+            for number, (name, conversation) in batch:
+                with faults.collected(number, name):
+                    rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
+        if not rendered:
+            continue
+        texts = [text for _, _, text, _ in rendered]
+        masked = train_on == "assistant"
+        # the template has the special tokens
+        encoded = encode(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=masked)
+        for index, (number, name, text, spans) in enumerate(rendered):
+            ids = np.array(encoded["input_ids"][index], dtype=np.int64)
+            with faults.collected(number, name):
+                trained = _trained(text, encoded["offset_mapping"][index], spans) if masked else None
+                yield Document(name, ids, trained=trained)
+    faults.refuse()
+
+
+@contextmanager
+def warn_if_slow() -> Iterator[None]:
+    """Warn after some seconds of rendering: a chat template is a program of its author, which may never end."""
+    warning = f"The chat template has been rendering for {_PATIENCE:g} seconds and may never end. Ctrl-C stops it."
+    timer = threading.Timer(_PATIENCE, logging.getLogger("ropecli").warning, [warning])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class _Faults:
+    """Counts the rows that cannot be used, and keeps the first one's message."""
+
+    def __init__(self) -> None:
+        self._count, self._first = 0, (sys.maxsize, "")
+
+    @contextmanager
+    def collected(self, number: int, name: str) -> Iterator[None]:
+        try:
+            yield
+        except DataError as error:
+            self._count += 1
+            self._first = min(self._first, (number, f"{name}: {error}"))
+
+    def refuse(self) -> None:
+        if self._count:
+            total = f" {self._count:,} rows have such faults." if self._count > 1 else ""
+            raise DataError(self._first[1] + total)
+
+
+def _refuse_tokenizer(tokenizer, train_on: str) -> None:
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
             "checkpoint's folder, or render the conversations into a column of text."
         )
-    masked = train_on == "assistant"
-    if masked and not tokenizer.is_fast:
+    if train_on == "assistant" and not tokenizer.is_fast:
         raise DataError(
             "train_on: assistant needs a fast tokenizer, which reports where its tokens are. Use train_on: all."
         )
-    rows = iter(rows)
-    while batch := list(islice(rows, _BATCH)):
-        rendered = []
-        for name, conversation in batch:
-            with _naming(name):
-                rendered.append((name, *_render(conversation, tokenizer, train_on)))
-        texts = [text for _, text, _ in rendered]
-        # the template has the special tokens
-        encoded = encode(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=masked)
-        for index, (name, text, spans) in enumerate(rendered):
-            ids = np.array(encoded["input_ids"][index], dtype=np.int64)
-            with _naming(name):
-                trained = _trained(text, encoded["offset_mapping"][index], spans) if masked else None
-            yield Document(name, ids, trained=trained)
-
-
-@contextmanager
-def _naming(row: str) -> Iterator[None]:
-    """Name the row in the messages of errors raised inside."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{row}: {error}") from error
 
 
 def _render(conversation: Conversation, tokenizer, train_on: str) -> tuple[str, Spans]:
@@ -129,29 +171,48 @@ def _refuse_missing_text(messages: Messages, whole: str) -> None:
 
 
 def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: str) -> Spans:
-    """Find each answer as what the text up to it has after the generation prompt."""
     spans: Spans = []
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        if number == 0:
-            raise DataError("message 0 is the assistant's; expected a message to answer.")
-        before, unprompted = render(messages[:number], prompt=True), render(messages[:number])
-        # Phi-3's template ends a text with eos, unless it ends with the generation prompt
-        closing = "" if before.startswith(unprompted) else eos
-        after = render(messages[: number + 1]).removesuffix(closing)
+    closing, prompts = None, False
+    # messages, and characters of `whole`: of the first turn; before this turn
+    first, head, start, offset, stop = 0, 0, 0, 0, 0
+
+    def place(number: int, context: Messages, head: int, offset: int) -> tuple[int, int]:
+        """(start, stop) of an answer after `context`, of which `head` characters replace `offset` of the whole."""
+        nonlocal closing, prompts
+        message, before = messages[number], render(context, prompt=True)
+        if closing is None:
+            unprompted = render(context)
+            # Phi-3's template ends a text with eos, unless it ends with the generation prompt
+            closing = "" if before.startswith(unprompted) else eos
+            prompts = before != unprompted
+        after = render([*context, message]).removesuffix(closing)
         if not after.startswith(before):
             raise DataError(f"message {number} does not start with the chat template's generation prompt. {_INSTEAD}")
-        if not whole.startswith(after):
+        if after[:head] != whole[:head] or not whole.startswith(after[head:], offset):
             raise DataError(
                 f"the chat template renders message {number} differently if others follow, for example without its "
                 f"reasoning. End each conversation with its only answer. {_INSTEAD}"
             )
         answer = after[len(before) :]
-        if before == unprompted and not answer.lstrip().startswith(message.get("content", "").strip()):
+        if not prompts and not answer.lstrip().startswith(message.get("content", "").strip()):
             raise DataError(f"the chat template ignores add_generation_prompt. {_INSTEAD}")
+        begin = offset + len(before) - head
+        return begin, begin + len(answer)
+
+    for number, message in enumerate(messages):
+        if number and message["role"] == "user" and messages[number - 1]["role"] == "assistant":
+            start, offset = number, stop
+            first, head = (first, head) if first else (start, offset)
+        if message["role"] != "assistant":
+            continue
+        if number == 0:
+            raise DataError("message 0 is the assistant's; expected a message to answer.")
+        try:
+            begin, stop = place(number, messages[:first] + messages[start:number], head, offset)
+        except DataError:
+            begin, stop = place(number, messages[:number], 0, 0)
         # white space after the end marker is not part of the answer
-        spans.append((len(before), len(before) + len(answer.rstrip())))
+        spans.append((begin, begin + len(whole[begin:stop].rstrip())))
     return spans
 
 

@@ -198,17 +198,17 @@ def _encode(texts: Sequence[str], tokenizer, enough: int | None) -> list[tuple[A
 
     enough: tokens that a head must yield; None to encode whole texts.
     """
-    found: dict[int, tuple[Any, int]] = {}
+    encodings: dict[int, tuple[Any, int]] = {}
     characters = None if enough is None else _CHARACTERS * enough
-    while pending := [index for index in range(len(texts)) if index not in found]:
+    while pending := [index for index in range(len(texts)) if index not in encodings]:
         heads = [texts[index][:characters] for index in pending]
         for index, head, encoding in zip(pending, heads, encode(tokenizer, heads).encodings, strict=True):
             whole = len(head) == len(texts[index])
             count = len(encoding) if whole else _final_tokens(head, encoding)
             if whole or count >= (enough or 0):
-                found[index] = encoding, count
+                encodings[index] = encoding, count
         characters = characters and _CHARACTERS * characters
-    return [found[index] for index in range(len(texts))]
+    return [encodings[index] for index in range(len(texts))]
 
 
 def _final_tokens(head: str, encoding) -> int:

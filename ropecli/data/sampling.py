@@ -103,8 +103,8 @@ class Mixture:
 def _shares(weights: np.ndarray, block: int) -> tuple[int, ...]:
     """Whole numbers, at least 1 each, that sum to `block`."""
     free = block - len(weights)  # left after each source has one
-    wanted = np.maximum(weights / weights.sum() * block - 1, 0)
-    exact = wanted / wanted.sum() * free if wanted.sum() else wanted
+    ideal = np.maximum(weights / weights.sum() * block - 1, 0)
+    exact = ideal / ideal.sum() * free if ideal.sum() else ideal
     shares = np.floor(exact).astype(np.int64)
     by_remainder = np.argsort(shares - exact, kind="stable")
     shares[by_remainder[: free - shares.sum()]] += 1

@@ -29,7 +29,7 @@ class SourceSequences:
     separator: token between documents of `concat`, None for none. padding: token that pads packed sequences; None for
     other layouts. by_document: add document_labels, which weight the loss. Sequences without a token to train on are
     dropped. targets: shape (sequences,), int64, scored labels of each; None if all tokens are trained on. dropped:
-    number of dropped sequences.
+    number of dropped sequences. document_lengths: tokens of each selected document, used or not.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class SourceSequences:
         by_document: bool = False,
     ) -> None:
         self.selection, self.layout, self.length = selection, layout, length
+        self.document_lengths = store.lengths[selection.documents]
+        self.largest_id = store.largest_id
         self._store, self._padding, self._separator = store, padding, separator
         # the first source has the same order as in a recipe with a single source
         self._seeds = (seed, number) if number else (seed,)
@@ -62,16 +64,6 @@ class SourceSequences:
 
     def __len__(self) -> int:
         return len(self.layout)
-
-    @property
-    def largest_id(self) -> int:
-        """Largest token id of the source."""
-        return self._store.largest_id
-
-    @property
-    def whole_lengths(self) -> np.ndarray:
-        """Tokens of each selected document, used or not."""
-        return self._store.lengths[self.selection.documents]
 
     def at(self, position: int) -> TrainingSequence:
         """The sequence at a position of this source's infinite stream."""
@@ -162,41 +154,35 @@ def _order(seeds: tuple[int, ...], epoch: int, size: int) -> np.ndarray:
 def describe_source(name: str, part: SourceSequences, kind: str, share: float | None) -> str:
     """Summarize a source. share: its fraction of the stream; None if it is the only source."""
     selection, layout = part.selection, part.layout
-    used, cut, tokens = _use(part)
+    sizes = np.minimum(layout.stop, selection.lengths[layout.document]) - layout.start  # without separators
+    pieces = np.bincount(layout.document[sizes > 0], minlength=len(selection.documents))
+    of_document = np.bincount(layout.document, weights=sizes, minlength=len(selection.documents))
+    is_cut = (pieces > 1) | (of_document < part.document_lengths)
+    used, cut, tokens = int((pieces > 0).sum()), int((is_cut & (pieces > 0)).sum()), int(sizes.sum())
     documents = f"{used:,} of {selection.of:,} documents, {_share(used, selection.of)}"
-    said = [f"{name}: {len(part):,} sequences ({kind}) from {documents}"]
+    parts = [f"{name}: {len(part):,} sequences ({kind}) from {documents}"]
     if share is not None:
-        said.append(f"{share:.1%} of the stream")
+        parts.append(f"{share:.1%} of the stream")
     reasons = {
         "too short": selection.too_short,
         "skipped by keep_short": selection.not_drawn,
         "beyond max_tokens": selection.over_budget,
         "not in any sequence" if part.dropped else "left over at the end": len(selection.documents) - used,
     }
-    said += [f"{_share(count, selection.of)} of the documents are {why}" for why, count in reasons.items() if count]
+    parts += [f"{_share(count, selection.of)} of the documents are {why}" for why, count in reasons.items() if count]
     if cut:
-        said.append(f"{_share(cut, used)} of those used are cut")
+        parts.append(f"{_share(cut, used)} of those used are cut")
     if left := int(selection.lengths.sum()) - tokens:
-        said.append(f"{_share(left, int(selection.lengths.sum()))} of their tokens are unused")
+        parts.append(f"{_share(left, int(selection.lengths.sum()))} of their tokens are unused")
     if part.targets is not None:
-        said.append(f"{_share(int(part.targets.sum()), len(layout) * part.length)} of the tokens are trained on")
+        parts.append(f"{_share(int(part.targets.sum()), len(layout) * part.length)} of the tokens are trained on")
     if part.dropped:
-        said.append(f"{part.dropped:,} sequences without a token to train on are skipped")
+        parts.append(f"{part.dropped:,} sequences without a token to train on are skipped")
     if padding := len(layout) * part.length - int((layout.stop - layout.start).sum()):
-        said.append(f"{_share(padding, len(layout) * part.length)} of the sequences is padding")
-    return "; ".join(said) + "."
+        parts.append(f"{_share(padding, len(layout) * part.length)} of the sequences is padding")
+    return "; ".join(parts) + "."
 
 
 def _share(part: int, whole: int) -> str:
     """Percentage; never 0.0% for a non-empty part."""
     return f"{part / whole:.1%}" if part / whole >= 0.0005 else "under 0.1%"
-
-
-def _use(part: SourceSequences) -> tuple[int, int, int]:
-    """(documents used, those of them that are cut, tokens used)."""
-    layout, lengths = part.layout, part.selection.lengths
-    tokens = np.minimum(layout.stop, lengths[layout.document]) - layout.start
-    pieces = np.bincount(layout.document[tokens > 0], minlength=len(lengths))
-    of_document = np.bincount(layout.document, weights=tokens, minlength=len(lengths)).astype(np.int64)
-    cut = (pieces > 1) | (of_document < part.whole_lengths)
-    return int((pieces > 0).sum()), int((cut & (pieces > 0)).sum()), int(tokens.sum())

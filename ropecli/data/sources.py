@@ -166,7 +166,7 @@ def _reason(error: Exception) -> str:
     return reason_of(error)
 
 
-def _read_hub(dataset: HubDataset, text_column: str, wanted: tuple[str, ...]) -> Rows:
+def _read_hub(dataset: HubDataset, text_column: str, splits: tuple[str, ...]) -> Rows:
     from datasets import get_dataset_split_names
 
     name, config = dataset
@@ -177,9 +177,9 @@ def _read_hub(dataset: HubDataset, text_column: str, wanted: tuple[str, ...]) ->
         raise DataError(
             f"{name} is not a local file or folder, and it could not be loaded from the Hub: {_reason(error)}"
         ) from error
-    chosen = next((split for split in wanted if split in available), None)
+    chosen = next((split for split in splits if split in available), None)
     if chosen is None:
-        raise DataError(f"{name} has no split {' or '.join(wanted)}. Choose one of {', '.join(available)}.")
+        raise DataError(f"{name} has no split {' or '.join(splits)}. Choose one of {', '.join(available)}.")
     return _read_table(name, text_column, name, name=config, split=chosen)
 
 

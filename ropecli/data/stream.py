@@ -19,7 +19,7 @@ from ropecli.data.token_store import TokenStore, open_store
 from ropecli.errors import DataError
 
 _FORMAT = 1
-"""Of the fingerprint."""
+"""Version of the fingerprint. Runs with another one cannot be resumed."""
 
 
 @dataclass(frozen=True)

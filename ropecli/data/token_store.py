@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from ropecli.data.documents import Document, tokenize
 from ropecli.data.sources import DEMO_TRAIN, TO_TRAIN, HubDataset, Rows, files_of, locate, read_rows
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
-
-if TYPE_CHECKING:
-    from ropecli.training.recipe import Source
 
 _FORMAT = 2
 """Version of the files; part of every key, so that files of another version are not read."""
@@ -80,7 +77,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
 
 
-def open_store(source: "Source", most: int | None, tokenizer) -> TokenStore:
+def open_store(source: Any, most: int | None, tokenizer) -> TokenStore:
     """Open the store of a source; if it is missing or damaged, tokenize the source and write it.
 
     Reads the whole store once to verify it (about 2 GB/s). most: documents to read; None for all. Raises
@@ -179,12 +176,8 @@ def source_identity(source: str, split: str, cache: Path) -> list[Any]:
         return ["hub", source, split, None]
     if isinstance(place, HubDataset):
         return ["hub", source, split, _commit(place.name, cache)]
-    return ["files", *map(_stamp, files_of(place) if place.is_dir() else [place])]
-
-
-def _stamp(path: Path) -> list[Any]:
-    status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    files = [(path.resolve(), path.stat()) for path in (files_of(place) if place.is_dir() else [place])]
+    return ["files", *([str(path), file.st_size, file.st_mtime_ns, file.st_ctime_ns] for path, file in files)]
 
 
 def _commit(dataset: str, cache: Path) -> str | None:

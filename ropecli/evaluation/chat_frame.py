@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ropecli.data.conversations import warn_if_slow
 from ropecli.errors import DataError, MethodError, reason_of
 
 _MARK = "ROPECLI-MESSAGE"
@@ -27,9 +28,10 @@ def find_frame(tokenizer: Any, choice: str) -> Frame | None:
     if choice == "none" or not getattr(tokenizer, "chat_template", None):
         return None
     try:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
-        )
+        with warn_if_slow():
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
+            )
     except Exception as error:  # a template is a program
         raise DataError(f"The chat template fails: {reason_of(error)}. Use --chat-template none.") from error
     before, mark, after = str(text).partition(_MARK)

@@ -45,13 +45,13 @@ def _forms(methods: Sequence[Rope]) -> Table:
 def _quantities(report: dict[str, Any]) -> Table:
     """A column for each rope."""
     pretrained, length, target = report["ropes"][0], report["original_max_position_embeddings"], report["target_length"]
-    rotations, granularity = pretrained["turns_in_window"], pretrained["granularity"]
+    rotations, granularity = pretrained["rotations_in_pretraining_length"], pretrained["granularity"]
     slow = [pair for pair, count in enumerate(rotations) if 0 < count < 1 - _SAME]
     ropes = []
     for rope in report["ropes"]:
         farthest = rope["largest_distance"]
-        # turns_in_target counts one token more than the largest distance
-        reached = [rope["turns_in_target"][pair] * farthest / (farthest + 1) for pair in slow]
+        # rotations_in_target_length counts one token more than the largest distance
+        reached = [rope["rotations_in_target_length"][pair] * farthest / (farthest + 1) for pair in slow]
         unseen = sum(turns > rotations[pair] * (1 + _SAME) for pair, turns in zip(slow, reached, strict=True))
         followed = {
             "farthest": None if farthest == target - 1 else farthest,
@@ -103,7 +103,7 @@ _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "longest wavelength, tokens": ("longest_wavelength", tokens),
     "half wavelength, tokens": ("half_wavelength", tokens),
     "effective range, tokens": ("effective_range", tokens),
-    "pairs fully rotated by then": ("share_turned_in_effective_range", _share),
+    "pairs fully rotated by then": ("share_rotated_in_effective_range", _share),
     "slowest pair unique": ("unique_by_slowest_pair", {True: "yes", False: "no", None: ""}.__getitem__),
     "slow pairs at unseen angles": ("unseen", str),
     "critical dimension": ("critical", str),
@@ -130,7 +130,7 @@ def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
     shares = {name: of for name, of in shares.items() if any(abs(share - 1) > _SAME for share in of)}
     rows = []
     for band, (low, high) in _BANDS.items():
-        if pairs := [pair for pair, r in enumerate(pretrained["turns_in_window"]) if low <= r < high]:
+        if pairs := [pair for pair, r in enumerate(pretrained["rotations_in_pretraining_length"]) if low <= r < high]:
             ends, wavelengths = (pairs[0], pairs[-1]), [pretrained["wavelength"][pair] for pair in pairs]
             columns: list[Iterable[str]] = [map(str, ends), map(tokens, (min(wavelengths), max(wavelengths)))]
             columns += [[f"{of[pair]:.3g}" for pair in ends] for of in shares.values()]

@@ -179,14 +179,14 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
     positions = batch.positions
     if positions is None and sequence_ranks(accelerator) > 1:
         positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
-    own = slice(None)
+    part = slice(None)
     if sizes and sizes.sp_enabled:
-        part = batch.ids.shape[1] // sizes.sp_size
-        first = accelerator.process_index % sizes.sp_size * part
-        own = slice(first, first + part)
+        tokens = batch.ids.shape[1] // sizes.sp_size
+        first = accelerator.process_index % sizes.sp_size * tokens
+        part = slice(first, first + tokens)
 
     def placed(array: np.ndarray) -> torch.Tensor:
-        return torch.tensor(array[:, own], device=accelerator.device)
+        return torch.tensor(array[:, part], device=accelerator.device)
 
     share = LocalBatch(
         placed(batch.ids),
@@ -235,8 +235,9 @@ def state_to_save(
     from accelerate import DistributedType
 
     if only_trained and accelerator.distributed_type == DistributedType.FSDP:
-        trained = [(name, one) for name, one in wrapped.named_parameters() if one.requires_grad]
-        state: dict[str, Any] = {name: one.detach().full_tensor().cpu() for name, one in trained}  # type: ignore[attr-defined]
+        parameters: Any = wrapped.named_parameters()
+        trained = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
+        state: dict[str, Any] = {name: shard.full_tensor().cpu() for name, shard in trained.items()}
     else:
         state = accelerator.get_state_dict(wrapped)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:

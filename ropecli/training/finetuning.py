@@ -58,7 +58,7 @@ def finetune_checkpoint(
     output: Path,
     *,
     length: int,
-    reach: int,
+    position_span: int,
     resume: bool = False,
     say: Say = lambda message: None,
     on_step: Callable[[TrainingProgress], None] = lambda progress: None,
@@ -66,9 +66,9 @@ def finetune_checkpoint(
 ) -> None:
     """Train one stage, planned by plan_stages, into the folder `output`.
 
-    length: tokens per sequence. reach: tokens that positions with gaps may span. say: called with messages about the
-    data and the model. on_step: called after each step. on_phase: called with the name of each phase. All are called
-    only on the main process. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or
+    length: tokens per sequence. position_span: tokens that positions with gaps may span. say: called with messages
+    about the data and the model. on_step: called after each step. on_phase: called with the name of each phase. All are
+    called only on the main process. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or
     KeyboardInterrupt. Raises RopecliError.
     """
     accelerator = make_accelerator(
@@ -84,7 +84,7 @@ def finetune_checkpoint(
         say, on_step, on_phase = (lambda message: None), (lambda progress: None), (lambda phase: None)
     tokenizer = load_tokenizer(checkpoint)
     on_phase("tokenizing")
-    stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first, say=say)
+    stream = open_stream(recipe, tokenizer, length, position_span, first=accelerator.local_main_process_first, say=say)
     on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
     refuse_unknown_ids(stream.largest_id, model)
@@ -93,7 +93,7 @@ def finetune_checkpoint(
     loss_of = _make_loss(model, recipe, stream.packed, unread, read_state(checkpoint).pretraining_length)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
-    longest = length if recipe.positions == "full" else reach
+    longest = length if recipe.positions == "full" else position_span
     validation = make_validation(recipe, checkpoint, tokenizer, longest, accelerator, say)
     for sentence in stream.summary():
         say(sentence)
@@ -104,7 +104,7 @@ def finetune_checkpoint(
         "source": checkpoint.origin() if main else {},  # only written and compared there
         "data": stream.fingerprint(),
         "length": length,
-        "window": reach,
+        "window": position_span,
         "processes": accelerator.num_processes,
         "recipe": recipe.model_dump(mode="json", exclude={"stages"}),
     }
@@ -215,8 +215,8 @@ class _Run:
         if self.validation and self.validation.due(step):
             measured = self.validation.run(self.accelerator, self.wrapped, step)
             self.log.write(measured)
-            found = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
-            self.say(f"Step {step}: perplexity {found}.")
+            perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
+            self.say(f"Step {step}: perplexity {perplexities}.")
 
     def _advice(self) -> str:
         return (

@@ -38,16 +38,16 @@ class Interrupt:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._asked = 0  # number of the first signal
-        self._asked_at = 0.0
+        self._received = 0  # number of the first signal
+        self._received_at = 0.0
         self._agreed = 0  # the same on all processes, which receive their signals at different times
 
     def agreed(self, accelerator: Any) -> bool:
         """Return whether any process received a signal: the same on all processes, which call it at the same step."""
-        self._agreed = self._asked
+        self._agreed = self._received
         if accelerator.num_processes > 1:
-            asked = torch.tensor([self._asked], device=accelerator.device)
-            self._agreed = int(accelerator.gather(asked).max())
+            received = torch.tensor([self._received], device=accelerator.device)
+            self._agreed = int(accelerator.gather(received).max())
         return self._agreed > 0
 
     def stop(self, message: str) -> NoReturn:
@@ -60,11 +60,11 @@ class Interrupt:
     def ask(self, number: int, frame: Any = None) -> None:
         """Signal handler. A second Ctrl-C raises KeyboardInterrupt."""
         now = time.monotonic()
-        if not self._asked:
-            self._asked, self._asked_at = number, now
+        if not self._received:
+            self._received, self._received_at = number, now
             with contextlib.suppress(RuntimeError):  # the signal interrupted a write to the same stream
                 self._say("Stopping after this step. Press Ctrl-C again to stop immediately without saving.")
-        elif number == signal.SIGINT and now - self._asked_at > ECHO_SECONDS:
+        elif number == signal.SIGINT and now - self._received_at > ECHO_SECONDS:
             raise KeyboardInterrupt
 
 
@@ -120,7 +120,7 @@ class TrainingLoop:
 
     def train(self, done: int = 0) -> None:
         """Train from step `done`, as returned by checkpoints.restore. Raises NotFiniteError, or stops on a signal."""
-        self._begun, self._tokens = time.monotonic(), 0
+        self._started, self._tokens = time.monotonic(), 0
         while not self.ended(done):
             progress = self._update(done)
             done = progress.step
@@ -149,7 +149,7 @@ class TrainingLoop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         tokens = (self._tokens - before) * self.accelerator.num_processes
-        speed = self._tokens * self.accelerator.num_processes / (time.monotonic() - self._begun)
+        speed = self._tokens * self.accelerator.num_processes / (time.monotonic() - self._started)
         return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens)
 
     def _pass(self, batch: Batch, scale: float) -> float:

@@ -85,11 +85,11 @@ class NextTokenLoss(torch.nn.Module):
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, packed: bool) -> Any:
         """The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
-        others = {} if positions is None else {"position_ids": positions}
+        options = {} if positions is None else {"position_ids": positions}
         if positions is not None and not packed:
             # without a mask, transformers treats every gap in the positions as a document boundary
-            others["attention_mask"] = torch.ones_like(ids)
-        return self._split.decode(ids, **others)
+            options["attention_mask"] = torch.ones_like(ids)
+        return self._split.decode(ids, **options)
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         if not self.offload:
@@ -176,27 +176,24 @@ def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> Non
             "concat, or another attn."
         )
     if positions != "full":
-        _prove_gaps(loss_of, positions)
+        gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
+        if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
+            raise RecipeError(
+                f"{type(loss_of.model).__name__} ignores position_ids, which positions: {positions} needs. Use "
+                "positions: full."
+            )
+        if not _is_seen_beyond(loss_of, gap, packed=False):
+            raise RecipeError(
+                f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot "
+                f"train with positions: {positions}. Try another attn."
+            )
     loss_of.train(training)
-
-
-def _prove_gaps(loss_of: NextTokenLoss, name: str) -> None:
-    gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
-    if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
-        raise RecipeError(
-            f"{type(loss_of.model).__name__} ignores position_ids, which positions: {name} needs. Use positions: full."
-        )
-    if not _is_seen_beyond(loss_of, gap, packed=False):
-        raise RecipeError(
-            f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot train "
-            f"with positions: {name}. Try another attn."
-        )
 
 
 def _is_seen_beyond(loss_of: NextTokenLoss, positions: list[int], *, packed: bool) -> bool:
     """Return whether predictions after the middle change with a token before it."""
-    one, other = (_states(loss_of, positions, packed=packed, changed=changed) for changed in (False, True))
-    return not _same(one[_HALF:], other[_HALF:])
+    states, changed = (_states(loss_of, positions, packed=packed, changed=changed) for changed in (False, True))
+    return not _same(states[_HALF:], changed[_HALF:])
 
 
 def _states(
@@ -210,7 +207,7 @@ def _states(
     return loss_of.hidden(ids, torch.tensor([positions], device=device), packed).last_hidden_state[0]
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same(states: torch.Tensor, others: torch.Tensor) -> bool:
     """Return whether both are equal up to rounding, which differs when experts get other batches of tokens."""
-    allowed = _ROUNDINGS * torch.finfo(one.dtype).eps * one.abs().max()
-    return bool((one - other).abs().max() <= allowed)
+    allowed = _ROUNDINGS * torch.finfo(states.dtype).eps * states.abs().max()
+    return bool((states - others).abs().max() <= allowed)

@@ -215,21 +215,6 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
         raise RecipeError(_all_faults(path, _faults(error))) from error
-    _check_stages(path, recipe)
-    return recipe
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        loaded = read_yaml(read_bounded(path, _LARGEST))
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(loaded, dict):
-        raise RecipeError(f"{path} contains a {type(loaded).__name__}; expected a mapping of keys to values.")
-    return loaded
-
-
-def _check_stages(path: Path | None, recipe: Recipe) -> None:
     faults = []
     for number, stage in enumerate(recipe.stages):
         if "stages" in stage:
@@ -241,6 +226,17 @@ def _check_stages(path: Path | None, recipe: Recipe) -> None:
             faults += _faults(error, f"stages.{number}.")
     if faults:
         raise RecipeError(_all_faults(path, faults))
+    return recipe
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        loaded = read_yaml(read_bounded(path, _LARGEST))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise RecipeError(f"{path} contains a {type(loaded).__name__}; expected a mapping of keys to values.")
+    return loaded
 
 
 def _faults(error: ValidationError, prefix: str = "") -> list[str]:

@@ -34,7 +34,7 @@ class ShippedFile:
 def recipe_files(*kinds: Kind) -> dict[str, ShippedFile]:
     """The files of these kinds, by name."""
     # in an installed package, or else in the source tree
-    folder = next(one / "recipes" for one in (_PACKAGE, _PACKAGE.parent) if (one / "recipes").is_dir())
+    folder = next(path for path in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes") if path.is_dir())
     files = [ShippedFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.yaml"))]
     return {file.name: file for file in files}
 
@@ -46,9 +46,9 @@ def find_file(name: str, files: dict[str, ShippedFile]) -> ShippedFile:
     return files[name]
 
 
-def recipe_path(given: Path | None) -> Path | None:
+def recipe_path(recipe: Path | None) -> Path | None:
     """The file of a recipe that the user gave by name or by path. Raises RecipeError for an unknown name."""
-    if given is None or given.name != str(given) or given.suffix in (".yaml", ".yml"):
-        return given
+    if recipe is None or recipe.name != str(recipe) or recipe.suffix in (".yaml", ".yml"):
+        return recipe
     files = recipe_files("finetune")
-    return given if given.is_file() and str(given) not in files else find_file(str(given), files).path
+    return recipe if recipe.is_file() and str(recipe) not in files else find_file(str(recipe), files).path

@@ -93,7 +93,7 @@ def shared_sequence_faults(
     depend on the length.
     """
     ulysses = name == "sp_size"
-    other = f"Set {name} to 1."
+    hint = f"Set {name} to 1."
     # context parallelism gives each process an early and a late part, to balance the work of attention
     parts = size if ulysses else 2 * size
     if length % parts:
@@ -102,22 +102,22 @@ def shared_sequence_faults(
         # both drop the mask that separates packed documents (ulysses_sp.py; accelerate/big_modeling.py)
         yield f"sequences: packed needs a mask, which {name} {size} drops. Use long or concat."
     if recipe.loss == "longce":
-        yield f"loss: longce needs whole sequences on each process, but {name} {size} splits them. {other}"
+        yield f"loss: longce needs whole sequences on each process, but {name} {size} splits them. {hint}"
     if varies:
         # every process would use the largest position of its own part
-        yield f"the model's rotary frequencies depend on the length, which {name} {size} splits over processes. {other}"
+        yield f"the model's rotary frequencies depend on the length, which {name} {size} splits over processes. {hint}"
     for kind in sorted(_partial_attention_layers(model, length if ulysses else None)):
-        yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {other}"
+        yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {hint}"
     if _carries_state(model):
         # accelerate/big_modeling.py: every process would start its part with an empty state
-        yield f"the model's layers carry a state along the sequence, which {name} {size} does not pass on. {other}"
+        yield f"the model's layers carry a state along the sequence, which {name} {size} does not pass on. {hint}"
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     method = method_of(model.config.get_text_config()._attn_implementation)
     if method is not None:
         # its mask function would treat a process's part of the row as the whole row
-        yield f"{method} needs whole sequences on each process, but {name} {size} splits them. {other}"
+        yield f"{method} needs whole sequences on each process, but {name} {size} splits them. {hint}"
     elif ulysses:
-        yield from _ulysses_faults(model, size, attention, recipe.positions, other)
+        yield from _ulysses_faults(model, size, attention, recipe.positions, hint)
     elif attention != "sdpa":
         # torch's context_parallel replaces only scaled_dot_product_attention
         yield f"attn: {attention} does not support cp_size {size}. Use attn: sdpa."

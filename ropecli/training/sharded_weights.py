@@ -110,8 +110,8 @@ def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 files[name], shapes[name] = path, file.get_slice(name).get_shape()
     targets = _tensors_of(model)
-    found = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
-    exact = all(len(names) == 1 for names in found) and len(found) == len(files)
+    matches = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
+    exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)
     return files if exact and not is_converted(model) else {}
 
 
@@ -120,7 +120,7 @@ def is_converted(model: "PreTrainedModel") -> bool:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
-    return any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
+    return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
 
 
 def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:

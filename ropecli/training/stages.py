@@ -25,7 +25,7 @@ from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_chec
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
+from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.data import sources
 from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
@@ -49,8 +49,8 @@ class Stage:
     """One run of a recipe, with the lengths that follow from the checkpoint.
 
     number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
-    stage's; None for an unchanged checkpoint. length: tokens per sequence. reach: tokens that positions with gaps may
-    span. warnings: shown before it runs.
+    stage's; None for an unchanged checkpoint. length: tokens per sequence. position_span: tokens that positions
+    with gaps may span. warnings: shown before it runs.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Stage:
     plan: PatchPlan | None
     in_effect: PatchPlan | None
     length: int
-    reach: int
+    position_span: int
     warnings: tuple[str, ...] = ()
 
     def sequences_per_step(self, processes: int = 1) -> int:
@@ -116,30 +116,27 @@ def _plan_stage(
     """Resolve the lengths. Sequences default to the context length, with gaps to the pretraining length."""
     if any(source.data == sources.DEMO for source in recipe.sources):
         raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
-    pretraining_length, context_length = _lengths(checkpoint, in_effect)
-    reach = recipe.window or context_length
+    if in_effect is None:
+        state = read_state(checkpoint)
+        pretraining_length, context_length = state.pretraining_length, state.context_length
+    else:
+        geometry = in_effect.ropes[in_effect.scaled[0]].geometry
+        pretraining_length, context_length = geometry.original_max_position_embeddings, in_effect.target_length
+    position_span = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
-    refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
+    refuse_impossible_positions(recipe.positions, length, position_span, recipe.pose_chunks)
     if recipe.loss == "longce" and length <= (first := short_context(pretraining_length).first):
         raise RecipeError(
             f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
     method = read_saved_remapping(in_effect.config if in_effect else checkpoint.config)
     refuse_method_conflicts(recipe, method)
-    longest = length if recipe.positions == "full" else reach
+    longest = length if recipe.positions == "full" else position_span
     warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
-    if method and _changes_nothing(method, length):
+    last, keys = np.array([length - 1]), np.arange(length)
+    if method and np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
         warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
-    return Stage(number, recipe, plan, in_effect, length, reach, tuple(warnings))
-
-
-def _lengths(checkpoint: Checkpoint, in_effect: PatchPlan | None) -> tuple[int, int]:
-    """(pretraining length, context length), tokens."""
-    if in_effect is None:
-        state = read_state(checkpoint)
-        return state.pretraining_length, state.context_length
-    geometry = in_effect.ropes[in_effect.scaled[0]].geometry
-    return geometry.original_max_position_embeddings, in_effect.target_length
+    return Stage(number, recipe, plan, in_effect, length, position_span, tuple(warnings))
 
 
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_length: int) -> Iterator[str]:
@@ -153,18 +150,12 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_leng
         yield "training uses only the next-token loss, without the routers' load-balancing loss."
 
 
-def _changes_nothing(method: SavedRemapping, length: int) -> bool:
-    """Return whether the method leaves all distances in sequences of `length` tokens unchanged."""
-    last, keys = np.array([length - 1]), np.arange(length)
-    return np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys)
-
-
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
     """One sentence per stage. processes: the number that read different sequences."""
     sentences = []
     for stage in stages:
         run, tokens = stage.recipe, stage.tokens_per_step(processes)
-        gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.reach:,}"
+        gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.position_span:,}"
         weights = sum(source.weight for source in run.sources)
         data = " + ".join(
             f"{source.data} ({source.sequences})" + (f" {source.weight / weights:.0%}" if run.mixture else "")
@@ -225,7 +216,9 @@ def run_stages(
 
 
 def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, **options: Any) -> None:
-    finetune_checkpoint(checkpoint, stage.recipe, output, length=stage.length, reach=stage.reach, **options)
+    finetune_checkpoint(
+        checkpoint, stage.recipe, output, length=stage.length, position_span=stage.position_span, **options
+    )
 
 
 def _run_in_turn(
@@ -249,7 +242,10 @@ def _run_in_turn(
             say(heading)
             source = open_checkpoint(trained, weights=True) if trained else checkpoint
             if stage.recipe.patch:
-                source = _patched(source, stage.recipe.patch, patched, first, say)
+                if first and not patched.exists():  # if it exists, it is complete
+                    patch_to(_plan_patch(source, stage.recipe.patch), patched, say=say)
+                _wait_for(patched)
+                source = open_checkpoint(patched, weights=True)
 
             def counted(progress: Any, before: int = steps) -> None:
                 on_step(replace(progress, step=before + progress.step))
@@ -264,14 +260,6 @@ def _run_in_turn(
         steps, trained = steps + stage.recipe.steps, folder
     if first:
         _move_up(output / STAGES / str(len(stages)), output)
-
-
-def _patched(checkpoint: Checkpoint, patch: Patch, folder: Path, first: bool, say: Callable[[str], None]) -> Checkpoint:
-    """Open the patched checkpoint in `folder`, which the first process writes."""
-    if first and not folder.exists():  # if it exists, it is complete
-        patch_to(_plan_patch(checkpoint, patch), folder, say=say)
-    _wait_for(folder)
-    return open_checkpoint(folder, weights=True)
 
 
 def _wait_for(patched: Path) -> None:

@@ -58,9 +58,9 @@ def _is_linear(module: nn.Module) -> bool:
         return True
     probe = torch.ones(1, 1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
     try:
-        found, expected = module(probe), nn.functional.linear(probe, module.weight, module.bias)
+        output, expected = module(probe), nn.functional.linear(probe, module.weight, module.bias)
         # without weights, compare only the shapes
-        return found.shape == expected.shape and (found.is_meta or torch.allclose(found, expected, rtol=1e-2))
+        return output.shape == expected.shape and (output.is_meta or torch.allclose(output, expected, rtol=1e-2))
     except (AttributeError, RuntimeError, TypeError):  # AttributeError: a router returns several tensors
         return False
 
@@ -95,7 +95,11 @@ def embeddings_and_norms(model: "PreTrainedModel") -> list[str]:
 
 def norm_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
     """The decoder's norms that have parameters, by name."""
-    return {name: module for name, module in _decoder_modules(model).items() if _is_norm(module)}
+    return {
+        name: module
+        for name, module in _decoder_modules(model).items()
+        if "norm" in type(module).__name__.lower() and list(module.parameters(recurse=False))
+    }
 
 
 def tied_head(model: "PreTrainedModel") -> list[str]:
@@ -103,10 +107,6 @@ def tied_head(model: "PreTrainedModel") -> list[str]:
     if head is None or head.weight is not embeddings.weight:
         return []
     return [name for name, module in model.named_modules() if module is head]
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and any(True for _ in module.parameters(recurse=False))
 
 
 def matches_target(name: str, target: str) -> bool:
@@ -117,5 +117,5 @@ def matches_target(name: str, target: str) -> bool:
 def shorten(names: list[str], model: nn.Module, matches: Callable[[str, str], bool]) -> list[str]:
     """Return the last parts of `names` if peft finds exactly `names` by them, else `names`. matches: peft's rule."""
     short = sorted({name.rpartition(".")[2] for name in names})
-    found = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}
-    return short if found == set(names) else names
+    matching = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}
+    return short if matching == set(names) else names

@@ -80,7 +80,9 @@ class Validation:
         for document in self._share(accelerator):
             for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
                 reset()
-                batch = _batch(window.ids, window.targets)
+                labels = np.full((1, len(window.ids)), UNSCORED, dtype=np.int64)
+                labels[0, -1 - window.targets : -1] = window.ids[-window.targets :]
+                batch = Batch(window.ids[None], labels)
                 with local_batch(accelerator, batch) as part, explain_out_of_memory(pass_size, remedy):
                     nll = wrapped(*part)
                 total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
@@ -142,13 +144,6 @@ def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, accelerat
         )
 
 
-def _batch(ids: np.ndarray, targets: int) -> Batch:
-    """One sequence with only its last `targets` tokens scored. ids: shape (tokens,), int64."""
-    labels = np.full((1, len(ids)), UNSCORED, dtype=np.int64)
-    labels[0, -1 - targets : -1] = ids[-targets:]
-    return Batch(ids[None], labels)
-
-
 @contextlib.contextmanager
 def _evaluation_mode(
     accelerator: "Accelerator", wrapped: torch.nn.Module, longest: int
@@ -162,24 +157,18 @@ def _evaluation_mode(
     tables = rotary_tables(model)
     with torch.no_grad(), unpatched_after(model):
         following = tables if switches_with_length(tables, longest) else []
-        _set_evaluation_mode(wrapped, shared=sequence_ranks(accelerator) > 1)
+        # DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would treat its
+        # part of the sequence as the whole. There, only the innermost modules, such as dropout, change their mode.
+        shared = sequence_ranks(accelerator) > 1
+        for module in wrapped.modules() if shared else [wrapped]:
+            if not shared or not any(module.children()):
+                module.eval()
         try:
             yield lambda: reset_tables(following)
         finally:
             for module in training:
                 module.training = True
             _reshard(wrapped)
-
-
-def _set_evaluation_mode(wrapped: torch.nn.Module, *, shared: bool) -> None:
-    """Set evaluation mode. Where processes share sequences, set it only on the innermost modules, such as dropout.
-
-    DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would treat its part
-    of the sequence as the whole.
-    """
-    for module in wrapped.modules() if shared else [wrapped]:
-        if not shared or not any(module.children()):
-            module.eval()
 
 
 def _reshard(wrapped: torch.nn.Module) -> None:

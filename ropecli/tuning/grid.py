@@ -85,7 +85,7 @@ def _spread(ranges: dict[str, SearchRange], count: int, seed: int) -> list[dict[
 def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], float]) -> list[int]:
     """Keep the better half of the points on twice the documents, until all documents are read.
 
-    Returns the last points, best first. loss: of a point on the first so many documents.
+    Returns the last points, best first. loss: of a point on the first documents, whose number it takes.
     """
     left, read = list(points), min(_FIRST_ROUND_DOCUMENTS, documents)
     while len(left) > 2 and read < documents:

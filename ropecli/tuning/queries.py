@@ -48,21 +48,21 @@ def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> li
     pairs = {table.layer_type: len(table.inv_freq) for table in rotary_tables(model)}
     layout, layers = find_rotating_layers(model, labels)
     capture, names = _QueryCapture(), {module: name for name, module in model.named_modules()}
-    found: dict[int, Queries] = {}
+    queries: dict[int, Queries] = {}
     with attending_by(model, capture):
         for name in _candidates(layers):
             for layer, numbers in _trace_rows(model, capture, layers, name).items():
                 rows = _rows(numbers, layout, pairs[layer_label(layer, pairs)])
                 if bool((rows >= 0).all()):
                     module = layer.get_submodule(name)
-                    found[layers.index(layer)] = Queries(names[module], rows, isinstance(module, torch.nn.Linear))
+                    queries[layers.index(layer)] = Queries(names[module], rows, isinstance(module, torch.nn.Linear))
     for index, layer in enumerate(layers):
-        if index not in found:
+        if index not in queries:
             raise PatchError(
                 f"Layer {getattr(layer, 'layer_idx', index)} ({type(layer).__name__}): its queries do not come "
                 "directly from a projection or a norm, so gains cannot be folded into a weight."
             )
-    return [found[index] for index in range(len(layers))]
+    return [queries[index] for index in range(len(layers))]
 
 
 def _rows(numbers: Tensor, layout: HeadLayout, pairs: int) -> Tensor:

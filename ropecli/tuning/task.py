@@ -24,7 +24,7 @@ Loss = Annotated[float, Ge(0)]
 Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
 Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0, 4096)]
 Measure = Callable[[ScalingSpec, int, int], float]
-"""The loss of a scaling on the first so many documents, in an iteration of the search."""
+"""Takes a scaling, a number of documents and the iteration of the search. Returns the loss."""
 
 
 @dataclass(frozen=True)

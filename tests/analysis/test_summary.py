@@ -42,7 +42,12 @@ def test_of_every_method(method, capsys):
     assert report.keys() == summary.keys()
     assert report["method"] == method
     assert report["target_length"] == target
-    for key in ("wavelength", "turns_in_window", "turns_in_target", "frequency_over_pretrained"):
+    for key in (
+        "wavelength",
+        "rotations_in_pretraining_length",
+        "rotations_in_target_length",
+        "frequency_over_pretrained",
+    ):
         assert len(report[key]) == geometry.pairs
     for row in report["decay"]:
         distance = row["distance"]
@@ -62,11 +67,13 @@ def test_llama_2_by_hand():
     assert summary["longest_wavelength"] == pytest.approx(2 * math.pi / slowest)
     assert summary["half_wavelength"] == pytest.approx(math.pi / slowest)
     assert summary["effective_range"] == pytest.approx(0.2 * math.pi / slowest)
-    assert summary["share_turned_in_effective_range"] == 0.75
+    assert summary["share_rotated_in_effective_range"] == 0.75
     assert summary["critical_dimension"] == 92
     assert summary["frequency_over_pretrained"] == pytest.approx([1 / 8] * 64)
-    assert summary["turns_in_window"][0] == pytest.approx(4096 / (16 * math.pi))
-    assert summary["turns_in_target"] == pytest.approx(np.multiply(8, summary["turns_in_window"]))
+    assert summary["rotations_in_pretraining_length"][0] == pytest.approx(4096 / (16 * math.pi))
+    assert summary["rotations_in_target_length"] == pytest.approx(
+        np.multiply(8, summary["rotations_in_pretraining_length"])
+    )
     assert summary["unique_by_slowest_pair"] is True
     assert summary["largest_distance"] == 32767
     assert summary["closest_images_gap"] == 1
@@ -79,7 +86,7 @@ def test_llama_2_by_hand():
 def test_remapped_distances_are_what_turns_and_decays():
     summary = summarize(scaled(DEMO, "rerope", 8.0), 2048)
     assert summary["largest_distance"] == 128
-    assert summary["turns_in_target"] == pytest.approx(129 * DEMO.inv_freq() / (2 * math.pi))
+    assert summary["rotations_in_target_length"] == pytest.approx(129 * DEMO.inv_freq() / (2 * math.pi))
     assert summary["frequency_over_pretrained"] == [1] * 16
     assert summary["decay"][-1]["distance"] == 128
     assert summary["closest_images"] is None

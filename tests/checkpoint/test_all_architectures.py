@@ -110,20 +110,20 @@ def build(config: Any) -> Live:
         model = auto_class_of(config).from_config(config)
     text = config.get_text_config()
     tables: dict[str, Table] = {}
-    turning: set[str] = set()
+    rotating: set[str] = set()
     for name, module in model.named_modules():
         own = getattr(module, "config", None)
         if type(own) is not type(text) and (own is not None or text is not config):
             continue  # of the vision or audio part
         buffers = [key for key, _ in module.named_buffers(recurse=False) if key.endswith("inv_freq")]
         if buffers:
-            turning.add(name)
+            rotating.add(name)
             fresh = type(module)(module.config)  # outside of the meta device, so that it has values
             tables |= {f"{name}.{key}": _table(fresh, key) for key in buffers if "original" not in key}
     numbers = {
         f"{name}.{key}": value
         for name, module in model.named_modules()
-        if name not in turning
+        if name not in rotating
         for key, value in vars(module).items()
         if isinstance(value, int | float) and key not in ("max_position_embeddings", "rope_theta")
     }

@@ -20,7 +20,7 @@ LENGTHS = {
     "unscaled": ({}, 64),
     "dynamic, whose pretraining length is max_position_embeddings": (DYNAMIC, 256),
     "yarn, added as Qwen's cards say, with max_position_embeddings left": (YARN, 256),
-    "llama3, whose factor is no ratio of lengths (Llama 3.2)": (LLAMA3, 64),
+    "llama3, whose factor is not a ratio of lengths (Llama 3.2)": (LLAMA3, 64),
 }
 
 

@@ -31,7 +31,7 @@ NAMING_THEIR_WINDOW = {
     "custom": {"factors": LISTS["long_factor"]},
 }
 NATIVE = {"none", "dynamic", "yarn", "ntk-by-parts", "llama3", "longrope"}
-"""Whose name is read back."""
+"""A combination whose name is read back."""
 THEN = {
     **{name: params for name, params in NAMING_THEIR_WINDOW.items() if name != "none"},
     "unscaled": {},

@@ -134,7 +134,7 @@ TRAPS = {
         "--original-length N",
     ),
     "a stray window": Trap(
-        "two-original-windows",
+        "conflicting-pretraining-lengths",
         {**CLEAN, "original_max_position_embeddings": 128},
         "original_max_position_embeddings is 128 at the top level and 64 in rope_parameters; transformers 5 uses",
         {**CLEAN, "original_max_position_embeddings": 64},
@@ -233,14 +233,14 @@ TRAPS = {
     ),
     # Windows
     "a window beyond the scaling": Trap(
-        "window-beyond-scaling",
+        "context-beyond-scaling",
         scaled(yarn(factor=2.0)),
         "max_position_embeddings is 256, but yarn ×2 extends the pretraining length of 64 to 128",
         CLEAN,
         "--method yarn --target-length 256",
     ),
     "a window below the scaling": Trap(
-        "window-below-scaling",
+        "context-below-scaling",
         scaled(yarn(factor=8.0)),
         "max_position_embeddings is 256, but yarn ×8 extends the pretraining length of 64 to 512",
         CLEAN,
@@ -261,7 +261,7 @@ TRAPS = {
         None,
     ),
     "layers of which only the sliding ones turn": Trap(
-        "far-layers-do-not-turn",
+        "global-layers-without-rope",
         COHERE2,
         "only layers with a sliding or chunked window have rotary embeddings",
         {**COHERE2, "model_type": "gemma2"},

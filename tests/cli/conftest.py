@@ -35,7 +35,7 @@ def source(llama, tmp_path) -> Path:
 
 @pytest.fixture
 def stopping(monkeypatch):
-    """with stopping(after, number): a signal comes after so many samples; default: Ctrl-C. Yields the samples."""
+    """with stopping(after, number): a signal comes after `after` samples; default: Ctrl-C. Yields the samples."""
     from ropecli.evaluation.measure import Store
 
     @contextlib.contextmanager

@@ -45,7 +45,7 @@ WRONG = {
     "a parameter without its method": (["--set", "beta_fast=8"], "METHOD.KEY=VALUE"),
     "a method that lacks a parameter": (["--methods", "longrope"], "long_factor"),
     "a stride that leaves tokens out": (["--stride", "24", "--protocol", "sliding"], "stride of 24 tokens"),
-    "a run to go on with, without its output": (["--resume"], "--output"),
+    "a run to resume, without its output": (["--resume"], "--output"),
     "a plot of no kind": (["--plot", "plot.docx"], "docx"),
 }
 

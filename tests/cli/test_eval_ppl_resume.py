@@ -54,7 +54,7 @@ def is_one_message(outcome, expected):
 
 @pytest.fixture
 def stopped(ropecli, arguments, stopping):
-    """stopped(after, ...) -> a run that Ctrl-C ends after so many documents."""
+    """stopped(after, ...) -> a run that Ctrl-C ends after `after` documents."""
 
     def run(after, *options, **others):
         with stopping(after):

@@ -217,7 +217,7 @@ def test_what_a_dead_run_left_is_removed(patch, source, tmp_path):
 
 
 def test_a_file_is_written_beside_the_users_own(ropecli, tmp_path):
-    """Of the names that it might have there, only what a dead run of this machine left is removed."""
+    """Only what a dead run of this machine left is removed."""
     stale = tmp_path / f".plot.svg.partial-{platform.node()[:32]}-{dead_process()}-x1"
     kept = tmp_path / ".plot.svg.partial"
     for path in (stale, kept):

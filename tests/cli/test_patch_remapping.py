@@ -89,7 +89,7 @@ WRONG = {
     "the name is missing": ({"attn_implementation": ...}, f"{KEY} but no attn_implementation"),
     "the block is missing": ({KEY: ...}, f"attn_implementation but no {KEY}"),
     "a method that is not known": ({"attn_implementation": "ropecli:foo"}, "expected one of ropecli:dual-chunk"),
-    "transformers goes by another": ({"_attn_implementation": "sdpa"}, "Remove _attn_implementation"),
+    "transformers reads another key": ({"_attn_implementation": "sdpa"}, "Remove _attn_implementation"),
 }
 
 

@@ -143,6 +143,17 @@ def test_a_length_beyond_the_window_is_warned_of(config_alone, plan):
     assert json.loads(out)["length"] == 128
 
 
+def test_a_tensor_that_does_not_fit_by_itself_is_named(config_alone, plan):
+    """gpt-oss's attention in transformers stores the scores of all pairs of tokens."""
+    config = json.loads((config_alone / "config.json").read_text())
+    config |= {"model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 64}
+    (config_alone / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        RopecliError, match=r"in one tensor of GptOssAttention: use --set attn=flex_attention or shorten --length"
+    ):
+        plan(config_alone, "--length", "32k", "--gpu-memory", "2GB")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -127,7 +127,7 @@ def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
         ("distance d to pretrained images", "distance_to_old_images"),
     ):
         assert rows[name] == [f"{rope[key]:.4g}" for rope in (pretrained, yarn)]
-    assert rows["its exact limit"][1] == "", "yarn's frequencies are no powers of a base"
+    assert rows["its exact limit"][1] == "", "yarn's frequencies are not powers of a base"
     assert "largest distance seen, tokens" not in rows
     assert rows["32 or more"] == ["0", "6.283", "1"]
     assert rows["below 1"] == ["7 to 15", "353.3 to 35,333", "0.125"]

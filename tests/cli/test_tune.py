@@ -360,7 +360,7 @@ def test_a_full_disk_is_one_message_and_the_run_can_be_gone_on_with(ropecli, arg
 
 @pytest.fixture
 def stopped(ropecli, arguments, stopping):
-    """stopped(after, output, ...) -> a run that Ctrl-C ends after so many documents."""
+    """stopped(after, output, ...) -> a run that Ctrl-C ends after `after` documents."""
 
     def run(after, output, *options):
         with stopping(after):

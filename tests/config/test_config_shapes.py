@@ -103,7 +103,7 @@ def test_a_scaling_that_distant_tokens_do_not_notice_is_refused(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "rope_theta": 1e4, **config}))
     source = open_checkpoint(tmp_path)
     rules = [finding.rule for finding in find_faults(read_state(source))]
-    assert ("far-layers-do-not-turn" in rules) is not rotates
+    assert ("global-layers-without-rope" in rules) is not rotates
     for method in ("yarn", "rerope"):
         if rotates:
             make_plan(source, make_spec(method, 4.0))

@@ -22,9 +22,9 @@ SMALL = {"vocab_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
 SMALL |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
 FOUND = {
     "Mistral-7B-v0.1": ["sliding-window"],
-    "Qwen2.5-7B-Instruct with yarn": ["window-below-scaling"],
+    "Qwen2.5-7B-Instruct with yarn": ["context-below-scaling"],
     "Phi-3-mini-128k": ["switches-with-length"],
-    "c4ai-command-r7b": ["far-layers-do-not-turn"],
+    "c4ai-command-r7b": ["global-layers-without-rope"],
     "vicuna-7b-v1.5-16k": ["unclear"],
 }
 

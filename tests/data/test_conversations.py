@@ -7,8 +7,10 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from ropecli.data import conversations
 from ropecli.data.conversations import Conversation, tokenize_conversations
 from ropecli.errors import DataError
+from ropecli.evaluation.chat_frame import find_frame
 
 # In the shape of released templates. Qwen 2.5: with a default system prompt
 CHATML = """\
@@ -169,6 +171,29 @@ def test_all_is_the_rendered_text(tokenizers, shape):
     assert document.ids.tolist() == expected
 
 
+NUMBERED = CHATML.replace("message.role +", "message.role ~ loop.index ~").replace(
+    "assistant\\n'", "assistant' ~ (messages | length + 1) ~ '\\n'"
+)
+
+
+@pytest.mark.parametrize(("template", "renders_all"), [(CHATML, False), (NUMBERED, True)], ids=["plain", "numbered"])
+def test_a_long_conversation_takes_linear_time_unless_the_template_needs_all_of_it(
+    tokenizer_of, monkeypatch, template, renders_all
+):
+    tokenizer, messages = tokenizer_of(template, IM), turns(*(f"text {number}" for number in range(200)))
+    render, rendered = tokenizer.apply_chat_template, []
+
+    def count(part, **options):
+        rendered.append(len(part))
+        return render(part, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", count)
+    (document,) = tokenize_conversations([("row", Conversation(messages))], tokenizer)
+    assert (sum(rendered) > 20_000) == renders_all
+    answers = tokenizer.decode(document.ids[document.trained])
+    assert answers == "".join(f"{message['content']}<|im_end|>" for message in messages[1::2])
+
+
 def test_roles_parts_and_fields_of_other_formats(tokenizers):
     tokenizer, expected = tokenizers["chatml"], turns("Where?", "Here.", system="Be brief.")
     parts = [{"type": "text", "text": "Whe", "cache": None}, {"type": "text", "text": "re?"}]
@@ -232,8 +257,27 @@ REFUSED = {
 
 @pytest.mark.parametrize(("template", "messages", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_masked_exactly_is_refused_with_the_reason(tokenizer_of, template, messages, reason):
-    with pytest.raises(DataError, match=rf"row 1: .*{reason}"):
-        list(tokenize_conversations([("row 1", Conversation(messages))], tokenizer_of(template, IM)))
+    rows = [("row 1", Conversation(messages)), ("row 2", Conversation([]))]
+    with pytest.raises(DataError, match=rf"row 1: .*{reason}.* 2 rows"):
+        list(tokenize_conversations(rows, tokenizer_of(template, IM)))
+
+
+@pytest.mark.parametrize(
+    "render",
+    [
+        lambda tokenizer: list(tokenize_conversations([("row", Conversation(turns("Where?")))], tokenizer, "all")),
+        lambda tokenizer: find_frame(tokenizer, "auto"),
+    ],
+    ids=["conversations", "frame"],
+)
+@pytest.mark.parametrize("slow", [False, True])
+def test_of_a_template_that_may_never_end_a_warning_says_so(tokenizer_of, monkeypatch, caplog, render, slow):
+    loop = ""
+    if slow:
+        monkeypatch.setattr(conversations, "_PATIENCE", 0.0)
+        loop = "{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
+    render(tokenizer_of(loop + CHATML, IM))
+    assert ("may never end" in caplog.text) == slow
 
 
 RELEASED = {

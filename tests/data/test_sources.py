@@ -109,21 +109,6 @@ def test_compressed_text_and_rows_are_read_as_without_compression(tmp_path, endi
     assert list(read_texts(str(packed / f"rows.jsonl.{ending}"))) == rows
 
 
-@pytest.mark.parametrize("name", ["story.txt.zst", "rows.jsonl.zst"])
-def test_a_missing_package_for_zst_is_named(tmp_path, monkeypatch, name):
-    monkeypatch.delitem(fsspec.compression.compr, "zstd", raising=False)
-    (tmp_path / name).write_bytes(zstd(b'{"text": "a"}\n'))
-    with pytest.raises(DataError, match=rf"{name}.*compressed with zstd.*`pip install zstandard`"):
-        list(read_texts(str(tmp_path / name)))
-
-
-def test_a_file_name_is_a_name_and_no_pattern(tmp_path):
-    name = "row?[1]*.jsonl"
-    write_jsonl(tmp_path / name, {"text": ["mine"]})
-    write_jsonl(tmp_path / "rows1.jsonl", {"text": ["another's"]})
-    assert [text for _, text in read_texts(str(tmp_path / name))] == ["mine"]
-
-
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
     for name in ("z.txt", "b/y.md", "a/x.py", "b/a.txt"):  # not the order that is expected
         (tmp_path / name).parent.mkdir(exist_ok=True)

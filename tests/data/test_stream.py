@@ -155,22 +155,6 @@ class TestConversations:
             chat_stream(path)
 
 
-class TestRefusals:
-    def test_documents_that_are_all_too_short(self, stream_of, source, corpus, ids_of):
-        longest = max(map(len, ids_of(corpus)))
-        with pytest.raises(
-            DataError,
-            match=rf"No document has at least 100000 tokens; the longest of 12 has {longest}\. Use a shorter length",
-        ):
-            stream_of(source(corpus), length=100_000)
-
-    def test_a_budget_below_a_sequence(self, stream_of, source, corpus):
-        with pytest.raises(
-            DataError, match=r"1 documents with 40 tokens do not fill a sequence of 48.*max_tokens is 40"
-        ):
-            stream_of(source(corpus, max_tokens=40), length=48)
-
-
 class TestCache:
     @pytest.fixture
     def counted(self, tokenizer, monkeypatch, tmp_path):
@@ -193,17 +177,6 @@ class TestCache:
         again = stream_of(source(corpus), tokenizer=tokenizer)
         assert len(given) == 12
         assert other.fingerprint() != first.fingerprint() == again.fingerprint()
-
-    def test_a_changed_file_is_tokenized_again(self, stream_of, source, counted, tmp_path):
-        tokenizer, given = counted
-        path = tmp_path / "a.txt"
-        path.write_text("ba de fi " * 40)
-        before = stream_of(source(path), tokenizer=tokenizer)
-        path.write_text("go ku go " * 40)
-        after = stream_of(source(path), tokenizer=tokenizer)
-        assert len(given) == 2
-        assert (after.batch(range(1)).ids != before.batch(range(1)).ids).any()
-        assert after.fingerprint() != before.fingerprint()
 
 
 class TestFingerprint:
@@ -241,17 +214,6 @@ class TestFingerprint:
             stream_of(source(short_texts, sequences="packed"), tokenizer=other_end),
         ]
         assert len({stream.fingerprint() for stream in streams}) == len(streams)
-
-    def test_what_changes_no_batch_does_not_change_it(self, stream_of, source, corpus, short_texts):
-        def same(one, other):
-            np.testing.assert_array_equal(one.batch(range(50)).ids, other.batch(range(50)).ids)
-            return one.fingerprint() == other.fingerprint()
-
-        assert same(stream_of(source(corpus)), stream_of(source(corpus), window=999))
-        assert same(stream_of(source(corpus)), stream_of(source(corpus, weight=3.0)))
-        mixtures = ([source(corpus, weight=3 * by), source(short_texts, weight=by)] for by in (1.0, 2.0))
-        assert same(*(stream_of(*mixture) for mixture in mixtures))
-        assert same(*(stream_of(source(corpus), positions="randomized", pose_chunks=chunks) for chunks in (2, 3)))
 
 
 class TestSummary:

@@ -34,7 +34,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory):
-    """Of a store that nothing has happened to."""
+    """The records of an undamaged store."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPECLI_CACHE", str(tmp_path_factory.mktemp("untouched")))
         return open_documents("key", documents).digest
@@ -178,18 +178,6 @@ class TestIdentity:
         path.write_text("more text")
         os.utime(path, ns=(1, 1))
         assert self.of(path, tmp_path) != before
-
-    def test_a_folder_is_the_files_that_are_read(self, tmp_path):
-        folder = tmp_path / "texts"
-        (folder / "below").mkdir(parents=True)
-        (folder / "below" / "a.txt").write_text("some text")
-        seen = [self.of(folder, tmp_path)]
-        (folder / "picture.png").write_text("")
-        assert self.of(folder, tmp_path) == seen[0]
-        (folder / "b.md").write_text("more")
-        seen.append(self.of(folder, tmp_path))
-        (folder / "b.md").unlink()
-        assert self.of(folder, tmp_path) == seen[0] != seen[1]
 
     def test_a_dataset_is_its_commit_and_offline_the_one_seen_last(self, tmp_path, monkeypatch):
         import huggingface_hub

@@ -151,13 +151,13 @@ SUMS, WEIGHTS = [30.0, 22.0, 45.0, 28.0], [10, 12, 15, 8]
 
 
 def all_resamples(sums, weights):
-    """Of every way to draw four documents from four, exp(Σ sums / Σ weights); shape (256,)."""
+    """All ways to draw four documents from four, exp(Σ sums / Σ weights); shape (256,)."""
     picks = np.array(np.meshgrid(*[np.arange(4)] * 4)).reshape(4, -1)
     return np.exp(np.array(sums)[picks].sum(axis=0) / np.array(weights)[picks].sum(axis=0))
 
 
 def assert_interval(low, high, resamples):
-    """A thousand random ones, in place of all; widened by Student's t of four documents."""
+    """A thousand random ones instead of all; widened by Student's t of four documents."""
     logs = np.log(resamples)
     centre, wider = logs.mean(), (4 / 3) ** 0.5 * 3.1824 / 1.96
     expected = np.exp(centre + wider * (np.quantile(logs, (0.025, 0.975)) - centre))
@@ -172,7 +172,7 @@ def test_the_interval_resamples_documents_with_their_weights():
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():
-    """Of documents drawn around a known mean. Plain percentiles hold it in 75% of the cases for three documents."""
+    """Documents are drawn around a known mean. Plain percentiles hold it in 75% of the cases for three documents."""
     documents, random = 3, np.random.default_rng(3)
     held = 0
     for _ in range(150):

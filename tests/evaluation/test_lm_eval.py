@@ -39,7 +39,7 @@ def demo_tokenizer():
 
 
 def text_of(tokens, text, tokenizer):
-    """A beginning of `text` that has exactly so many tokens of its own."""
+    """A beginning of `text` that has exactly `count` tokens of its own."""
     for characters in range(tokens, len(text)):
         if len(tokenizer(text[:characters], add_special_tokens=False)["input_ids"]) == tokens:
             return text[:characters]
@@ -48,7 +48,7 @@ def text_of(tokens, text, tokenizer):
 
 @pytest.fixture(scope="module")
 def texts(demo_tokenizer):
-    """Of the demo's held-out files: below 64 tokens, exact multiples of 64, 256 and 300, one more, and others."""
+    """Texts of the demo's held-out files: below 64 tokens, exact multiples of 64, 256 and 300, others."""
     from ropecli.demo import corpus
 
     files = [text for _, text in sorted(corpus.held_out_files().items()) if len(text) > 20_000]

@@ -167,7 +167,7 @@ def test_a_state_of_another_format_is_refused(run, output):
 
 
 class StoppedError(Exception):
-    """In place of a kill."""
+    """Stands for a kill."""
 
 
 class OneOf(Workers):

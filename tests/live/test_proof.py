@@ -15,6 +15,7 @@ from ropecli.live.stock_transformers import build_without_weights
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
+TWO_LISTS = {"long_factor": [4.0] * 16, "short_factor": [1.1] * 16}
 LAYERS = ["sliding_attention", "full_attention"]
 
 
@@ -59,6 +60,25 @@ def test_an_attention_factor_that_the_live_model_does_not_have(method, factor, l
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"short_factor": [1.2] * 16}, "at length 1"),
+        ({"long_factor": [4.1] * 16}, "at length 65"),
+        ({"original_max_position_embeddings": 32}, "at length 64"),
+        ({"original_max_position_embeddings": 128}, "at length 65"),
+    ],
+    ids=["short", "long", "early-switch", "late-switch"],
+)
+def test_frequencies_that_switch_are_compared_on_both_sides_of_the_window(change, where, llama, tmp_path):
+    wrong = tampered(plan(llama, "longrope", **TWO_LISTS), **change)
+    if "original_max_position_embeddings" in change:
+        wrong.config.update(change)  # the one at the top wins
+    with pytest.raises(ProofError, match=f"rotary_emb {where}: pair"):
+        patch_to(wrong, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_window_raised_under_dynamic_is_caught(llama, tmp_path):
     """transformers takes max_position_embeddings for dynamic NTK's pretraining length; raised, it switches it off."""
     dynamic = plan(llama, "dynamic")
@@ -90,6 +110,19 @@ def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
         off = rope.inv_freq * np.where(np.arange(16) == pair, 1.0001, 1.0)
         with pytest.raises(ProofError, match=f"pair {pair} rotates"):
             prove(tmp_path / "out", {None: dataclasses.replace(rope, inv_freq=off)})
+
+
+@pytest.mark.parametrize(("method", "params"), [("llama3", {}), ("yarn", {"truncate": False})])
+def test_what_float32_loses_in_a_large_model_is_no_error(method, params, llama, edited, tmp_path):
+    """Where a ramp mixes two frequencies far apart, the result carries the rounding of the larger one."""
+    large = edited(
+        llama,
+        hidden_size=256,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    assert patch_to(plan(large, method, 128.0, **params), tmp_path / "out") == 1
 
 
 def test_an_error_in_the_code_of_transformers_is_told_as_such(written):

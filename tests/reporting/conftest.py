@@ -1,7 +1,7 @@
 import pytest
 
 _SHARES = (0.8, 0.9, 1.1, 1.2)
-"""Of the loss, by document."""
+"""Shares of the loss, by document."""
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_several_checkpoints_have_a_column_and_what_is_missing_a_dash(report):
 
 
 def changed(report, method, *changes):
-    """The report with each document's loss at each length changed by so many nats."""
+    """The report with each document's loss at each length changed by these nats."""
     cells = []
     for cell, added in zip(report.cells, changes, strict=True):
         losses = np.array(cell.sums) + np.array(added) * cell.weights

@@ -96,7 +96,7 @@ def uninterrupted(patched_llama, tmp_path_factory, tune_into):
 
 @pytest.fixture
 def stop_and_resume(command_line, patched_llama, tmp_path):
-    """stop_and_resume(start, key=value, ...) -> the folder of a run, stopped by SIGTERM and then gone on with.
+    """stop_and_resume(start, key=value, ...) -> the folder of a run, stopped by SIGTERM and then resumed.
 
     start: takes the arguments of `ropecli`, gives the process of what launches them.
     """

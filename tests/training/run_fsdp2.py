@@ -1,6 +1,6 @@
 """run_fsdp2.py ARGUMENTS: `ropecli ARGUMENTS` on CPU processes under torchrun, by Accelerate's own FSDP2.
 
-Accelerate takes FSDP for something of GPUs, though torch splits weights over gloo as well: here it is told to go on.
+Accelerate takes FSDP for something of GPUs, though torch splits weights over gloo as well: here it is told to continue.
 """
 
 from unittest import mock

@@ -93,7 +93,7 @@ def test_gradients_are_those_of_the_weights_that_four_bits_stand_for(checkpoint)
 
 
 def test_it_is_merged_into_the_weights_of_the_file(checkpoint, tmp_path):
-    """Whose logits are those of the unquantized base with the same adapter."""
+    """The logits are those of the unquantized base with the same adapter."""
     from transformers import AutoModelForCausalLM
 
     recipe = recipe_of(adapter="qlora")

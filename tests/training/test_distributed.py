@@ -97,15 +97,6 @@ def test_what_would_silently_become_plain_data_parallelism_is_refused(monkeypatc
         make_accelerator()
 
 
-def test_the_recipe_sets_precision_and_accumulation_whatever_the_launch_says(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "7")
-    accelerator = make_accelerator(gradient_accumulation=3, mixed_precision="bf16")
-    assert accelerator.gradient_accumulation_steps == 3
-    assert accelerator.mixed_precision == "bf16"
-    assert make_accelerator().mixed_precision == "no"
-
-
 @pytest.mark.parametrize(
     ("accelerator", "told"),
     [
@@ -156,14 +147,6 @@ def test_heads_must_be_shared_evenly(model_of, heads, keys, told):
     else:
         refuse_unsuitable(ulysses(), model, recipe_of(), LENGTH)
         refuse_unsuitable(ulysses(4, processes=4), model, recipe_of(), LENGTH)
-
-
-def test_all_faults_are_told_at_once(model_of):
-    model = model_of("mistral", attention="eager", sliding_window=32)
-    message = refusal(ulysses(), model, 47, sequences="packed")
-    for told in ("packed", "sliding_attention", "length is 47"):
-        assert told in message
-    assert "Use attn: sdpa" in refusal(context_parallel(), model)
 
 
 def test_optimizers_and_weights_that_an_engine_cannot_split_are_refused(patched_model):

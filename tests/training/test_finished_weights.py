@@ -1,4 +1,4 @@
-"""A finished run is a checkpoint: stock transformers loads it, and ropecli goes on from it."""
+"""A finished run is a checkpoint: stock transformers loads it, and ropecli continues from it."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""FSDP2 on two CPU processes does what one process does, and goes on where it was stopped; run_fsdp2.py says how."""
+"""FSDP2 on two CPU processes does what one process does, and resumes where it was stopped; run_fsdp2.py says how."""
 
 import subprocess
 import sys

@@ -71,7 +71,7 @@ def test_a_token_goes_through_some_experts_alone(config_of):
 def test_kv_caches_by_hand(llama2_7b, llama3_8b, estimator, config_of):
     assert kv_cache(estimator.shape, 4096) == 2 * 2**30
     assert kv_cache(anatomy_of(llama3_8b), 131072) == 16 * 2**30
-    latent = config_of("deepseek_v3")  # 512 values and 64 that turn, a token and layer, in two bytes
+    latent = config_of("deepseek_v3")  # 512 values and 64 that rotate, a token and layer, in two bytes
     assert kv_cache(anatomy_of(latent), 1000) == (512 + 64) * 2 * 61 * 1000
     config = config_of(
         "gemma3_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=128, hidden_size=64

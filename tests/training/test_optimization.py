@@ -65,7 +65,7 @@ def test_the_learning_rate_follows_its_schedule(keys, expected):
 
 
 def ends_at(losses, max_rise, output, known=0):
-    """The step at which a run of these losses is ended, or None. known: so many come from before it was resumed."""
+    """The step at which a run of these losses is ended, or None. known: number of losses from before it was resumed."""
     divergence = Divergence(max_rise, output, dict(enumerate(losses[:known], 1)))
     for step, loss in enumerate(losses[known:], known + 1):
         try:

@@ -76,7 +76,7 @@ def by_definition(llama, remapped):
 
 
 def assert_same_gradients(loss_of, expected):
-    """Of a batch of two rows, to each parameter that is trained."""
+    """The gradients of a batch of two rows, to each parameter that is trained."""
     ids = torch.randint(0, 512, (2, LENGTH + 1), generator=torch.Generator().manual_seed(3))
     nll = loss_of(ids[:, :-1], ids[:, 1:])
     nll.backward()

@@ -1,4 +1,4 @@
-"""An interrupted run goes on to the very bits of an uninterrupted one, or says why it cannot."""
+"""An interrupted run resumes to the very bits of an uninterrupted one, or says why it cannot."""
 
 import os
 import resource

@@ -63,7 +63,7 @@ def files(folder):
 def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(recipe_of, patched_llama):
     def lengths(**keys):
         (stage,) = plan_stages(open_checkpoint(patched_llama), recipe_of(stages=[], **keys))
-        return stage.length, stage.reach
+        return stage.length, stage.position_span
 
     assert lengths() == (128, 128)
     assert lengths(positions="pose") == (64, 128)

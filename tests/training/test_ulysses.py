@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO and Ulysses on two CPU processes do what one process does, and go on where they were stopped.
+"""DeepSpeed: ZeRO and Ulysses on two CPU processes do what one process does, and resume where they were stopped.
 
 The real command line, in an environment with DeepSpeed, which pytest's cache keeps.
 """

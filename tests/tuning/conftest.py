@@ -22,7 +22,7 @@ def documents(corpus, tokenizer):
 
 @pytest.fixture
 def evaluator(documents):
-    """evaluator(3) -> an evaluator on the first so many documents."""
+    """evaluator(3) -> an evaluator on the first `count` documents."""
     from dataclasses import replace
 
     from ropecli.evaluation.measure import Store
@@ -37,7 +37,7 @@ def evaluator(documents):
 
 @pytest.fixture
 def sequences(documents) -> torch.Tensor:
-    """Those of the evaluator among them, so that a few steps improve its score; shape (8, 128)."""
+    """The evaluator's documents are among them, so that a few steps improve its score; shape (8, 128)."""
     return torch.from_numpy(np.stack([document.ids for document in documents.kept[:8]]))
 
 

@@ -213,7 +213,7 @@ KNOWN = {
     "gpt_neox": ({"rotary_pct": 0.25}, "attention.query_key_value", halves([0, 96], 4)),
     "cohere": ({}, "self_attn.q_proj", neighbours([0, 32], 16)),
     "glm": ({"head_dim": 32}, "self_attn.q_proj", neighbours([0, 32], 8)),
-    # of each head 12 rows that stand still, then 8 that turn, which transformers takes apart by neighbours
+    # of each head 12 rows that stand still, then 8 that rotate, which transformers takes apart by neighbours
     "deepseek_v3": (SMALL_LATENT, "self_attn.q_b_proj", neighbours([12, 32], 4)),
     "qwen3": ({"head_dim": 32}, "self_attn.q_norm", halves([0], 16)),
     "olmo2": ({}, "self_attn.q_norm", halves([0, 32], 16)),
@@ -291,7 +291,7 @@ def half(build, make_run, tmp_path):
 
 
 def test_a_model_in_half_precision_is_proved_in_float32(half, tmp_path, write):
-    """Whose own rounding would be beyond what is allowed, with gains as large as these."""
+    """Its own rounding would be beyond what is allowed, with gains as large as these."""
     run, gains, live = half(size=1.0)
     before = [parameter.data_ptr() for parameter in run.model.parameters()]
     folded = folded_into(run, gains, live)

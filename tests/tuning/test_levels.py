@@ -74,7 +74,7 @@ def test_without_improvement_no_weight_is_written(llama, make_run, tmp_path, mon
 
 
 def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
-    """By brute force: every point on all documents is measured anew."""
+    """By brute force: every point on all documents is measured again."""
     points = []
     run = make_run(llama, level="grid", methods=("yarn", "ntk", "abf", "llama3"), points=12, on_point=points.append)
     with unpatched_after(run.model):

@@ -30,14 +30,21 @@ def resolve_for_run(
         return recipe
     if isinstance(recorded, bool):
         return recipe.model_copy(update={"gradient_checkpointing": recorded})
-    memory = _device_memory(accelerator)
+    memory = total_memory(accelerator.device)
+    if accelerator.device.type == "cpu":
+        memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes share the machine's memory
+    memory = int(accelerator.gather(torch.tensor([memory], device=accelerator.device)).min())
+    # ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more
+    engine: Engine = "one" if accelerator.num_processes == 1 else "ddp"
+    if shards_weights(accelerator):
+        engine = "fsdp2"
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the estimate counts qlora itself
     part, gpu = -(-length // sequence_ranks(accelerator)), accelerator.device.type == "cuda"
     try:
         resolved = MemoryEstimator(config).resolve_checkpointing(
-            recipe, part, _engine(accelerator), accelerator.num_processes, memory, gpu
+            recipe, part, engine, accelerator.num_processes, memory, gpu
         )
     except CheckpointError as error:
         say(f"gradient_checkpointing: auto is on. {error}")
@@ -45,18 +52,3 @@ def resolve_for_run(
     if resolved.gradient_checkpointing:
         say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {format_gb(memory)}.")
     return resolved
-
-
-def _engine(accelerator: "Accelerator") -> "Engine":
-    """The engine as the memory plan names it. ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more."""
-    if shards_weights(accelerator):
-        return "fsdp2"
-    return "one" if accelerator.num_processes == 1 else "ddp"
-
-
-def _device_memory(accelerator: "Accelerator") -> int:
-    """Bytes of the smallest device; processes on CPUs share the machine's memory. All processes must call it."""
-    own = total_memory(accelerator.device)
-    if accelerator.device.type == "cpu":
-        own //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return int(accelerator.gather(torch.tensor([own], device=accelerator.device)).min())

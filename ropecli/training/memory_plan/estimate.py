@@ -4,14 +4,14 @@ fake_step.py counts what a step allocates. The memory of the optimizer and the e
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import rotary_tables
-from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps
+from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
 from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
 from ropecli.training.recipe import Recipe
 
@@ -41,7 +41,7 @@ class MemoryEstimate:
 
     activations: kept by the decoder for the backward pass. working: all other allocations of the step. engine: copies
     made by the engine. runtime: an allowance for CUDA. host: activations offloaded to CPU memory. trained: number of
-    parameters.
+    parameters. largest: one tensor of the step.
     """
 
     weights: int = 0
@@ -53,13 +53,14 @@ class MemoryEstimate:
     runtime: int = 0
     host: int = 0
     trained: int = 0
+    largest: Largest = field(default_factory=Largest)
 
     @property
     def total(self) -> int:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        return {name: size for name, size in vars(self).items() if name not in ("host", "trained")}
+        return {name: size for name, size in vars(self).items() if name not in ("host", "trained", "largest")}
 
 
 class MemoryEstimator:
@@ -77,7 +78,10 @@ class MemoryEstimator:
         self.item = (dtype or torch.bfloat16).itemsize  # building the model sets the config's dtype
         with torch.device("meta"):
             self.model = build(config)
-            self.varies = _follows_length(self.model)
+            self.varies = False
+            with suppress(PatchError):  # no rotary tables at all
+                tables = rotary_tables(self.model)
+                self.varies = any(table.rope_type in ("dynamic", "longrope") for table in tables)
         self.shape = model_shape(self.model)
         self.fake_steps = FakeSteps(config, kinds_of_layers(self.model))
         self._steps: dict[Any, FakeStep] = {}
@@ -103,6 +107,7 @@ class MemoryEstimator:
             runtime=_CONTEXT if gpu else 0,
             host=step.host,
             trained=step.trained,
+            largest=step.largest,
         )
 
     def resolve_checkpointing(
@@ -130,13 +135,13 @@ class MemoryEstimator:
             "optimizer": "adamw",
             "offload_activations": recipe.offload_activations and gpu,
         }
-        counted = recipe.model_copy(update=changes)
+        asked = recipe.model_copy(update=changes)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
         shards = _shards(engine, world) if recipe.gradient_accumulation == 1 else 1
-        key = (counted.model_dump_json(), part, half, shards)
+        key = (asked.model_dump_json(), part, half, shards)
         if key not in self._steps:
             dtype = torch.bfloat16 if half else torch.float32
-            self._steps[key] = self.fake_steps.run(counted, part, dtype, shards)
+            self._steps[key] = self.fake_steps.run(asked, part, dtype, shards)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe, engine: Engine, gpu: bool) -> int:
@@ -165,12 +170,6 @@ def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
 def _shards(engine: Engine, world: int) -> int:
     """Number of processes that share weights, gradients and optimizer state."""
     return world if engine in ("fsdp2", "ulysses") else 1
-
-
-def _follows_length(model: Any) -> bool:
-    with suppress(PatchError):  # no rotary tables at all
-        return any(table.rope_type in ("dynamic", "longrope") for table in rotary_tables(model))
-    return False
 
 
 def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> float:

@@ -18,12 +18,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -49,6 +51,17 @@ _CHUNKS = 3
 """Chunks to run of a head that is recomputed chunk by chunk."""
 
 
+@dataclass(frozen=True)
+class Largest:
+    """The largest tensor of a step. size: bytes. pairs: whether it has tokens × tokens values. module: the class of the
+    module that allocated it.
+    """
+
+    size: int = 0
+    pairs: bool = False
+    module: str = ""
+
+
 class Peak(NamedTuple):
     """Live bytes. activations: allocated by the decoder's forward pass. working: allocated after it."""
 
@@ -60,7 +73,7 @@ class Peak(NamedTuple):
 class FakeStep(NamedTuple):
     """Memory of a step in addition to weights and optimizer state, on one process.
 
-    peaks: the peak of each phase. host: bytes of activations moved to CPU memory.
+    peaks: the peak of each phase. host: bytes of activations moved to CPU memory. largest: of the runs with few layers.
 
     Counts of values: trained; quantizable, in frozen matrices of layers; layer, in the largest layer; outside, not in
     any layer.
@@ -72,6 +85,7 @@ class FakeStep(NamedTuple):
     quantizable: int
     layer: int
     outside: int
+    largest: Largest
 
 
 class FakeSteps:
@@ -98,7 +112,7 @@ class FakeSteps:
             # other tensors take a, constant ones c: once = a + c · length / short, twice = a + c · length / (2 · short)
             once, twice = run([short, 2 * short], counted=length)
             share = 2 * short / length
-            return _combine(lambda one, two: 2 * two - one + round((one - two) * share), once, twice)
+            return _combine(lambda first, two: 2 * two - first + round((first - two) * share), once, twice)
         except RopecliError:
             raise
         except Exception as error:  # a model that reads values fails in its own way
@@ -120,7 +134,10 @@ def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in model.parameters() for size in weight.shape}
         shorts = range(block, sys.maxsize, block)
-        least = max(loss_of.constant_from, block * block // 32)  # long against the block × block scores of a block
+        chunks = loss_of._chunk * (
+            1 if loss_of._split.plain_head else _CHUNKS
+        )  # more tokens take the head no more memory
+        least = max(chunks, block * block // 32)  # long against the block × block scores of a block
         return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
 
 
@@ -147,7 +164,7 @@ def _add(total: FakeStep, more: FakeStep, base: FakeStep, times: int) -> FakeSte
 
 
 def _combine(of_numbers: Callable[..., int], *steps: FakeStep) -> FakeStep:
-    return tree_map(of_numbers, *steps)
+    return tree_map(lambda value, *more: value if isinstance(value, Largest) else of_numbers(value, *more), *steps)
 
 
 def _run(
@@ -191,7 +208,7 @@ def _count_steps(
         counter = loss_of.watch(ids, counted)
         if recipe.gradient_accumulation > 1:  # an earlier pass has already left the gradients
             counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
-        with counter:
+        with counter, _named_modules(counter):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
                 loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
             counter.phase = "head"
@@ -199,10 +216,11 @@ def _count_steps(
         yield FakeStep(
             peaks=counter.peaks,
             host=loss_of.moved,
-            trained=sum(parameter.numel() for parameter in trained),
-            quantizable=sum(weight.numel() for weight in matrices if not weight.requires_grad),
-            layer=max(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers),
-            outside=sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in in_layers),
+            trained=sum(one.numel() for one in trained),
+            quantizable=sum(one.numel() for one in matrices if not one.requires_grad),
+            layer=max(sum(one.numel() for one in layer.parameters()) for layer in layers),
+            outside=sum(one.numel() for one in model.parameters() if id(one) not in in_layers),
+            largest=counter.largest,
         )
 
 
@@ -223,12 +241,31 @@ def _watch_gradients(
             parameter.register_post_accumulate_grad_hook(count_share)
 
 
+@contextmanager
+def _named_modules(counter: "AllocationCounter") -> Iterator[None]:
+    """Tell the counter which module runs."""
+
+    def enter(module: torch.nn.Module, given: Any) -> None:
+        counter.modules.append(type(module).__name__)
+
+    def leave(module: torch.nn.Module, given: Any, output: Any) -> None:
+        counter.modules.pop()
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class AllocationCounter(TorchDispatchMode):
     """Counts the bytes of storages allocated inside its context.
 
     before: tensors that already exist, which are not counted. peaks: the most live bytes in each phase after the
-    decoder's forward pass. operations: their number. tokens, counted: the lengths of the run, and for which bytes are
-    counted. constant: sizes of dimensions, sorted, of tensors that do not depend on the length.
+    decoder's forward pass. operations: their number. modules: the classes of those that run now. tokens, counted: the
+    lengths of the run, and for which bytes are counted. constant: sizes of dimensions, sorted, of tensors that do not
+    depend on the length.
     """
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
@@ -237,6 +274,8 @@ class AllocationCounter(TorchDispatchMode):
         self.phase = "decoder"
         self.alive = Peak()
         self.peaks: dict[str, Peak] = {}
+        self.largest = Largest()
+        self.modules: list[str] = [""]
         self.operations = 0
         self.tokens = self.counted = 1
         self.vocabulary = 0
@@ -249,9 +288,11 @@ class AllocationCounter(TorchDispatchMode):
         # logits exist for a number of tokens that does not depend on the length
         if self.tokens == self.counted or self.vocabulary in tensor.shape or _dimensions(tensor) in self.constant:
             return size
+        return round(size * (self.counted / self.tokens) ** (2 if self._has_pairs(tensor) else 1))
+
+    def _has_pairs(self, tensor: Tensor) -> bool:
         # gpt-oss' scores have a column more, for its sinks
-        has_pairs = sum(self.tokens <= dimension <= self.tokens + 1 for dimension in tensor.shape) > 1
-        return round(size * (self.counted / self.tokens) ** (2 if has_pairs else 1))
+        return sum(self.tokens <= size <= self.tokens + 1 for size in tensor.shape) > 1
 
     def add(self, part: str, size: int) -> None:
         self.alive = self.alive._replace(**{part: getattr(self.alive, part) + size})
@@ -277,6 +318,9 @@ class AllocationCounter(TorchDispatchMode):
         if key in self._known:
             return
         size = self.size_of(tensor)
+        # of a short run, tensors of a block of tokens count more often, but are no larger
+        if size > self.largest.size and (self.tokens == self.counted or self.tokens in tensor.shape):
+            self.largest = Largest(size, self._has_pairs(tensor), self.modules[-1])
         part = "activations" if self.phase == "decoder" else "working"
         self._known.add(key)
         self.made += size
@@ -336,11 +380,6 @@ class _WatchedLoss(NextTokenLoss):
             self._split.decode(torch.zeros(1, tokens, dtype=torch.long))
         return counter.operations
 
-    @property
-    def constant_from(self) -> int:
-        """Tokens from which on the head takes the same memory."""
-        return self._chunk * (1 if self._split.plain_head else _CHUNKS)
-
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
         hidden = outputs.last_hidden_state
@@ -387,9 +426,9 @@ def _independent_of_length(config: Any) -> Any:
     """Copy the config without length-dependent frequencies, which need the values of positions."""
     config = copy.deepcopy(config)
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    for section in [parameters, *parameters.values()]:
-        if isinstance(section, dict) and "rope_type" in section:
-            section["rope_type"] = "default"
+    for one in [parameters, *parameters.values()]:
+        if isinstance(one, dict) and "rope_type" in one:
+            one["rope_type"] = "default"
     return config
 
 
@@ -403,7 +442,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    named = model.config.get_text_config()._attn_implementation
+    own = model.config.get_text_config()._attn_implementation
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     if attention == "eager":
         model.set_attn_implementation("eager")
@@ -420,7 +459,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
             return sdpa_attention_forward(module, query, key, value, mask, **others)
         return _memory_efficient(query, key, value, mask, others.get("scaling"))
 
-    AttentionInterface.register(_ATTENTION, _last_block(named) if method_of(named) else attend)
+    AttentionInterface.register(_ATTENTION, _last_block(own) if method_of(own) else attend)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
 
@@ -430,7 +469,7 @@ def _memory_efficient(
 ) -> tuple[Tensor, None]:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
     groups = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    key, value = (one.repeat_interleave(groups, dim=1) if groups > 1 else one for one in (key, value))
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]

@@ -77,9 +77,11 @@ def find_setups(
     memory: bytes of one GPU. host: bytes of main memory of one machine. Raises CheckpointError.
     """
     engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
+    # the recipe's own adapter, then those that need less memory
+    smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
     return [
         _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory, host)
-        for adapter in _adapters(recipe)
+        for adapter in (recipe.adapter, *smaller)
         for engine in engines
     ]
 
@@ -99,14 +101,14 @@ def _smallest_change(
     memory: int,
     host: int,
 ) -> Setup:
-    own = recipe.model_copy(update={"adapter": adapter})
-    if refused := next(refusals(estimator, own, length, engine, gpus), ""):
-        return Setup(engine, gpus, {}, own, MemoryEstimate(), HostMemory(), False, refused)
+    with_adapter = recipe.model_copy(update={"adapter": adapter})
+    if refused := next(refusals(estimator, with_adapter, length, engine, gpus), ""):
+        return Setup(engine, gpus, {}, with_adapter, MemoryEstimate(), HostMemory(), False, refused)
 
-    def setup(own: Recipe, change: dict[str, Any]) -> Setup:
+    def setup(base: Recipe, change: dict[str, Any]) -> Setup:
         changes = {} if adapter == recipe.adapter else {"adapter": adapter}
-        changes |= {key: value for key, value in change.items() if getattr(own, key) != value}
-        changed = own.model_copy(update=change)
+        changes |= {key: value for key, value in change.items() if getattr(base, key) != value}
+        changed = base.model_copy(update=change)
         estimate = estimator.estimate(changed, length, engine, gpus)
         needed = estimate_host(estimator, estimate, changed, engine, gpus)
         fits = estimate.total <= memory and needed.most <= host
@@ -115,16 +117,17 @@ def _smallest_change(
     possible = [
         change
         for change in _CHANGES
-        if not any(refusals(estimator, own.model_copy(update=change), length, engine, gpus))
+        if not any(refusals(estimator, with_adapter.model_copy(update=change), length, engine, gpus))
     ]
     recomputed = recipe.gradient_checkpointing == "auto"
-    least = setup(own.model_copy(update={"gradient_checkpointing": True}) if recomputed else own, possible[-1])
+    base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
+    least = setup(base, possible[-1])
     if least.estimate.total > memory:  # then so does every other
         return least
-    own = estimator.resolve_checkpointing(own, length, engine, gpus, memory)
+    base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, memory)
     tried = []
     for change in possible:
-        tried.append(setup(own, change))
+        tried.append(setup(base, change))
         if tried[-1].fits:
             return tried[-1]
     return min(tried, key=lambda setup: setup.estimate.total)
@@ -162,16 +165,8 @@ def _saving(estimator: MemoryEstimator, recipe: Recipe, trained: int, *, sharded
     cast = item * total if item < 4 else 0
     if recipe.adapter == "none":
         return min(item * total, _FILE) if sharded else 4 * total + cast
-    own = 8 * trained if sharded else 8 * trained + 2 * total
-    return own if recipe.save == "adapter" else own + 4 * total + cast
-
-
-def _adapters(recipe: Recipe) -> tuple[str, ...]:
-    """The recipe's own adapter, then those that need less memory."""
-    known = ("none", "lora", "qlora")
-    own = recipe.adapter if recipe.adapter in known else "lora"
-    rest = known[known.index(own) + 1 :]
-    return (recipe.adapter, *rest)
+    adapter = 8 * trained if sharded else 8 * trained + 2 * total
+    return adapter if recipe.save == "adapter" else adapter + 4 * total + cast
 
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
@@ -196,20 +191,15 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
             words += ["--set", f"{key}={value}"]
-    return (
-        f"accelerate launch {' '.join(_launch(setup))} -m ropecli finetune {shlex.join([*words, '--output', 'OUTPUT'])}"
-    )
-
-
-def _launch(setup: Setup) -> Iterator[str]:
     if setup.engine == "ddp":
-        yield "--multi_gpu --num_machines 1"
+        launch = ["--multi_gpu --num_machines 1"]
     else:
-        yield f'--config_file "$(ropecli recipe --path {_BY_CONFIG[setup.engine]})"'
-    yield f"--num_processes {setup.world}"
+        launch = [f'--config_file "$(ropecli recipe --path {_BY_CONFIG[setup.engine]})"']
+    launch.append(f"--num_processes {setup.world}")
     if setup.engine == "ulysses":
-        yield f"--parallelism_config_sp_size {setup.world}"
-    yield f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}"
+        launch.append(f"--parallelism_config_sp_size {setup.world}")
+    launch.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
+    return f"accelerate launch {' '.join(launch)} -m ropecli finetune {shlex.join([*words, '--output', 'OUTPUT'])}"
 
 
 def parse_size(text: str, name: str) -> int:
