@@ -8,7 +8,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ropecli.errors import OutputError, RopecliError, quoted, shown
@@ -23,23 +23,52 @@ def new_file(path: Path) -> Iterator[Path]:
 
     Follows a link. Raises OutputError for any I/O error.
     """
+
+    def make(prefix: str, folder: Path) -> str:
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+        os.close(handle)
+        return name
+
+    with _renamed_to(path, make, 0o666) as partial:
+        yield partial
+
+
+@contextlib.contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a temporary folder. It is renamed to `output` at the end, or removed on any error.
+
+    Follows a link. Raises OutputError for an output that exists and is not empty, and for any I/O error. Messages of
+    other errors name `output`, not the temporary folder.
+    """
+    refuse_existing(output)
+
+    def make(prefix: str, folder: Path) -> str:
+        return tempfile.mkdtemp(prefix=prefix, dir=folder)
+
+    with _renamed_to(output, make, 0o777) as partial, naming({partial: output}):
+        yield partial
+
+
+@contextlib.contextmanager
+def _renamed_to(path: Path, make: Callable[[str, Path], str], mode: int) -> Iterator[Path]:
+    """make: creates the temporary file or folder, from a prefix and the folder that will contain it."""
     target = _followed(path)
+    parents: list[Path] = []
     partial = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        parents = _make_parents(target)
         _remove_abandoned(target)
-        handle, name = tempfile.mkstemp(prefix=_own_prefix(target), dir=target.parent)
-        os.close(handle)
-        partial = Path(name)
-        partial.chmod(0o666 & ~_umask())
+        partial = Path(make(f"{_host_prefix(target)}{os.getpid()}-", target.parent))
         yield partial
+        partial.chmod(mode & ~_umask())
         partial.replace(target)
     except OSError as error:
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
+        # after the rename there is nothing to remove, and no parent is empty
         if partial:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+            _remove(partial)
+        _remove_empty(parents)
 
 
 def as_path(path: str | Path) -> Path:
@@ -92,34 +121,6 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
     finally:
         lock.release()
         lock_file.unlink(missing_ok=True)
-        _remove_empty(parents)
-
-
-@contextlib.contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder. It is renamed to `output` at the end, or removed on any error.
-
-    Follows a link. Raises OutputError for an output that exists and is not empty, and for any I/O error. Messages of
-    other errors name `output`, not the temporary folder.
-    """
-    refuse_existing(output)
-    target = _followed(output)
-    parents: list[Path] = []
-    partial = None
-    try:
-        parents = _make_parents(target)
-        _remove_abandoned(target)
-        partial = Path(tempfile.mkdtemp(prefix=_own_prefix(target), dir=target.parent))
-        with naming({partial: output}):
-            yield partial
-        partial.chmod(0o777 & ~_umask())
-        partial.rename(target)
-    except OSError as error:
-        raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
-    finally:
-        # after the rename there is nothing to remove, and no parent is empty
-        if partial:
-            shutil.rmtree(partial, ignore_errors=True)
         _remove_empty(parents)
 
 
@@ -218,19 +219,20 @@ def _host_prefix(output: Path) -> str:
     return f"{_partial_prefix(output)}{platform.node()[:32]}-"
 
 
-def _own_prefix(output: Path) -> str:
-    return f"{_host_prefix(output)}{os.getpid()}-"
-
-
 def _remove_abandoned(output: Path) -> None:
     """Remove what killed runs on this host left next to `output`."""
     prefix = _host_prefix(output)
     for partial in output.parent.iterdir():
         process = re.fullmatch(re.escape(prefix) + r"(\d{1,9})-\w+", partial.name)
         if process and not _is_running(int(process[1])):
-            shutil.rmtree(partial, ignore_errors=True)
-            with contextlib.suppress(OSError):  # a file, possibly another user's
-                partial.unlink()
+            _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder, unless it is another user's."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _is_running(process: int) -> bool:

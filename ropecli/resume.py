@@ -46,7 +46,10 @@ def refuse_other_request(
     if may_change:
         changed = [key for key in changed if not re.fullmatch(may_change, key)]
     if changed:
-        lines = [f"  {key}: {_value_of(old, key)} then, {_value_of(new, key)} now" for key in changed]
+        then, now = (
+            {key: shown(values[key]) if key in values else "absent" for key in changed} for values in (old, new)
+        )
+        lines = [f"  {key}: {then[key]} then, {now[key]} now" for key in changed]
         raise RecipeError(
             f"{state} belongs to a run with other settings. Resume it with the same settings, or delete it to start "
             "over:\n" + "\n".join(lines)
@@ -64,10 +67,6 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _value_of(values: dict[str, Any], key: str) -> str:
-    return shown(values[key]) if key in values else "absent"
 
 
 # Records
@@ -135,12 +134,9 @@ def _is_state(folder: Path) -> bool:
     """Return whether the folder holds a request, or only files from a run killed before it wrote one."""
     if not folder.is_dir():
         return False
-    names = [path for path in folder.iterdir() if not (_is_lock(path) or is_partial(path, folder / _REQUEST))]
-    return not names or bool(read_records(folder / _REQUEST))
-
-
-def _is_lock(path: Path) -> bool:
-    return re.fullmatch(r"lock-\d+", path.name) is not None
+    request = folder / _REQUEST
+    others = [path for path in folder.iterdir() if not (path.match("lock-*") or is_partial(path, request))]
+    return not others or bool(read_records(request))
 
 
 @contextlib.contextmanager

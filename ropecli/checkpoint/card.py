@@ -85,7 +85,8 @@ def describe_changes(state: CheckpointState) -> list[str]:
             steps += [describe(record[key], record)] if key in record else []
     if not trained(record):
         steps.append("The weights are unchanged.")
-    if note and not ("tuned" in record or _in_recipe(record)):
+    patched_by_recipe = entry(entry(record, "finetuned"), "recipe").get("patch")
+    if note and "tuned" not in record and not patched_by_recipe:
         steps.append(f"```\n{_patch_command(note, record)}\n```")
     return steps
 
@@ -124,11 +125,6 @@ def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
         f"`ropecli finetune` trained it for {recipe['steps']:,} steps of {size:,} sequences of {run['length']:,} "
         f"tokens from {data}: learning rate {recipe['learning_rate']:g}{adapter}."
     )
-
-
-def _in_recipe(record: dict[str, Any]) -> bool:
-    """Return whether the patch was part of a training recipe."""
-    return bool(entry(entry(record, "finetuned"), "recipe").get("patch"))
 
 
 def read_run(folder: Path) -> dict[str, Any]:

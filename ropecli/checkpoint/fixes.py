@@ -18,14 +18,11 @@ _BY_RATIO = ("linear", "ntk-by-parts", "yarn")
 
 def rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
     """All sets of RoPE parameters in config.json, each with its key path."""
-    section = state.section
     fields: list[tuple[str, Parameters]] = []
     for key in ("rope_parameters", "rope_scaling"):
-        value = section.get(key)
+        value = state.section.get(key)
         if isinstance(value, dict):
-            nested = [
-                (f"{key}.{key_shown(label)}", section) for label, section in value.items() if isinstance(section, dict)
-            ]
+            nested = [(f"{key}.{key_shown(label)}", inner) for label, inner in value.items() if isinstance(inner, dict)]
             fields += nested or [(key, value)]
     return fields
 
@@ -45,24 +42,20 @@ def stops_early(state: CheckpointState) -> bool:
 def overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
     """Key path and value of each pretraining length that the top-level one overrides."""
     stray = state.section.get(ORIGINAL_LENGTH)
-    if stray is None:
-        return []
-    conflicting = [
-        (label, rope.get(ORIGINAL_LENGTH))
-        for label, rope in rope_fields(state)
+    return [
+        (label, parameters[ORIGINAL_LENGTH])
+        for label, parameters in rope_fields(state)
         # for parameters by layer type, the top-level one is not read
-        if "." not in label and rope_type_of(rope) in _FROM_PRETRAINING_LENGTH
+        if "." not in label and rope_type_of(parameters) in _FROM_PRETRAINING_LENGTH
+        if stray is not None and parameters.get(ORIGINAL_LENGTH) not in (None, stray)
     ]
-    return [(label, inside) for label, inside in conflicting if inside is not None and inside != stray]
 
 
 def unread_lengths(state: CheckpointState) -> list[int]:
     """Pretraining lengths in config.json below max_position_embeddings; dynamic NTK ignores them."""
-    section, limit = state.section, state.max_position_embeddings
-    lengths = [section.get(ORIGINAL_LENGTH), *(rope.get(ORIGINAL_LENGTH) for _, rope in rope_fields(state))]
-    return [
-        length for length in lengths if isinstance(length, int) and not isinstance(length, bool) and 0 < length < limit
-    ]
+    lengths = [fields.get(ORIGINAL_LENGTH) for fields in (state.section, *(fields for _, fields in rope_fields(state)))]
+    limit = state.max_position_embeddings
+    return [length for length in lengths if type(length) is int and 0 < length < limit]
 
 
 def fix_command(state: CheckpointState) -> str | None:
@@ -77,29 +70,23 @@ def fix_command(state: CheckpointState) -> str | None:
     if note and note.layer_types and main.geometry.layer_type not in note.layer_types:
         spec = note.spec()
         options["layer_types"] = ",".join(map(str, note.layer_types))
-    if _is_refused(state, spec, options):
-        return None
-    return _patch_command(state, spec, by_length=falls_short(state), **options)
-
-
-def _is_refused(state: CheckpointState, spec: ScalingSpec, options: dict[str, Any]) -> bool:
     lengths = {key: value for key, value in options.items() if isinstance(value, int)}
     labels = options["layer_types"].split(",") if "layer_types" in options else None
     try:
         plan = make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=falls_short(state), **lengths)
     except RopecliError:
-        return True
-    return plan.unwritable is not None
+        return None
+    return None if plan.unwritable else _patch_command(state, spec, by_length=falls_short(state), **options)
 
 
-def _lengths(state: CheckpointState) -> dict[str, object]:
+def _lengths(state: CheckpointState) -> dict[str, Any]:
     """Options that set the true pretraining length and keep the context length."""
     if state.guesses_pretraining_length:
         return {"original_length": "N"}
     if state.main.spec.method.name == "dynamic":
         unread = unread_lengths(state)
         return {"original_length": unread[0]} if unread else {}
-    lengths: dict[str, object] = {}
+    lengths = {}
     if overruled_lengths(state):
         lengths["original_length"] = state.pretraining_length
     written = state.max_position_embeddings
@@ -117,30 +104,20 @@ def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool
     # custom is written as longrope, and read back as longrope
     words += ["--method", "longrope" if spec.method.name == "custom" else spec.method.name]
     if spec.method.name != "none" and not by_length:
-        words += ["--factor", _exact(spec.factor)]
+        short = f"{spec.factor:g}"
+        words += ["--factor", short if float(short) == spec.factor else repr(float(spec.factor))]
     if any(isinstance(value, list) for value in spec.params.values()):
         words += ["--factors-file", str(checkpoint.folder / CONFIG)]
     else:
-        words += _settings(spec)
+        known = spec.method.signature
+        for key, value in spec.params.items():
+            if value is not None and value != known[key].default:
+                words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
     for key, value in options.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
     if not is_known(checkpoint.config):  # transformers cannot build the model, so nothing can be proved
         words.append("--no-verify")
     return shlex.join([*words, "--output", "DIR"])
-
-
-def _settings(spec: ScalingSpec) -> list[str]:
-    """--set options for the parameters that differ from the method's defaults."""
-    words, known = [], spec.method.signature
-    for key, value in spec.params.items():
-        if value is not None and value != known[key].default:
-            words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    return words
-
-
-def _exact(number: float) -> str:
-    short = f"{number:g}"
-    return short if float(short) == number else repr(float(number))
 
 
 def key_shown(key: str) -> str:

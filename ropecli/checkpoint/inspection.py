@@ -37,8 +37,8 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
     found, each with a rule, a message and a fix.
     """
     checkpoint, length = state.checkpoint, state.context_length
-    reports = [_describe(rope, length) for rope in state.ropes.values()]
-    shared = {key: value for key, value in _describe(state.main, length).items() if key != "layer_type"}
+    main = {key: value for key, value in _describe(state.main, length).items() if key != "layer_type"}
+    support = support_of(state.main, length, _LONGEST_BASE)
     tokenizer, record = checkpoint.tokenizer_config or {}, read_record(checkpoint.folder)
     return {
         "checkpoint": checkpoint.name,
@@ -51,9 +51,13 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
         "makers_extension": _extension(state),
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
         "tuned_from": untuned(record) if tuned_weights(record) else None,
-        **shared,
-        **_bound(state.main, length),
-        "ropes": reports,
+        **main,
+        "target_length": length,
+        "remaps": state.main.remapping is not None,
+        "largest_distance": largest_distance(state.main, length),
+        "supported_length": support.supported,
+        "smallest_base": support.smallest_base,
+        "ropes": [_describe(rope, length) for rope in state.ropes.values()],
         "warnings": list(state.warnings),
         "findings": [finding.as_json() for finding in find_faults(state)],
     }
@@ -87,23 +91,12 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     """
     ignored = {"checkpoint", "inv_freq", "ropes", "warnings", "findings", "makers_extension"}
     base = reports[0]
-    return [key for key in base if key not in ignored and any(_differ(base, report, key) for report in reports[1:])]
 
+    def differ(report: dict[str, Any], key: str) -> bool:
+        before, after = ({rope["layer_type"]: rope.get(key) for rope in side["ropes"]} for side in (base, report))
+        return base[key] != report[key] or (before.keys() == after.keys() and before != after)
 
-def _differ(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
-    ropes = [{rope["layer_type"]: rope.get(key) for rope in report["ropes"]} for report in (one, other)]
-    return one[key] != other[key] or (ropes[0].keys() == ropes[1].keys() and ropes[0] != ropes[1])
-
-
-def _bound(rope: ScaledRope, target: int) -> dict[str, Any]:
-    support = support_of(rope, target, _LONGEST_BASE)
-    return {
-        "target_length": target,
-        "remaps": rope.remapping is not None,
-        "largest_distance": largest_distance(rope, target),
-        "supported_length": support.supported,
-        "smallest_base": support.smallest_base,
-    }
+    return [key for key in base if key not in ignored and any(differ(report, key) for report in reports[1:])]
 
 
 def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
@@ -172,27 +165,24 @@ def make_study(
     for spec in specs:
         if spec is None:
             state = read_state(checkpoint)
-            rope, of_spec, length = state.main, state.warnings, state.context_length
-            name = f"{_named(rope)}, as it is"
+            rope, length = state.main, state.context_length
+            warnings += state.warnings
         else:
             plan = make_plan(checkpoint, spec, original_length=original_length)
-            rope, of_spec, length = plan.ropes[plan.scaled[0]], plan.scaling_warnings, plan.target_length
-            name = _named(rope)
+            rope, length = plan.ropes[plan.scaled[0]], plan.target_length
+            warnings += plan.scaling_warnings
         if rope.spec.method.name != "none":
-            ropes[name] = rope
-        _refuse_many_pairs(checkpoint, rope.geometry)
-        target, warnings = max(target, length), [*warnings, *of_spec]
+            name = label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params)
+            ropes[f"{name}, as it is" if spec is None else name] = rope
+        pairs = rope.geometry.rotary_dim // 2
+        if pairs > _MOST_PAIRS:
+            raise CheckpointError(
+                f"{checkpoint.name} has {pairs} rotary pairs per head; theory supports at most {_MOST_PAIRS}. Check "
+                "head_dim in config.json."
+            )
+        target = max(target, length)
         unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
-
-
-def _refuse_many_pairs(checkpoint: Checkpoint, geometry: RopeGeometry) -> None:
-    pairs = geometry.rotary_dim // 2
-    if pairs > _MOST_PAIRS:
-        raise CheckpointError(
-            f"{checkpoint.name} has {pairs} rotary pairs per head; theory supports at most {_MOST_PAIRS}. Check "
-            "head_dim in config.json."
-        )
 
 
 def study_report(study: Study) -> dict[str, Any]:
@@ -209,16 +199,13 @@ def study_report(study: Study) -> dict[str, Any]:
         "target_length": study.target,
         "supported_length": bound.supported,
         "smallest_base": bound.smallest_base,
-        "ropes": [_describe_for_theory(name, rope, study.target) for name, rope in study.ropes.items()],
+        "ropes": [
+            {
+                "name": name,
+                **{key: getattr(rope.spec.method, key) for key in ("g", "h", "interpolation")},
+                **summarize(rope, study.target),
+            }
+            for name, rope in study.ropes.items()
+        ],
         "warnings": list(study.warnings),
     }
-
-
-def _describe_for_theory(name: str, rope: ScaledRope, target: int) -> dict[str, Any]:
-    method = rope.spec.method
-    form = {"g": method.g, "h": method.h, "interpolation": method.interpolation}
-    return {"name": name, **form, **summarize(rope, target)}
-
-
-def _named(rope: ScaledRope) -> str:
-    return label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params)

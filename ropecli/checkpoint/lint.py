@@ -158,8 +158,7 @@ def _stray_original_length(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _null_head_dim(state: CheckpointState) -> Iterator[Finding]:
-    section = state.section
-    if "head_dim" in section and section["head_dim"] is None and not state.settings.family.fills_head_dim:
+    if state.section.get("head_dim", 0) is None and not state.settings.family.fills_head_dim:
         message = "head_dim is null; transformers 5 fails on that with yarn, longrope and dynamic."
         yield Finding("null-head-dim", message, fix_command(state))
 
@@ -185,10 +184,13 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
             if key in read or isinstance(value, dict | None) or (key == "mscale_all_dim" and _scales_softmax(state)):
                 continue
             meant = difflib.get_close_matches(key, sorted({*NATIVE_KEYS.get(rope_type, ())}), n=1)
-            hint = f" Did you mean {meant[0]}? Then add --set {quoted(f'{meant[0]}={_short(value)}')}." if meant else ""
+            hint = ""
             if key in sum(NATIVE_KEYS.values(), ()):
-                hint = ""  # not a typo, but another rope_type's key
-            elif not (family.known or meant):
+                pass  # not a typo, but another rope_type's key
+            elif meant:
+                setting = str(value).lower() if isinstance(value, bool) else shown(value)
+                hint = f" Did you mean {meant[0]}? Then add --set {quoted(f'{meant[0]}={setting}')}."
+            elif not family.known:
                 continue  # the checkpoint's own code may read it
             message = f"{key_shown(key)} in {label} is ignored for rope_type {rope_type!r}.{hint}"
             yield Finding("unread-key", message, fix_command(state))
@@ -221,8 +223,7 @@ def _softmax_scale(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
-    smaller = unread_lengths(state)
-    if state.main.spec.method.name == "dynamic" and smaller:
+    if state.main.spec.method.name == "dynamic" and (smaller := unread_lengths(state)):
         yield Finding(
             "dynamic-switched-off",
             f"dynamic uses max_position_embeddings, {state.max_position_embeddings}, as the pretraining length and "
@@ -232,12 +233,11 @@ def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _switching(state: CheckpointState) -> Iterator[Finding]:
-    rope = state.main
-    if varies_with_length(rope):
+    if varies_with_length(state.main):
         yield Finding(
             "switches-with-length",
-            f"{rope.spec.method} has different frequencies for short and long inputs here. Batches of mixed lengths, "
-            "chunked prefill, and a KV cache that grows past the pretraining length are inexact.",
+            f"{state.main.spec.method} has different frequencies for short and long inputs here. Batches of mixed "
+            "lengths, chunked prefill, and a KV cache that grows past the pretraining length are inexact.",
         )
 
 
@@ -282,10 +282,6 @@ def _sliding(state: CheckpointState) -> Iterator[Finding]:
             "have no positions to scale. patch --method none --target-length N only raises the context length."
         )
         yield Finding("global-layers-without-rope", message)
-
-
-def _short(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 _RULES = (

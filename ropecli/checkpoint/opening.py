@@ -1,6 +1,5 @@
 """Finds a checkpoint (a folder, a Hub id, or `demo`), checks its files, and reads its JSON files."""
 
-import fnmatch
 import hashlib
 import json
 import logging
@@ -92,9 +91,13 @@ class Checkpoint:
             paths = [path for path in sorted(self.folder.iterdir()) if not path.is_dir()]
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be listed: {error.strerror}.") from error
-        paths = [path for path in paths if path.name not in (CONFIG, PROVENANCE, TUNING, FACTORS)]
-        paths = [path for path in paths if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)]
-        return [path for path in paths if fnmatch.fnmatch(path.name, WEIGHTS) or is_own_file(path)]
+        return [
+            path
+            for path in paths
+            if path.name not in (CONFIG, PROVENANCE, TUNING, FACTORS)
+            and any(path.match(pattern) for pattern in patterns)
+            and (path.match(WEIGHTS) or is_own_file(path))
+        ]
 
     def digest(self) -> str:
         """`sha256:` and the sha256 of config.json and all weights. Raises CheckpointError.
@@ -194,7 +197,11 @@ def open_checkpoint(
             f"--revision is {revision[:60]}, but {name} is a local checkpoint, not a Hub id. Remove --revision."
         )
     folder = fetched.folder
-    has_config, is_adapter = is_own_file(folder / CONFIG), _is_adapter(folder)
+    has_config = is_own_file(folder / CONFIG)
+    # an adapter may have a config.json like a checkpoint
+    is_adapter = is_own_file(folder / ADAPTER_CONFIG) and all(
+        path.name == ADAPTER_WEIGHTS for path in folder.glob(WEIGHTS)
+    )
     if is_adapter and not (adapters and has_config):
         raise CheckpointError(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
@@ -228,31 +235,21 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
         ) from error
 
 
-def _is_adapter(folder: Path) -> bool:
-    """Return whether the folder is an adapter; it may have a config.json like a checkpoint."""
-    return is_own_file(folder / ADAPTER_CONFIG) and all(path.name == ADAPTER_WEIGHTS for path in folder.glob(WEIGHTS))
-
-
 def _local(name: str | Path) -> hub.Fetched | None:
     """The local folder `name`; None if `name` can only be a Hub id."""
-    folder = _as_path(name)
+    try:
+        folder = Path(name).expanduser()
+        exists = folder.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{str(name)[:80]!r} is not a valid folder name: {error}"[:300]) from error
     if folder.is_dir():
         return hub.Fetched(folder)
-    if folder.exists():
+    if exists:
         raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.")
     # runs/typo means a folder if runs/ exists: do not ask the Hub
     if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
         raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
     return None
-
-
-def _as_path(name: str | Path) -> Path:
-    try:
-        path = Path(name).expanduser()
-        path.exists()  # fails for invalid names
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{str(name)[:80]!r} is not a valid folder name: {error}"[:300]) from error
-    return path
 
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:

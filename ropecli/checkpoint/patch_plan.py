@@ -1,7 +1,7 @@
 """Plans a patch: everything that it would write, without writing it."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,18 +69,25 @@ class PatchPlan:
 def _before_patches(
     state: CheckpointState, original_length: int | None = None
 ) -> tuple[dict[str, Any], RopeSettings, tuple[str, ...]]:
-    """The config before any patch, its RoPE settings, and their warnings.
+    """The config before any patch, its RoPE settings, and warnings.
 
     original_length: overrides the pretraining length, tokens. Raises PatchError if the original config is unknown.
     """
     checkpoint, note, edited = state.checkpoint, state.note, state.edited
     if note is not None:
-        settings = read_settings(note.original, original_length or note.original_length)
-        return note.original, settings, settings.warnings
-    settings = read_settings(checkpoint.config, original_length)
-    _refuse_unknown_base(checkpoint.name, edited)
-    _refuse_remapped(checkpoint, edited)
-    return copy.deepcopy(checkpoint.config), settings, edit_warning(edited) + settings.warnings
+        config, settings = note.original, read_settings(note.original, original_length or note.original_length)
+    else:
+        _refuse_unknown_original(checkpoint, edited)
+        config, settings = copy.deepcopy(checkpoint.config), read_settings(checkpoint.config, original_length)
+    warnings = edit_warning(edited) + settings.warnings
+    makers = settings.makers
+    if makers is not None and makers.pretraining_length != settings.config_length:
+        of_makers = (
+            f"the pretraining length is {makers.pretraining_length} tokens ({makers.source}); config.json alone gives "
+            f"{settings.config_length}. Overrule it with --original-length."
+        )
+        warnings = (of_makers, *warnings)
+    return config, settings, warnings
 
 
 def make_plan(
@@ -100,7 +107,7 @@ def make_plan(
     its context length; `unscaled` removes it. Raises MethodError for a factor or target out of range or without
     effect, PatchError for unknown layer types, and for scalings that the architecture does not support.
     """
-    config, settings, left_open = _before_patches(read_state(checkpoint), original_length)
+    config, settings, warnings = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(config, settings, labels)
@@ -110,12 +117,25 @@ def make_plan(
     original = geometry.original_max_position_embeddings
     if spec.method.name == "none" and spec.factor == 1 and target_length is None:
         target_length = max(original, settings.context_length)
-    spec = _with_factor(spec, original, target_length, choose_factor)
+    if target_length is not None and target_length < original:
+        raise MethodError(
+            f"The target length {target_length} is below the pretraining length, {original}. Increase it, or correct "
+            "the pretraining length with --original-length."
+        )
+    if target_length is not None and choose_factor:
+        spec = replace(spec, factor=target_length / original)
+    check_factor(spec.factor)
     target = target_length or round(original * spec.factor)
     keeps = spec.method.name == "none" and shipped.method.name != "none"
     spec = _with_softmax_scale(_beside_shipped(spec, shipped), settings, labels)
     ropes = scale_layers(settings, spec, labels, target)
-    _refuse_without_effect(spec, ropes[labels[0]], target)
+    rope = ropes[labels[0]]
+    unchanged = np.array_equal(rope.inv_freq, rope.geometry.inv_freq()) and rope.attention_factor == 1
+    if spec.factor == 1 and spec.method.uses_factor and unchanged:
+        raise MethodError(
+            f"{spec.method} ×1 has no effect: the target length is the pretraining length, {target} tokens. Increase "
+            "--factor or --target-length, or correct the pretraining length with --original-length."
+        )
     # transformers uses max_position_embeddings as dynamic NTK's pretraining length: raising it would disable the method
     keeps_length = spec.method.rope_type == "dynamic"
     written_length = original if keeps_length else target
@@ -123,12 +143,15 @@ def make_plan(
     _refuse_own_positions(settings, scaled.values())
     patched, unwritable = copy.deepcopy(config), None
     try:
-        write_settings(patched, _as_written(settings, scaled), written_length)
+        # for a distance method alone, the RoPE fields keep the scaling that the checkpoint ships with
+        specs = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
+        written = {label: replace(rope, spec=rope.spec.frequency or specs[label]) for label, rope in scaled.items()}
+        write_settings(patched, written, written_length)
         if (saved := SavedRemapping.of(scaled.values())) is not None:
             write_saved_remapping(patched, saved)
     except PatchError as error:
         patched, unwritable = config, str(error)
-    opened = (*_of_length(settings), *left_open, *_of_tuned_weights(checkpoint, spec))
+    warnings += _of_tuned_weights(checkpoint, spec)
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -140,9 +163,9 @@ def make_plan(
         unwritable=unwritable,
         max_position_embeddings=written_length,
         target_length=target,
-        settings_warnings=opened,
-        scaling_warnings=(*opened, *plan_warnings.of_scaling(config, settings, spec, scaled, target, keeps)),
-        writing_warnings=tuple(plan_warnings.of_writing(config, spec, scaled[labels[0]], written_length)),
+        settings_warnings=warnings,
+        scaling_warnings=(*warnings, *plan_warnings.of_scaling(config, settings, spec, scaled, target, keeps)),
+        writing_warnings=tuple(plan_warnings.of_writing(config, spec, rope, written_length)),
     )
 
 
@@ -181,32 +204,6 @@ def _labels_to_scale(
     return tuple(label for label in present if label in layer_types)
 
 
-def _with_factor(
-    spec: ScalingSpec, original_length: int, target_length: int | None, choose_factor: bool
-) -> ScalingSpec:
-    """`spec` with the factor for the target length, tokens, if choose_factor."""
-    if target_length is not None and target_length < original_length:
-        raise MethodError(
-            f"The target length {target_length} is below the pretraining length, {original_length}. "
-            "Increase it, or correct the pretraining length with --original-length."
-        )
-    if target_length is not None and choose_factor:
-        spec = replace(spec, factor=target_length / original_length)
-    check_factor(spec.factor)
-    return spec
-
-
-def _of_length(settings: RopeSettings) -> tuple[str, ...]:
-    """A sentence on a pretraining length that is the makers', not that of config.json."""
-    makers = settings.makers
-    if makers is None or makers.pretraining_length == settings.config_length:
-        return ()
-    return (
-        f"the pretraining length is {makers.pretraining_length} tokens ({makers.source}); config.json alone gives "
-        f"{settings.config_length}. Overrule it with --original-length.",
-    )
-
-
 def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
     """The scaling to write, given the one that the checkpoint ships with.
 
@@ -224,21 +221,6 @@ def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
     left_out |= {*MSCALE_PAIR} if "attention_factor" in spec.params else set()
     kept = {key: value for key, value in shipped.params.items() if key not in left_out}
     return replace(spec, params={**kept, **spec.params})
-
-
-def _refuse_without_effect(spec: ScalingSpec, rope: ScaledRope, target: int) -> None:
-    unchanged = np.array_equal(rope.inv_freq, rope.geometry.inv_freq()) and rope.attention_factor == 1
-    if spec.factor == 1 and spec.method.uses_factor and unchanged:
-        raise MethodError(
-            f"{spec.method} ×1 has no effect: the target length is the pretraining length, {target} tokens. Increase "
-            "--factor or --target-length, or correct the pretraining length with --original-length."
-        )
-
-
-def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> dict[str | None, ScaledRope]:
-    """The ropes for the RoPE fields; for distance methods alone, the scaling that the checkpoint shipped with."""
-    shipped = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
-    return {label: replace(rope, spec=rope.spec.frequency or shipped[label]) for label, rope in scaled.items()}
 
 
 def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
@@ -283,27 +265,23 @@ def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: 
         )
 
 
-def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> None:
-    saved = read_saved_remapping(checkpoint.config)
-    if saved is None:
-        return
-    if provenance is None:
-        reason, step = "has no ropecli.yaml with the original config.json", "Patch"
-    else:
-        edited = ", ".join(provenance.edited)
-        reason, step = (
-            f"its config.json was edited after ropecli.yaml was written ({edited})",
-            "Undo the edit, or patch",
-        )
-    raise PatchError(
-        f"{checkpoint.name} was patched with {saved.method}, and {reason}. {step} the original checkpoint."
-    )
-
-
-def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
-    if provenance and {"ntk", "abf"} & set(provenance.method.split("+")):
+def _refuse_unknown_original(checkpoint: Checkpoint, edited: Provenance | None) -> None:
+    """Raise PatchError if config.json alone does not show what a patch changed. edited: a record out of date."""
+    name, saved = checkpoint.name, read_saved_remapping(checkpoint.config)
+    keys = ", ".join(edited.edited) if edited else ""
+    if edited and {"ntk", "abf"} & set(edited.method.split("+")):
         raise PatchError(
-            f"{name} was patched with {provenance.method}, which changed the base, and its config.json was edited "
-            f"afterwards ({', '.join(provenance.edited)}), so the pretrained base is unknown. Undo the edit, or set "
-            "rope_theta to the pretrained base and delete ropecli.yaml."
+            f"{name} was patched with {edited.method}, which changed the base, and its config.json was edited "
+            f"afterwards ({keys}), so the pretrained base is unknown. Undo the edit, or set rope_theta to the "
+            "pretrained base and delete ropecli.yaml."
+        )
+    if saved and edited:
+        raise PatchError(
+            f"{name} was patched with {saved.method}, and its config.json was edited after ropecli.yaml was written "
+            f"({keys}). Undo the edit, or patch the original checkpoint."
+        )
+    if saved:
+        raise PatchError(
+            f"{name} was patched with {saved.method}, and has no ropecli.yaml with the original config.json. Patch the "
+            "original checkpoint."
         )

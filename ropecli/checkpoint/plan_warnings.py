@@ -31,11 +31,9 @@ def of_scaling(
         kept = f"the shipped {spec.method} ×{spec.factor:g} is kept: the model was not trained beyond {trained} tokens."
         return [kept] if target > trained else []
     return [
-        *_of_factor(rope, spec, target),
-        *_of_context_length(settings, target),
+        *_of_lengths(settings, rope, spec, target),
         *_of_remapping(rope, target),
-        *_of_frequencies(rope, spec),
-        *_of_softmax_scale(settings, spec),
+        *_of_frequencies(settings, rope, spec),
         *_of_shipped_scaling(settings, spec, scaled),
         *_of_layers(section, settings, scaled, target),
     ]
@@ -68,25 +66,20 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, max_
     return warnings
 
 
-def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
-    original = rope.geometry.original_max_position_embeddings
-    if not spec.method.uses_factor or rope.scaled_length >= target:
-        return []
-    return [
-        f"factor {spec.factor:g} reaches {rope.scaled_length} tokens; {target} tokens require factor "
-        f"{target / original:g} (pretraining length {original})."
-    ]
-
-
-def _of_context_length(settings: RopeSettings, target: int) -> list[str]:
-    """A warning if the patch shortens the context."""
-    reads = settings.context_length
-    if target >= reads:
-        return []
-    return [
-        f"this shortens the context: the checkpoint reads {reads} tokens, the patch {target}. To keep {reads}, use "
-        f"--target-length {reads}."
-    ]
+def _of_lengths(settings: RopeSettings, rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
+    warnings = []
+    original, context = rope.geometry.original_max_position_embeddings, settings.context_length
+    if spec.method.uses_factor and rope.scaled_length < target:
+        warnings.append(
+            f"factor {spec.factor:g} reaches {rope.scaled_length} tokens; {target} tokens require factor "
+            f"{target / original:g} (pretraining length {original})."
+        )
+    if target < context:
+        warnings.append(
+            f"this shortens the context: the checkpoint reads {context} tokens, the patch {target}. To keep {context}, "
+            f"use --target-length {context}."
+        )
+    return warnings
 
 
 def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
@@ -105,7 +98,7 @@ def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
     ]
 
 
-def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
+def _of_frequencies(settings: RopeSettings, rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     warnings = []
     geometry = rope.geometry
     if spec.method.name == "none" and spec.factor > 1:
@@ -126,17 +119,13 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
             f"{spec.method} changes frequencies with the length: a KV cache that grows past the pretraining length, "
             "and chunked prefill, differ from a single forward pass."
         )
+    shipped = any("mscale_all_dim" in rope.spec.params for rope in settings.ropes)
+    if "mscale_all_dim" in spec.params and not shipped and not settings.family.reads_mscale_all_dim:
+        warnings.append(
+            f"{settings.family.model_type} does not multiply its softmax scale by mscale_all_dim, so this part of the "
+            "attention factor is lost. Remove mscale and mscale_all_dim; yarn then scales only cos and sin."
+        )
     return warnings
-
-
-def _of_softmax_scale(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
-    has_scale = any("mscale_all_dim" in rope.spec.params for rope in settings.ropes)
-    if "mscale_all_dim" not in spec.params or has_scale or settings.family.reads_mscale_all_dim:
-        return []
-    return [
-        f"{settings.family.model_type} does not multiply its softmax scale by mscale_all_dim, so this part of the "
-        "attention factor is lost. Remove mscale and mscale_all_dim; yarn then scales only cos and sin."
-    ]
 
 
 def _of_shipped_scaling(

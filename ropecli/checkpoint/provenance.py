@@ -11,17 +11,8 @@ from ropecli.errors import CheckpointError, reason_of
 from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.yaml12 import BoundedLoader, read_yaml
 
-_OF_A_PATCH = {
-    "ropecli",
-    "source",
-    "original_max_position_embeddings",
-    "target_length",
-    "scaling",
-    "changes",
-    "key_order",
-    "tokenizer",
-}
-_TUNED = "tuned"
+_OF_A_PATCH = {"ropecli", "source", "original_max_position_embeddings", "target_length", "scaling", "changes"}
+_OF_A_PATCH |= {"key_order", "tokenizer"}
 _LARGEST_RECORD = 2**18  # bytes; PyYAML parses about 100 KB per second
 
 
@@ -101,23 +92,23 @@ def other_notes(record: dict[str, Any]) -> dict[str, Any]:
     """The entries of a record that are not part of the patch: fine-tuning, and tuning if it changed the weights."""
     notes = {key: value for key, value in record.items() if key not in _OF_A_PATCH}
     if not tuned_weights(record):
-        notes.pop(_TUNED, None)
+        notes.pop("tuned", None)
     return notes
 
 
 def tuned_weights(record: dict[str, Any]) -> bool:
     """Return whether `ropecli tune` changed the weights."""
-    return bool(entry(record, _TUNED).get("weights_changed"))
+    return bool(entry(record, "tuned").get("weights_changed"))
 
 
 def untuned(record: dict[str, Any]) -> str:
     """The name of the checkpoint before `ropecli tune`."""
-    return str(record[_TUNED].get("checkpoint"))
+    return str(record["tuned"].get("checkpoint"))
 
 
 def tuned_for(record: dict[str, Any]) -> str:
     """The label of the scaling that the weights were tuned for."""
-    return str(record[_TUNED].get("scaling"))
+    return str(record["tuned"].get("scaling"))
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:

@@ -14,6 +14,7 @@ from ropecli.checkpoint.opening import CONFIG, Checkpoint
 from ropecli.checkpoint.provenance import (
     PROVENANCE,
     Provenance,
+    entry,
     other_notes,
     read_provenance,
     read_record,
@@ -64,6 +65,13 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)
     notes = other_notes(record)
+    if "finetuned" in notes:
+        length = entry(notes, "finetuned").get("length")
+        if not isinstance(length, int) or length > note.original_length:
+            warnings.append(
+                f"the weights were fine-tuned with {note.method} ×{note.factor:g} and perform worse with the original "
+                "config. The original weights are in the checkpoint before fine-tuning."
+            )
     return Reversal(
         source=checkpoint,
         config=note.original,
@@ -71,7 +79,7 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
         changes=tuple(diff(checkpoint.config, note.original)),
         tokenizer_changes=tuple(diff(before or {}, tokenizer_config or {})),
         notes=notes,
-        warnings=(*warnings, *_warn_of_training(notes, note)),
+        warnings=tuple(warnings),
     )
 
 
@@ -103,14 +111,3 @@ def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[
         warning = f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."
         return config, [warning]
     return {**config, "model_max_length": before}, []
-
-
-def _warn_of_training(notes: dict[str, Any], note: Provenance) -> list[str]:
-    training = notes.get("finetuned")
-    length = training.get("length") if isinstance(training, dict) else None
-    if training is None or (isinstance(length, int) and length <= note.original_length):
-        return []
-    return [
-        f"the weights were fine-tuned with {note.method} ×{note.factor:g} and perform worse with the original config. "
-        "The original weights are in the checkpoint before fine-tuning."
-    ]

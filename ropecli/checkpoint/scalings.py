@@ -50,7 +50,9 @@ def method_specs(
         raise MethodError("The list of methods is empty; `ropecli methods` lists them.")
     names = list(dict.fromkeys(find_method(name).name for name in methods if name != AS_IS))
     params = _sorted_by_method(names, AS_IS in methods, settings or {})
-    for name in _takers(names, factors_file):
+    if factors_file is not None and not names:
+        raise MethodError(f"--factors-file {factors_file}: {AS_IS} takes no factors.")
+    for name in [name for name in names if name in _LISTS] or names[:1]:  # the first one may refuse the file
         params[name] = {**_read_factors(name, factors_file), **params[name]}
     if not factors and (needy := [name for name in names if name not in LENGTH_ONLY]):
         raise MethodError(_NEEDS_FACTOR.format(needy[0]))
@@ -79,15 +81,6 @@ def _sorted_by_method(names: list[str], as_is: bool, settings: Mapping[str, Any]
     return params
 
 
-def _takers(names: list[str], factors_file: str | Path | None) -> list[str]:
-    """The methods that get the file of factors. At least one, which may refuse it."""
-    if factors_file is None:
-        return []
-    if not names:
-        raise MethodError(f"--factors-file {factors_file}: {AS_IS} takes no factors.")
-    return [name for name in names if name in _LISTS] or names[:1]
-
-
 def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
     """Read a JSON object with the method's parameters, or a list of its factors."""
     if path is None:
@@ -101,16 +94,14 @@ def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
     if isinstance(value, list):
         value = {_LISTS[method]: value}
     named = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}[method]
-    if isinstance(value, dict) and method == "longrope":
-        value = _of_config(value) or value
+    config_keys = ("rope_parameters", "rope_scaling", "text_config")
+    if (
+        isinstance(value, dict)
+        and method == "longrope"
+        and any(isinstance(value.get(key), dict) for key in config_keys)
+    ):
+        ropes = read_settings(value).ropes
+        value = next((dict(rope.spec.params) for rope in ropes if rope.spec.method.name == "longrope"), value)
     if not isinstance(value, dict) or not any(key in value for key in named):
         raise MethodError(f"{path} must hold a list of factors, or an object with {' or '.join(named)}.")
     return value
-
-
-def _of_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The longrope parameters of a config.json; empty for anything else."""
-    if not any(isinstance(config.get(key), dict) for key in ("rope_parameters", "rope_scaling", "text_config")):
-        return {}
-    ropes = read_settings(config).ropes
-    return next((dict(rope.spec.params) for rope in ropes if rope.spec.method.name == "longrope"), {})

@@ -60,27 +60,24 @@ def files_to_push(
     include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
     are not among them. Raises OutputError for a pattern without a file.
     """
-    folder, copied = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
+    folder, files = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
     written = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
-    public = {path.name: path for path in [*written, *filter(_is_public, copied)]}
+    public = {path.name: path for path in [*written, *filter(_is_public, files)]}
     for pattern in include:
         names = glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207, Path.glob refuses some patterns
-        added = {name: folder / name for name in names if (folder / name).is_file() and _is_inside(folder, name)}
+        added = {name: folder / name for name in names if (folder / name).is_file()}
+        added = {name: path for name, path in added.items() if path.resolve().is_relative_to(folder.resolve())}
         if not added:
             raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
         public |= added
-    if private := [path.name for path in copied if path.name not in public]:
-        say(f"Not uploaded: {shortened(', '.join(private), 200)}. To upload one of them, add --include NAME.")
+    if others := [path.name for path in files if path.name not in public]:
+        say(f"Not uploaded: {shortened(', '.join(others), 200)}. To upload one of them, add --include NAME.")
     return public
 
 
 def _is_public(path: Path) -> bool:
     name = path.name.lower()
     return any(fnmatch(name, pattern) for pattern in PUBLIC_FILES) and not name.startswith("optimizer")
-
-
-def _is_inside(folder: Path, name: str) -> bool:
-    return (folder / name).resolve().is_relative_to(folder.resolve())
 
 
 def hub_origin(record: dict[str, Any]) -> Source | None:
@@ -195,14 +192,15 @@ def _upload(
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy
     from huggingface_hub.errors import FileDuplicationError
 
-    there = {entry.path: entry for entry in api.list_repo_tree(repo)}
-    _refuse_other_weights(repo, there, files)
+    existing = {file.path: file for file in api.list_repo_tree(repo)}
+    _refuse_other_weights(repo, existing, files)
     additions = {name: CommitOperationAdd(name, content) for name, content in files.items()}
-    added = {name: addition for name, addition in additions.items() if not _is_same(addition, there.get(name))}
+    added = {name: addition for name, addition in additions.items() if not _is_same(addition, existing.get(name))}
     copied = _find_copies(api, base, added) if base else []
     copies = [CommitOperationCopy(name, name, base.revision, base.repo, "model") for name in copied if base]
+    rest = [addition for name, addition in added.items() if name not in copied]
     try:
-        commit = _commit(api, repo, [*copies, *_without(added, copied)], message, say)
+        commit = _commit(api, repo, [*copies, *rest], message, say)
     except FileDuplicationError:  # the repositories are in different regions
         copied, commit = [], _commit(api, repo, list(added.values()), message, say)
     status = {
@@ -214,24 +212,20 @@ def _upload(
     return Upload(commit, private, tuple(pushed))
 
 
-def _without(added: "Mapping[str, CommitOperationAdd]", copied: list[str]) -> "list[CommitOperationAdd]":
-    return [addition for name, addition in added.items() if name not in copied]
-
-
 def _commit(api: "HfApi", repo: str, operations: list[Any], message: str, say: Callable[[str], None]) -> str | None:
     """Upload the weights one by one, so that an interruption loses one file at most, and commit all operations."""
     from huggingface_hub import CommitOperationAdd
 
-    for operation in operations:
-        if isinstance(operation, CommitOperationAdd) and fnmatch(operation.path_in_repo, WEIGHTS):
-            say(f"Uploading {operation.path_in_repo} ({operation.upload_info.size / 2**20:,.1f} MiB)")
-            api.preupload_lfs_files(repo, [operation], free_memory=False)
+    for addition in operations:
+        if isinstance(addition, CommitOperationAdd) and fnmatch(addition.path_in_repo, WEIGHTS):
+            say(f"Uploading {addition.path_in_repo} ({addition.upload_info.size / 2**20:,.1f} MiB)")
+            api.preupload_lfs_files(repo, [addition], free_memory=False)
     return api.create_commit(repo, operations, commit_message=message).oid if operations else None
 
 
-def _refuse_other_weights(repo: str, there: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def _refuse_other_weights(repo: str, existing: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     """Refuse a repository with weights, or their index, that the checkpoint lacks: engines could load both."""
-    if stale := sorted(name for name in there if fnmatch(name, f"{WEIGHTS}*") and name not in files):
+    if stale := sorted(name for name in existing if fnmatch(name, f"{WEIGHTS}*") and name not in files):
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise OutputError(
             f"{repo} has {stale[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
@@ -245,21 +239,22 @@ def _find_copies(api: "HfApi", base: Source, added: "Mapping[str, CommitOperatio
 
     weights = [name for name in added if fnmatch(name, WEIGHTS)]
     try:
-        on_hub = api.get_paths_info(base.repo, weights, revision=base.revision) if weights else []
+        existing = api.get_paths_info(base.repo, weights, revision=base.revision) if weights else []
     except HfHubHTTPError:  # gone, or not accessible with this token
         return []
-    return [file.path for file in on_hub if getattr(file, "xet_hash", None) and _is_same(added[file.path], file)]
+    return [file.path for file in existing if getattr(file, "xet_hash", None) and _is_same(added[file.path], file)]
 
 
-def _is_same(addition: "CommitOperationAdd", there: Any) -> bool:
+def _is_same(addition: "CommitOperationAdd", existing: Any) -> bool:
     """Return whether a file on the Hub has the same content. Reads the local file only if the sizes are equal."""
-    if there is None or getattr(there, "size", None) != addition.upload_info.size:
+    if existing is None or getattr(existing, "size", None) != addition.upload_info.size:
         return False
-    if there.lfs is not None:
-        return there.lfs.sha256 == addition.upload_info.sha256.hex()
+    if existing.lfs is not None:
+        return existing.lfs.sha256 == addition.upload_info.sha256.hex()
     with addition.as_file() as file:
         content = file.read()
-    return there.blob_id == hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()  # git's name for it
+    git_name = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+    return existing.blob_id == git_name
 
 
 def _explain(repo: str, error: Exception) -> str:

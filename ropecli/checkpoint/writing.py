@@ -83,7 +83,7 @@ def write_record(
 
     notes: further entries.
     """
-    geometry = plan.ropes[plan.scaled[0]].geometry
+    spec, geometry = plan.spec, plan.ropes[plan.scaled[0]].geometry
     changes = diff(plan.original, plan.config)
     record = {
         "ropecli": VERSION,
@@ -91,9 +91,9 @@ def write_record(
         "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "target_length": plan.target_length,
         "scaling": {
-            "method": plan.spec.method.name,
-            "factor": float(plan.spec.factor),
-            "params": {key: _plain(value) for key, value in plan.spec.params.items()},
+            "method": spec.method.name,
+            "factor": float(spec.factor),
+            "params": {key: list(value) if isinstance(value, tuple) else value for key, value in spec.params.items()},
             "layer_types": list(plan.scaled),
         },
         "changes": [change._asdict() for change in changes],
@@ -112,10 +112,6 @@ def write_notes(folder: Path, record: dict[str, Any]) -> None:
         header += "# transformers can load this checkpoint only after `import ropecli.attention`.\n"
     text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
     (folder / PROVENANCE).write_text(header + text, encoding="utf-8")
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, tuple[Any, ...] | None]:

@@ -55,6 +55,6 @@ def inspect(
     opened = [open_checkpoint(checkpoint, revision=revision)]
     if other is not None:
         opened.append(open_checkpoint(other))
-    states = tuple(read_state(checkpoint) for checkpoint in opened)
+    states = tuple(map(read_state, opened))
     reports = tuple(inspect_checkpoint(state) for state in states)
     return Inspection(states, reports, tuple(differences(reports)))

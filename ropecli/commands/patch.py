@@ -43,13 +43,12 @@ class PatchResult:
     proved: int
 
     def as_json(self) -> dict[str, Any]:
+        rope = self.plan.ropes[self.plan.scaled[0]]
         return {
             "output": str(self.output) if self.output else None,
             "method": self.plan.spec.method.name,
             "factor": self.plan.spec.factor,
-            "original_max_position_embeddings": self.plan.ropes[
-                self.plan.scaled[0]
-            ].geometry.original_max_position_embeddings,
+            "original_max_position_embeddings": rope.geometry.original_max_position_embeddings,
             "target_length": self.plan.target_length,
             "changes": [change._asdict() for change in self.plan.changes],
             "proved_tables": self.proved or None,
@@ -119,8 +118,10 @@ def patch(
     """Write a copy of a checkpoint with a longer context, and prove that the patch takes effect."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.revert import plan_reversal
+    from ropecli.checkpoint.revert import plan_reversal, revert_to
     from ropecli.checkpoint.scalings import method_parameters
+    from ropecli.scaling.none import LENGTH_ONLY
+    from ropecli.scaling.registry import find_method
     from ropecli.scaling.spec import make_spec
 
     link = is_link(weights)
@@ -134,14 +135,28 @@ def patch(
         "--layer-types": layer_types,
         "--no-verify": no_verify or None,
     }
-    if not revert:
-        method = _check_method(method, factor, target_length)
-    elif useless := [option for option, value in given.items() if value is not None]:
+    useless = [option for option, value in given.items() if value is not None]
+    if revert and useless:
         raise MethodError(f"--revert undoes the patches and does not use {', '.join(useless)}. Remove that.")
-    folder = _output_folder(output, dry_run)
+    if method is None and not revert:
+        raise MethodError("patch needs --method, such as --method yarn; or --revert to undo patches.")
+    if method is not None:
+        find_method(method)
+        if factor is None and target_length is None and method not in LENGTH_ONLY:
+            raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
+    if output is None and not dry_run:
+        raise OutputError("patch needs --output DIR for the folder to write, or --dry-run.")
+    folder = None if dry_run else as_path(output or "")
+    if folder is not None:
+        refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
-    if revert or method is None:
-        return _revert(plan_reversal(opened), folder, link=link)
+    if method is None:
+        reversal = plan_reversal(opened)
+        for warning in reversal.warnings:
+            warn(warning)
+        if folder is not None:
+            revert_to(reversal, folder, link=link, say=warn)
+        return RevertResult(reversal, folder)
     plan = make_plan(
         opened,
         make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file)),
@@ -151,39 +166,6 @@ def patch(
         choose_factor=factor is None,
     )
     return _write(plan, folder, link=link, verify=not no_verify)
-
-
-def _check_method(method: str | None, factor: float | None, target_length: int | None) -> str:
-    from ropecli.scaling.none import LENGTH_ONLY
-    from ropecli.scaling.registry import find_method
-
-    if method is None:
-        raise MethodError("patch needs --method, such as --method yarn; or --revert to undo patches.")
-    find_method(method)
-    if factor is None and target_length is None and method not in LENGTH_ONLY:
-        raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
-    return method
-
-
-def _output_folder(output: str | Path | None, dry_run: bool) -> Path | None:
-    """The folder to write, None for a dry run. Raises OutputError."""
-    if dry_run:
-        return None
-    if output is None:
-        raise OutputError("patch needs --output DIR for the folder to write, or --dry-run.")
-    folder = as_path(output)
-    refuse_existing(folder)
-    return folder
-
-
-def _revert(reversal: "Reversal", output: Path | None, *, link: bool) -> RevertResult:
-    from ropecli.checkpoint.revert import revert_to
-
-    for warning in reversal.warnings:
-        warn(warning)
-    if output is not None:
-        revert_to(reversal, output, link=link, say=warn)
-    return RevertResult(reversal, output)
 
 
 def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
@@ -203,20 +185,18 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
             f"not proved: that model_type {plan.config.get('model_type')!r}, which ropecli does not know, reads these "
             "RoPE fields. They were read by their usual names."
         )
-    if output is None:
-        return PatchResult(plan, None, _prove_unwritten(plan) if verify else 0)
-    return PatchResult(plan, output, write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn))
+    proved = 0
+    if output is not None:
+        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn)
+    elif verify:  # so that a dry run refuses what `patch` refuses
+        from ropecli.live.proof import prove
+        from ropecli.live.stock_transformers import stock_config_of
+
+        proved = prove(stock_config_of(plan.config, plan.source.name), plan.ropes, plan.original)
+    return PatchResult(plan, output, proved)
 
 
 def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]", original: dict[str, Any]) -> int:
     from ropecli.live.proof import prove
 
     return prove(folder, ropes, original)
-
-
-def _prove_unwritten(plan: "PatchPlan") -> int:
-    """The same proof for a dry run, so that it refuses what `patch` refuses."""
-    from ropecli.live.proof import prove
-    from ropecli.live.stock_transformers import stock_config_of
-
-    return prove(stock_config_of(plan.config, plan.source.name), plan.ropes, plan.original)

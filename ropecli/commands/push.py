@@ -16,9 +16,8 @@ from ropecli.messages import say, warn
 from ropecli.reporting.outputs import refuse_outputs
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.opening import Checkpoint
     from ropecli.checkpoint.state import CheckpointState
-    from ropecli.checkpoint.upload import PushedFile, Source, Upload
+    from ropecli.checkpoint.upload import PushedFile, Upload
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,9 @@ def push(
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.upload import Source, files_to_push, refuse_repo, upload
+    from ropecli.checkpoint.card import read_run
+    from ropecli.checkpoint.provenance import read_record
+    from ropecli.checkpoint.upload import PushedFile, Source, files_to_push, hub_origin, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements
 
     refuse_repo(repo, "--repo")
@@ -86,17 +87,26 @@ def push(
     if dry_run:
         refuse_outputs(card=card_file)
     reports = [as_path(path) for path in listed(report or ())]
-    base = Source(base_model, None) if base_model else _origin(checkpoint)
-    _check_base(base, repo)
+    run = read_run(checkpoint.folder)
+    base = Source(base_model, None) if base_model else hub_origin(run) or hub_origin(read_record(checkpoint.folder))
+    if base:
+        refuse_repo(base.repo, "--base-model")
+        if base.repo == repo:
+            raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
     card = make_card(state, repo, read_measurements(reports, checkpoint), base)
-    _warn_of_gaps(checkpoint, base, card.license)
+    if base is None:
+        warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
+    if not card.license:
+        warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
     public_files = files_to_push(checkpoint, [str(pattern) for pattern in listed(include or ())], say)
     files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
     url = f"{constants.ENDPOINT}/{repo}"
     if dry_run:
         with new_file(card_file) as partial:
             partial.write_text(card.content, encoding="utf-8", newline="")
-        return PushResult(checkpoint.folder, repo, url, _listed(files), card=card_file)
+        sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files.items()}
+        listing = tuple(PushedFile(name, size, "listed") for name, size in sizes.items())
+        return PushResult(checkpoint.folder, repo, url, listing, card=card_file)
     with _resumable():
         done = upload(files, repo, public=public, message=_message(state), base=base, say=say)
     if public and done.private:
@@ -107,6 +117,7 @@ def push(
 def _open(folder: Path, repo: str) -> "CheckpointState":
     """Open a finished folder that ropecli wrote. Raises CheckpointError."""
     from ropecli.checkpoint.opening import CONFIG, open_checkpoint
+    from ropecli.checkpoint.provenance import read_record
     from ropecli.checkpoint.state import read_state
 
     if not folder.is_dir():
@@ -115,7 +126,7 @@ def _open(folder: Path, repo: str) -> "CheckpointState":
         raise CheckpointError(f"{folder} has an unfinished training run. Finish it with ropecli finetune --resume.")
     checkpoint = open_checkpoint(folder, weights=True)
     checkpoint.weight_files()
-    if not _record(checkpoint):
+    if not read_record(checkpoint.folder):
         raise CheckpointError(
             f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload "
             f"{quoted(repo, folder)}"
@@ -129,49 +140,11 @@ def _open(folder: Path, repo: str) -> "CheckpointState":
     return state
 
 
-def _record(checkpoint: "Checkpoint") -> dict[str, Any]:
-    from ropecli.checkpoint.provenance import read_record
-
-    return read_record(checkpoint.folder)
-
-
-def _origin(checkpoint: "Checkpoint") -> "Source | None":
-    from ropecli.checkpoint.card import read_run
-    from ropecli.checkpoint.upload import hub_origin
-
-    return hub_origin(read_run(checkpoint.folder)) or hub_origin(_record(checkpoint))
-
-
-def _check_base(base: "Source | None", repo: str) -> None:
-    from ropecli.checkpoint.upload import refuse_repo
-
-    if base:
-        refuse_repo(base.repo, "--base-model")
-    if base and base.repo == repo:
-        raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
-
-
-def _warn_of_gaps(checkpoint: "Checkpoint", base: "Source | None", license_name: str | None) -> None:
-    if base is None:
-        warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
-    if not license_name:
-        warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
-
-
 def _message(state: "CheckpointState") -> str:
     from ropecli.scaling.spec import label_of
 
     spec = state.main.spec
     return f"{label_of(spec.method.name, spec.factor, {})}, {state.context_length} tokens, written by ropecli"
-
-
-def _listed(files: "dict[str, Path | bytes]") -> "tuple[PushedFile, ...]":
-    from ropecli.checkpoint.upload import PushedFile
-
-    sizes = {
-        name: len(content) if isinstance(content, bytes) else content.stat().st_size for name, content in files.items()
-    }
-    return tuple(PushedFile(name, size, "listed") for name, size in sizes.items())
 
 
 @contextmanager

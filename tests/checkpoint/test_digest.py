@@ -7,7 +7,6 @@ import pytest
 
 from ropecli.checkpoint import opening
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.errors import CheckpointError
 
 YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
 
@@ -36,14 +35,10 @@ def test_every_byte_of_the_weights_counts(fresh, changed_amid):
     digest = open_checkpoint(fresh).digest()
     assert digest.startswith("sha256:")
     assert len(digest) == len("sha256:") + 64
-    assert open_checkpoint(changed_amid(fresh)).digest() != digest
+    changed = changed_amid(fresh)
+    assert open_checkpoint(changed).digest() != digest
     assert open_checkpoint(shutil.copytree(fresh, fresh.with_name("copy"))).digest() == digest
-
-
-def test_a_changed_file_in_the_same_place_is_read_again(fresh, changed_amid):
-    digest = open_checkpoint(fresh).digest()
-    changed = changed_amid(fresh) / "model.safetensors"
-    shutil.copyfile(changed, fresh / changed.name)
+    shutil.copyfile(changed / "model.safetensors", fresh / "model.safetensors")
     assert open_checkpoint(fresh).digest() != digest
 
 
@@ -79,15 +74,6 @@ def test_what_needs_no_identity_reads_no_weights(command, fresh, hashed, ropecli
     outcome = ropecli(*command)
     assert outcome.code == 0, outcome.err
     assert hashed == []
-
-
-def test_weights_that_cannot_be_read_are_named(fresh, monkeypatch):
-    def failing(paths):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(opening, "sha256_of", failing)
-    with pytest.raises(CheckpointError, match=r"fresh cannot be read: .*Input/output error"):
-        open_checkpoint(fresh).digest()
 
 
 def test_a_digest_of_an_earlier_release_is_compared_by_its_rule(fresh, changed_amid, earlier_digest, caplog):

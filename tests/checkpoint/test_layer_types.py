@@ -1,8 +1,6 @@
 """Models whose layers see differently far: each layer type has its own rope, and only the far-seeing one is scaled,
 or those that the user chooses."""
 
-import json
-
 import numpy as np
 import pytest
 import yaml
@@ -98,31 +96,6 @@ def test_the_older_fields_go_on_meaning_the_far_layers(own, model, edited, patch
     assert config["rope_local_base_freq"] == pytest.approx(15000.0 * 4 ** (32 / 30))
 
 
-def test_a_model_whose_layers_share_one_rope_is_refused(llama):
-    with pytest.raises(PatchError, match="does not support --layer-types: all layers share one"):
-        make_plan(open_checkpoint(llama), make_spec("linear", 4.0), layer_types=["full_attention"])
-
-
-def test_the_option_of_the_command(model, ropecli, tmp_path):
-    arguments = ["patch", model("gemma3_text"), "--method", "linear", "--factor", 4, "-o", tmp_path / "out", "--json"]
-    outcome = ropecli(*arguments, "--layer-types", " full_attention , sliding_attention,")
-    assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out)["proved_tables"] == 2
-    parameters = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
-    scaled = {label for label, value in parameters.items() if isinstance(value, dict) and value.get("factor") == 4.0}
-    assert scaled == set(LAYERS)
-    assert "only see nearby tokens" in outcome.err
-
-
-@pytest.mark.parametrize("given", ["full", ","])
-def test_the_option_of_the_command_refuses_what_is_not_there(given, model, ropecli, tmp_path):
-    arguments = ["patch", model("gemma3_text"), "--method", "linear", "--factor", 4, "-o", tmp_path / "out"]
-    outcome = ropecli(*arguments, "--layer-types", given)
-    assert outcome.code == 2
-    assert "--layer-types" in outcome.err
-    assert not (tmp_path / "out").exists()
-
-
 # Without a choice, the layers that see the whole context are scaled.
 
 
@@ -153,3 +126,9 @@ def test_a_sliding_window_is_warned_of_where_every_layer_slides(build):
         source = open_checkpoint(build(name, head_dim=32, sliding_window=32, **settings))
         warnings = make_plan(source, make_spec("yarn", 4.0)).warnings
         assert any("sliding_window is 32: no layer attends further back" in one for one in warnings) is warned
+
+
+def test_a_layer_type_without_positions_is_refused(model, llama):
+    for folder, message in ((llama, "does not support --layer-types"), (model("gemma3_text"), "has unknown full;")):
+        with pytest.raises(PatchError, match=message):
+            make_plan(open_checkpoint(folder), make_spec("linear", 4.0), layer_types=["full"])

@@ -359,14 +359,6 @@ def test_a_factor_and_parameters_are_named_exactly(written, fixed):
         assert after[key] == before[key], key
 
 
-def test_a_revision_is_named_again(written):
-    from dataclasses import replace
-
-    checkpoint = replace(open_checkpoint(written(NEW_ALONE)), name="owner/name", revision="v2")
-    (finding,) = inspect_checkpoint(read_state(checkpoint))["findings"]
-    assert finding["fix"].startswith("ropecli patch owner/name --revision v2 --method yarn")
-
-
 @pytest.mark.parametrize("method", ["none", "dynamic", "abf --set beta=50"])
 def test_a_tokenizer_that_caps_lower(method, written, ropecli, fixed, tmp_path):
     source = written(LLAMA)
@@ -387,14 +379,6 @@ def test_a_tokenizer_that_does_not_cap(written):
     for longest in (64, 10**30, "64", None, True, float("nan")):
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": longest}))
         assert findings(folder) == [], longest
-
-
-def test_a_rope_type_that_is_not_known_is_an_error(written, ropecli):
-    outcome = ropecli("inspect", written(scaled(yarn(rope_type="yran"))))
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "Unknown rope_type 'yran'" in outcome.err
-    assert "Did you mean 'yarn'?" in outcome.err
-    assert "Did you mean" not in ropecli("inspect", written(scaled({"rope_type": "mrope"}))).err
 
 
 def test_flat_parameters_of_a_type_with_a_rope_for_each_layer_type_are_an_error(written, live):

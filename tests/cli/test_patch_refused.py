@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatc
         monkeypatch.setattr(os, "link", full)
         monkeypatch.setattr(shutil, "copyfile", full)
     elif where == "rename":
-        monkeypatch.setattr(Path, "rename", full)
+        monkeypatch.setattr(Path, "replace", full)
     else:
         write = Path.write_text
         monkeypatch.setattr(
