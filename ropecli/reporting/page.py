@@ -71,7 +71,8 @@ def render_page(reports: Sequence[AnyReport]) -> str:
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
     measured = [report for report in reports if isinstance(report, Report)]
     tuned = [report for report in reports if isinstance(report, TuneReport)]
-    sets = sets_of(measured)
+    # what the extension costs and gains comes first
+    sets = sorted(sets_of(measured), key=lambda lines: not any(line.report.headlines for line in lines))
     protocols = dict.fromkeys(report.task for report in measured if report.kind == "perplexity")
     return template.render(
         title=_title(reports),
