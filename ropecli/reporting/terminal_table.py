@@ -10,7 +10,7 @@ from rich.text import Text
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
 
 _UNBOUNDED = 10**4
-_NARROW = 24
+_NARROW = 18
 """Characters of a column before it is folded, if space is short."""
 
 
