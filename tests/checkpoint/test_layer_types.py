@@ -132,3 +132,5 @@ def test_a_layer_type_without_positions_is_refused(model, llama):
     for folder, message in ((llama, "does not support --layer-types"), (model("gemma3_text"), "has unknown full;")):
         with pytest.raises(PatchError, match=message):
             make_plan(open_checkpoint(folder), make_spec("linear", 4.0), layer_types=["full"])
+    with pytest.raises(PatchError, match="--layer-types is empty"):
+        make_plan(open_checkpoint(model("gemma3_text")), make_spec("linear", 4.0), layer_types=[])

@@ -7,7 +7,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import read_provenance
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import CheckpointError, MethodError, PatchError
+from ropecli.errors import CheckpointError, PatchError
 from ropecli.scaling.spec import make_spec
 
 TWO_LISTS = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.3, 16).tolist()}
@@ -119,8 +119,3 @@ def test_original_length_corrects_a_config_that_lies(llama, edited):
     assert corrected.max_position_embeddings == 256
     assert corrected.config["rope_parameters"]["original_max_position_embeddings"] == 64
     np.testing.assert_array_equal(corrected.ropes[None].inv_freq, plan(llama).ropes[None].inv_freq)
-
-
-def test_a_target_below_the_original_window_is_refused(llama):
-    with pytest.raises(MethodError, match="63 is below the pretraining length, 64"):
-        plan(llama, target_length=63)

@@ -22,21 +22,6 @@ def patch(ropecli, tmp_path):
     return call
 
 
-@pytest.fixture
-def refused(ropecli, tmp_path):
-    """refused(source, "--method", ...) -> the one message; nothing is left behind."""
-
-    def call(checkpoint, *arguments) -> str:
-        outcome = ropecli("patch", checkpoint, *arguments, "-o", tmp_path / "refused")
-        assert (outcome.code, outcome.out) == (2, ""), outcome
-        assert outcome.err.startswith("error: ")
-        assert outcome.err.count("error:") == 1
-        assert not (tmp_path / "refused").exists()
-        return " ".join(outcome.err.split())
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def gemma(build):
     return build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
@@ -81,19 +66,6 @@ def test_without_it_those_are_scaled_that_see_far(patch, gemma):
     assert outcome.err == ""
 
 
-@pytest.mark.parametrize(
-    ("chosen", "named"),
-    [
-        ("global_attention", "--layer-types has unknown global_attention"),
-        ("", "--layer-types is empty"),
-    ],
-)
-def test_layers_that_there_are_not(chosen, named, refused, gemma):
-    message = refused(gemma, "--method", "linear", "--factor", 4, "--layer-types", chosen)
-    assert named in message
-    assert "sliding_attention, full_attention" in message or "full_attention, sliding_attention" in message
-
-
 # --factors-file.
 
 
@@ -124,29 +96,6 @@ def test_longrope_takes_what_a_config_has(patch, file, gemma, tmp_path):
     written, _ = patch(gemma, "--method", "longrope", "--factor", 4, "--factors-file", file(numbers))
     again, _ = patch(gemma, "--method", "longrope", "--factor", 4, "--factors-file", tmp_path / "out-0" / "config.json")
     assert again["rope_parameters"] == written["rope_parameters"]
-
-
-@pytest.mark.parametrize(
-    ("method", "value", "named"),
-    [
-        ("longrope", "[1, 2", "cannot be read as JSON"),
-        ("longrope", [1.0, 2.0], "long_factor has 2 entries; this model has 16 rotary pairs"),
-        ("longrope", {"factors": FACTORS}, "must hold a list of factors, or an object with long_factor"),
-        ("yarn", FACTORS, "--factors-file is for longrope and custom; yarn takes no list"),
-    ],
-)
-def test_a_file_that_does_not_fit_is_one_message(method, value, named, refused, file, llama):
-    assert named in refused(llama, "--method", method, "--factor", 4, "--factors-file", file(value))
-
-
-# What no stock reader can express.
-
-
-def test_dynamic_yarn_is_refused_with_the_way_out(refused, llama):
-    message = refused(llama, "--method", "dynamic-yarn", "--factor", 4, "--dry-run")
-    assert "config.json cannot express" in message
-    assert "eval-ppl --method dynamic-yarn --factor 4" in message
-    assert "compare --methods dynamic-yarn" in message
 
 
 def test_a_factor_and_a_window_of_their_own_for_a_type_that_reads_two_lists_alone(ropecli, build, tmp_path):

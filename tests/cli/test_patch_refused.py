@@ -31,112 +31,91 @@ def refused(ropecli, tmp_path, contents):
     return call
 
 
-# Checkpoints that are none.
+YARN = ["--method", "yarn", "--factor", 4]
+LONGROPE = ["--method", "longrope", "--factor", 4]
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
+INDEX = {"metadata": {}, "weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+FACTORS = [1.0 + index / 4 for index in range(16)]
+# a file to write in the checkpoint (None: none), its text (None: remove it), the options, part of the message
+REFUSED = {
+    "not UTF-8": ("config.json", b"\xff\xfe", YARN, "config.json cannot be read as JSON"),
+    "a list": ("config.json", "[1, 2]", YARN, "expected an object"),
+    "a model without rotary positions": ("config.json", GPT2, YARN, "'gpt2' has no rotary position embedding"),
+    "no weights": ("model.safetensors", None, YARN, "no *.safetensors weights"),
+    "a missing shard": ("model.safetensors.index.json", INDEX, YARN, "lists model-00002-of-00002.safetensors"),
+    "an empty index": ("model.safetensors.index.json", {}, YARN, "weight_map is missing or not an object"),
+    "a pointer of git-lfs": (
+        "model.safetensors",
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        YARN,
+        "model.safetensors is damaged or not a safetensors file",
+    ),
+    "an unknown method": (None, None, ["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
+    "an unknown parameter": (None, None, [*YARN, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
+    "a parameter without a value": (None, None, [*YARN, "--set", "beta_fast"], "KEY=VALUE"),
+    "a parameter of another type": (None, None, [*YARN, "--set", "beta_fast=many"], "beta_fast is 'many'"),
+    "a parameter out of range": (
+        None,
+        None,
+        [*YARN, "--set", "beta_fast=0.5"],
+        "beta_fast is 0.5; expected at least beta_slow",
+    ),
+    "a parameter given twice": (
+        None,
+        None,
+        [*YARN, "--set", "beta_fast=8", "--set", "beta_fast=16"],
+        "beta_fast was given twice",
+    ),
+    "a factor out of range": (None, None, ["--method", "yarn", "--factor", 1e7], "from 1 to 1000000"),
+    "no factor": (None, None, ["--method", "yarn"], "needs --factor or --target-length"),
+    "no method": (None, None, ["--factor", 4], "patch needs --method"),
+    "a short target": (
+        None,
+        None,
+        ["--method", "yarn", "--target-length", 63],
+        "63 is below the pretraining length, 64",
+    ),
+    "a method without its parameter": (None, None, ["--method", "abf", "--factor", 4], "neither"),
+    "longrope without factors": (None, None, LONGROPE, "long_factor"),
+    "a way to copy": (None, None, [*YARN, "--weights", "bogus"], "'link' or 'copy'"),
+    "a method that only works in memory": (
+        None,
+        None,
+        ["--method", "dynamic-yarn", "--factor", 4],
+        "eval-ppl --method dynamic-yarn --factor 4",
+    ),
+    **{
+        f"factors: {message}": ("factors.json", value, [*options, "--factors-file", "source/factors.json"], message)
+        for options, value, message in [
+            (LONGROPE, "[1, 2", "cannot be read as JSON"),
+            (LONGROPE, [1.0, 2.0], "long_factor has 2 entries; this model has 16 rotary pairs"),
+            (LONGROPE, {"factors": FACTORS}, "must hold a list of factors, or an object with long_factor"),
+            (YARN, FACTORS, "--factors-file is for longrope and custom; yarn takes no list"),
+        ]
+    },
+}
 
 
-def test_a_missing_folder(refused, tmp_path):
-    assert "No folder" in refused(tmp_path / "missing", "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_checkpoints_and_options_are_refused(case, refused, source, tmp_path, monkeypatch):
+    name, content, options, message = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    if name and content is None:
+        (source / name).unlink()
+    elif name:
+        text = content if isinstance(content, bytes | str) else json.dumps(content)
+        (source / name).unlink(missing_ok=True)
+        (source / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert message in refused(source, *options, "-o", tmp_path / "out")
 
 
-def test_a_file_in_place_of_a_folder(refused, source, tmp_path):
-    message = refused(source / "config.json", "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "expected a folder with config.json" in message
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        (b"\xff\xfe", "cannot be read as JSON"),
-        ("[1, 2]", "expected an object"),
-    ],
-    ids=["utf16", "list"],
-)
-def test_a_config_that_is_no_json_object(text, named, refused, source, tmp_path):
-    (source / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    message = refused(source, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert named in message
-    assert "config.json" in message
-
-
-def test_a_model_without_rope(refused, source, tmp_path):
-    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
-    (source / "config.json").write_text(json.dumps(config))
-    message = refused(source, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "'gpt2' has no rotary position embedding" in message
-
-
-# Weights.
-
-
-def test_no_weights(refused, source, tmp_path):
-    (source / "model.safetensors").unlink()
-    assert "no *.safetensors weights" in refused(source, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tmp_path):
-    weights = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-    message = refused(source, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "lists model-00002-of-00002.safetensors" in message
-
-
-def test_an_index_that_names_no_weights(refused, source, tmp_path):
-    (source / "model.safetensors.index.json").write_text("{}")
-    message = refused(source, "--method", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert "model.safetensors.index.json" in message
-    assert "weight_map is missing or not an object" in message
-
-
-def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
-    (source / "model.safetensors").unlink()
-    (source / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    message = refused(source, "--method", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert f"{source / 'model.safetensors'} is damaged or not a safetensors file" in message
-    assert "Download or copy it again" in message
-
-
-# Methods, factors and parameters.
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
-        (["--method", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
-        (["--method", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
-        (["--method", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
-        (
-            ["--method", "yarn", "--factor", 4, "--set", "beta_fast=0.5"],
-            "beta_fast is 0.5; expected at least beta_slow",
-        ),
-        (
-            ["--method", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"],
-            "beta_fast was given twice",
-        ),
-        (["--method", "yarn", "--factor", 1e7], "from 1 to 1000000"),
-        (["--method", "yarn"], "needs --factor or --target-length"),
-        (["--method", "yarn", "--target-length", 63], "below the pretraining length, 64"),
-        (["--method", "abf", "--factor", 4], "neither"),
-        (["--method", "longrope", "--factor", 4], "long_factor"),
-        (["--method", "yarn", "--factor", 4, "--weights", "bogus"], "'link' or 'copy'"),
-    ],
-    ids=lambda value: " ".join(map(str, value[1:])) if isinstance(value, list) else "",
-)
-def test_what_is_asked_for_must_make_sense(arguments, named, refused, source, tmp_path):
-    assert named in refused(source, *arguments, "-o", tmp_path / "out")
-
-
-# Outputs.
-
-
-def test_no_output(refused, source):
-    assert "--output" in refused(source, "--method", "yarn", "--factor", 4)
-
-
-def test_an_output_that_holds_something(refused, source, tmp_path):
+def test_no_checkpoint_and_no_output(refused, source, tmp_path):
+    assert "No folder" in refused(tmp_path / "missing", *YARN, "-o", tmp_path / "out")
+    assert "expected a folder with config.json" in refused(source / "config.json", *YARN, "-o", tmp_path / "out")
+    assert "--output" in refused(source, *YARN)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "kept").write_text("kept")
-    assert "not empty" in refused(source, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "not empty" in refused(source, *YARN, "-o", tmp_path / "out")
 
 
 @pytest.mark.parametrize("output", [".", "", "../here"])

@@ -47,7 +47,9 @@ def test_the_written_checkpoint_is_the_tuned_model(llama, make_run, tmp_path, le
     before = state_of(run.model)
     tuned = run.tune()
     assert tuned.report.score.objective <= tuned.report.begun.objective
-    assert tuned.report.begun.objective == pytest.approx(objective_of(run, tuned.plan.spec), rel=1e-6)
+    specs = {"base": make_spec("none"), "plain": make_spec("yarn", 2.0), "begun": tuned.plan.spec}
+    for name, spec in specs.items():
+        assert getattr(tuned.report, name).objective == pytest.approx(objective_of(run, spec), rel=1e-6)
     assert {point.level for point in points} == {level} | ({"grid"} if level == "heads" else set())
     assert all(point.seconds > 0 for point in points)
     after = state_of(run.model)
