@@ -114,7 +114,7 @@ def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
 
 @pytest.mark.parametrize(("method", "params"), [("llama3", {}), ("yarn", {"truncate": False})])
 def test_what_float32_loses_in_a_large_model_is_no_error(method, params, llama, edited, tmp_path):
-    """Where a ramp mixes two frequencies far apart, the result carries the rounding of the larger one."""
+    """A ramp that mixes two frequencies far apart carries the rounding of the larger one."""
     large = edited(
         llama,
         hidden_size=256,
