@@ -13,7 +13,7 @@ from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.decay_plot import chosen_pairs
 from ropecli.reporting.lines import BITS_PER_BYTE, PPL, best_of, sets_of
-from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
+from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind
 
 
 def lines(axes):
@@ -177,7 +177,7 @@ def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(t
 
 
 def test_frequencies_are_ratios(study):
-    (axes,) = draw_study("frequencies", study("linear", "ntk", "p-rope")).axes
+    (axes,) = STUDY_KINDS["frequencies"](study("linear", "ntk", "p-rope")).axes
     found = lines(axes)
     np.testing.assert_allclose(found["linear ×8"].get_ydata(), np.full(64, 1 / 8))
     # b' = b·s^(d/(d-2)), so that θ'/θ = s^(-2i/(d-2))
@@ -191,14 +191,14 @@ def test_frequencies_are_ratios(study):
     assert axes.get_ylim()[0] < np.nanmax(zeros) < 1 / 8
     assert axes.get_yticklabels()[-1].get_text() == "0"
     with pytest.raises(DataError, match="nothing to compare"):
-        draw_study("frequencies", study())
+        STUDY_KINDS["frequencies"](study())
     with pytest.raises(DataError, match="No pair of folder rotated"):
-        draw_study("frequencies", study("nope", still_pairs=64))
+        STUDY_KINDS["frequencies"](study("nope", still_pairs=64))
 
 
 def test_the_decay_marks_its_lengths_and_single_pairs(study):
     made = study("yarn")
-    near, far, pairs = draw_study("decay", made).axes
+    near, far, pairs = STUDY_KINDS["decay"](made).axes
     marks = {label: line.get_xdata()[0] for label, line in lines(far).items() if len(line.get_xdata()) == 2}
     assert marks.pop("longest wavelength (54410)") == pytest.approx(54410.14, abs=0.1)
     assert marks.pop("effective range (5441)") == pytest.approx(5441.01, abs=0.1)
@@ -214,7 +214,7 @@ def test_the_decay_marks_its_lengths_and_single_pairs(study):
 @pytest.mark.parametrize("kind", STUDY_KINDS)
 def test_texts_of_a_checkpoints_figures_do_not_overlap(study, kind):
     methods = ("linear", "ntk", "yarn", "llama3", "p-rope", "nope", "rerope")
-    refuse_overlaps(draw_study(kind, study(*methods, rotary_dim=64, rope_theta=5e5, window=8192)))
+    refuse_overlaps(STUDY_KINDS[kind](study(*methods, rotary_dim=64, rope_theta=5e5, window=8192)))
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
