@@ -11,7 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropecli.atomic import refuse_unwritable, sibling
+from ropecli.atomic import optional_path, refuse_unwritable, sibling
 from ropecli.errors import OutputError
 from ropecli.evaluation.report import Report, write_report
 from ropecli.reporting.figures.style import refuse_unknown_ending, save
@@ -83,7 +83,6 @@ class Outputs:
 def measure_subjects(
     names: Sequence[str],
     make_task: "Callable[[Subject], tuple[Task, Any]]",
-    outputs: Outputs,
     readers: "LiveReaders",
     options: Mapping[str, Any],
     scaling: Mapping[str, Any],
@@ -92,13 +91,14 @@ def measure_subjects(
 ) -> Reports:
     """Measure a task on each checkpoint. make_task: returns the task and the tokenizer of a subject.
 
-    options: of the command: resume, revision, attn. scaling: see open_subject. single: whether JSON has no list for one
-    checkpoint.
+    options: of the command: output, plot, resume, revision, attn. scaling: see open_subject. single: whether JSON has
+    no list for one checkpoint.
     """
     from ropecli.evaluation.measure import Job, measure
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.subject import open_subjects
 
+    outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
     outputs.refuse(options["resume"])
     subjects = open_subjects(names, revision=options["revision"], attn=options["attn"], **scaling)
     made = [make_task(subject) for subject in subjects]
