@@ -58,8 +58,8 @@ for panel, members in _COMMANDS.items():
         app.command(name, cls=AliasedCommand, rich_help_panel=panel)(as_command(function, show))
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(given: bool) -> None:
+    if given:
         from ropecli.version import VERSION
 
         typer.echo(f"ropecli {VERSION}")

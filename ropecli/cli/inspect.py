@@ -69,8 +69,7 @@ def _print_findings(report: dict[str, Any], named: bool) -> None:
 
 
 def _parameters(params: dict[str, Any]) -> str:
-    shown = {key: value for key, value in params.items() if not isinstance(value, list)}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())
+    return ", ".join(f"{key} {value}" for key, value in params.items() if not isinstance(value, list))
 
 
 def _wavelength(value: float | None) -> str:

@@ -37,7 +37,9 @@ def overview(methods: "Iterable[ScalingMethod]") -> "RichTable":
     for method in methods:
         about = [Text(method.summary)]
         if method.parameters:
-            about.append(Text(", ".join(map(_with_default, method.parameters)), style="cyan"))
+            defaults = {knob.name: _default(knob) for knob in method.parameters}
+            shown = [f"{name}={default}" if default else name for name, default in defaults.items()]
+            about.append(Text(", ".join(shown), style="cyan"))
         about.append(Text(method.source, style="dim"))
         table.add_row(method.name, Group(*about), written_as(method), method.training, end_section=True)
     return table
@@ -46,16 +48,6 @@ def overview(methods: "Iterable[ScalingMethod]") -> "RichTable":
 def explanation(method: "ScalingMethod") -> list[Table]:
     """One method: description, facts and parameters."""
     paragraphs = [" ".join(paragraph.split("\n")) for paragraph in method.description.split("\n\n")]
-    facts = [[name, fact] for name, fact in _details(method).items() if fact]
-    rows = [
-        [knob.name, knob.kind, "required" if knob.required else _default(knob) or "not set"]
-        for knob in method.parameters
-    ]
-    tables = [Table(method.name, ["", ""], facts, paragraphs, names=2)]
-    return [*tables, Table("", ["parameter", "type", "default"], rows, names=3)] if rows else tables
-
-
-def _details(method: "ScalingMethod") -> dict[str, str]:
     written = f"rope_type {written_as(method)!r} in config.json"
     if method.remaps:
         written = (
@@ -66,19 +58,21 @@ def _details(method: "ScalingMethod") -> dict[str, str]:
         written = "nothing: config.json cannot express it; it works only in memory"
     elif method.rope_type is None:
         written += ", with a factor per pair"
-    return {
-        "source": method.source,
-        "position g(m)": method.g,
-        "frequency h(θ_d)": method.h,
-        "interpolation": method.interpolation,
-        "training": method.training,
-        "written as": written,
-        "also called": ", ".join(method.other_names),
-    }
-
-
-def _with_default(parameter: "Parameter") -> str:
-    return f"{parameter.name}={_default(parameter)}" if _default(parameter) else parameter.name
+    facts = [
+        ["source", method.source],
+        ["position g(m)", method.g],
+        ["frequency h(θ_d)", method.h],
+        ["interpolation", method.interpolation],
+        ["training", method.training],
+        ["written as", written],
+        ["also called", ", ".join(method.other_names)],
+    ]
+    rows = [
+        [knob.name, knob.kind, "required" if knob.required else _default(knob) or "not set"]
+        for knob in method.parameters
+    ]
+    tables = [Table(method.name, ["", ""], [fact for fact in facts if fact[1]], paragraphs, names=2)]
+    return [*tables, Table("", ["parameter", "type", "default"], rows, names=3)] if rows else tables
 
 
 def _default(parameter: "Parameter") -> str:

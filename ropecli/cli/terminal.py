@@ -111,7 +111,10 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
             raise MethodError(f"--set {setting!r} is not KEY=VALUE.")
         if key.strip() in params:
             raise MethodError(f"--set {key.strip()} was given twice.")
-        params[key.strip()] = _value(value)
+        try:
+            params[key.strip()] = read_yaml(value)
+        except ValueError:
+            params[key.strip()] = value
     return params
 
 
@@ -131,13 +134,6 @@ def parse_tokens(text: str, option: str) -> int:
     if not isinstance(count, int):
         raise MethodError(f"{option} is {shown(text)}; expected a number of tokens, such as 512, 4k or 1M.")
     return count
-
-
-def _value(text: str) -> Any:
-    try:
-        return read_yaml(text)
-    except ValueError:
-        return text
 
 
 def _finite(value: Any) -> Any:

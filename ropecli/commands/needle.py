@@ -69,11 +69,10 @@ def needle(
     from ropecli.data.sources import read_texts
     from ropecli.evaluation.retrieval.templates import choose_templates, default_style
     from ropecli.evaluation.tasks.retrieval import make_needle
-    from ropecli.reporting.outputs import Outputs, measure_subjects
+    from ropecli.reporting.outputs import measure_subjects
 
     data = options.with_config(data, shared["dataset_config"])
     choice = options.retrieval_of(shared, num_needles)
-    outputs = Outputs(options.optional_path(shared["output"]), options.optional_path(shared["plot"]))
     default = default_style(data)
     templates = choose_templates(style, needle, question, default)
     templates.check_keys(num_needles)
@@ -84,4 +83,4 @@ def needle(
         return make_needle(subject, choice, read_texts(data, **origin), templates, data, num_needles, **settings)
 
     readers, scaling = options.readers_of(shared), options.scaling_of(shared)
-    return measure_subjects(options.listed(checkpoints), make, outputs, readers, shared, scaling, single=True)
+    return measure_subjects(options.listed(checkpoints), make, readers, shared, scaling, single=True)

@@ -371,20 +371,15 @@ def loading_of(options: LoadingOptions) -> dict[str, Any]:
         raise MethodError("--max-memory needs --device-map auto.")
     loading: dict[str, Any] = {"dtype": options["dtype"], "device": device, "attn": options["attn"]}
     if device_map:
-        loading |= {"device_map": device_map, "max_memory": _sizes(max_memory)}
+        loading |= {"device_map": device_map, "max_memory": None}
+    if device_map and max_memory is not None:
+        sizes = re.findall(r"(?:^|,)(\d+|cpu)=(\d+(?:\.\d+)?[KMG]i?B)(?=,|$)", max_memory)
+        if len(sizes) != len(max_memory.split(",")):
+            raise MethodError(
+                f"--max-memory is {max_memory!r}; expected sizes by GPU number or cpu, such as 0=20GB,cpu=60GB."
+            )
+        loading["max_memory"] = {int(name) if name.isdigit() else name: size for name, size in sizes}
     return {**loading, "bits": 8 if load_in_8bit else 4} if load_in_8bit or load_in_4bit else loading
-
-
-def _sizes(max_memory: str | None) -> dict[int | str, str] | None:
-    """'0=20GB,cpu=60GB' as Accelerate's max_memory. Raises MethodError."""
-    if max_memory is None:
-        return None
-    sizes = re.findall(r"(?:^|,)(\d+|cpu)=(\d+(?:\.\d+)?[KMG]i?B)(?=,|$)", max_memory)
-    if len(sizes) != len(max_memory.split(",")):
-        raise MethodError(
-            f"--max-memory is {max_memory!r}; expected sizes by GPU number or cpu, such as 0=20GB,cpu=60GB."
-        )
-    return {int(name) if name.isdigit() else name: size for name, size in sizes}
 
 
 def is_link(weights: str) -> bool:

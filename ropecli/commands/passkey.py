@@ -23,14 +23,12 @@ def passkey(
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
     from ropecli.evaluation.tasks.retrieval import make_passkey
-    from ropecli.reporting.outputs import Outputs, measure_subjects
+    from ropecli.reporting.outputs import measure_subjects
 
     choice = options.retrieval_of(shared)
-    outputs = Outputs(options.optional_path(shared["output"]), options.optional_path(shared["plot"]))
     return measure_subjects(
         options.listed(checkpoints),
         lambda subject: make_passkey(subject, choice),
-        outputs,
         options.readers_of(shared),
         shared,
         options.scaling_of(shared),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 from typing_extensions import Unpack
@@ -24,21 +24,8 @@ _FACTOR = 4.0
 """The default factor, as in compare."""
 
 
-class _ScalingOptions(NamedTuple):
-    """The options that apply only to plots of a checkpoint."""
-
-    methods: Sequence[str] | None
-    factor: float | None
-    settings: Mapping[str, Any] | None
-    factors_file: str | Path | None
-    original_length: int | None
-    revision: str | None
-
-    @property
-    def given(self) -> list[str]:
-        """Names of the given options."""
-        names = ("--methods", "--factor", "--set", "--factors-file", "--original-length", "--revision")
-        return [name for name, value in zip(names, self, strict=True) if value not in (None, {})]
+_OF_STUDIES = ("methods", "factor", "settings", "factors_file", "original_length", "revision")
+"""Options that apply only to plots of a checkpoint."""
 
 
 @command
@@ -80,25 +67,20 @@ def plot(
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
     refuse_outputs(drawn=picture)
-    scaling = _ScalingOptions(methods, **shared)
+    scaling = {name: {"methods": methods, **shared}[name] for name in _OF_STUDIES}
     if kind in STUDY_KINDS:
         figure, beside = _draw_study(kind, names, metric, scaling), Path(f"{kind}.png")
     else:
         figure = _draw_reports(kind, names, metric, scaling)
         beside = options.as_path(names[0]).with_suffix(".png")
     if picture is None:
-        picture = _default_output(beside)
+        places = [folder / beside.name for folder in (beside.parent, Path()) if not _is_checkpoints(folder.resolve())]
+        if not places:
+            raise OutputError(f"{beside.name} would be in a checkpoint's folder. Choose another place with --output.")
+        picture = places[0]
         refuse_outputs(drawn=picture)
     save(figure, picture)
     return DrawnFile("plot", picture)
-
-
-def _default_output(path: Path) -> Path:
-    """The path, or its name in the current folder if it is in a checkpoint's. Raises OutputError."""
-    for folder in (path.parent, Path()):
-        if not _is_checkpoints(folder.resolve()):
-            return folder / path.name
-    raise OutputError(f"{path.name} would be in a checkpoint's folder. Choose another place with --output.")
 
 
 def _is_checkpoints(folder: Path) -> bool:
@@ -109,15 +91,21 @@ def _is_checkpoints(folder: Path) -> bool:
     return cached or any((folder / name).exists() for name in (CONFIG, ADAPTER_CONFIG))
 
 
-def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, scaling: _ScalingOptions) -> Any:
+def _given(scaling: Mapping[str, Any], *names: str) -> list[str]:
+    """Names on the command line of the given options."""
+    given = [name for name in names if scaling[name] not in (None, {})]
+    return ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in given]
+
+
+def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, scaling: Mapping[str, Any]) -> Any:
     from ropecli.evaluation.report import Report
     from ropecli.reporting.lines import data_note, get_metric
     from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
     from ropecli.reporting.report_files import read_reports
 
-    kinds = f"--kind {', '.join(STUDY_KINDS[:-1])} or {STUDY_KINDS[-1]}"
-    if scaling.given:
-        raise DataError(f"{', '.join(scaling.given)} works only for plots of a checkpoint: {kinds}.")
+    kinds = f"--kind {' or '.join(STUDY_KINDS)}"
+    if given := _given(scaling, *scaling):
+        raise DataError(f"{', '.join(given)} works only for plots of a checkpoint: {kinds}.")
     paths = [options.as_path(name) for name in subjects]
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
         raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with {kinds}.")
@@ -132,30 +120,30 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, sca
     return chosen.figure(reports, measure)
 
 
-def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _ScalingOptions) -> Any:
+def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: Mapping[str, Any]) -> Any:
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
     from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
-    from ropecli.reporting.plot_kinds import draw_study
+    from ropecli.reporting.plot_kinds import STUDY_KINDS
 
     if metric is not None:
         raise DataError(f"--metric works only for plots of reports, not for --kind {kind}. Remove it.")
     if len(subjects) > 1:
         raise DataError(f"--kind {kind} draws one checkpoint; {len(subjects)} were given.")
-    checkpoint = open_checkpoint(subjects[0], revision=scaling.revision)
-    factor = _FACTOR if scaling.factor is None else scaling.factor
-    if scaling.methods is not None:
-        methods = options.listed(scaling.methods)
-        specs = method_specs(methods, [factor], scaling.settings, scaling.factors_file)
-        study = make_study(checkpoint, specs, scaling.original_length)
-    elif given := [name for name in scaling.given if name in ("--set", "--factors-file", "--original-length")]:
+    checkpoint = open_checkpoint(subjects[0], revision=scaling["revision"])
+    factor = _FACTOR if scaling["factor"] is None else scaling["factor"]
+    if scaling["methods"] is not None:
+        methods = options.listed(scaling["methods"])
+        specs = method_specs(methods, [factor], scaling["settings"], scaling["factors_file"])
+        study = make_study(checkpoint, specs, scaling["original_length"])
+    elif given := _given(scaling, "settings", "factors_file", "original_length"):
         raise MethodError(f"{', '.join(given)} needs --methods, such as --methods yarn --factor 4.")
     else:
-        study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, scaling.factor is not None))
+        study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, scaling["factor"] is not None))
     for warning in study.warnings:
         warn(warning)
-    return draw_study(kind, study)
+    return STUDY_KINDS[kind](study)
 
 
 def _default_specs(kind: str, checkpoint: "Checkpoint", factor: float, at_factor: bool) -> "list[ScalingSpec | None]":

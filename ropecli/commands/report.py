@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
+from ropecli.atomic import new_file
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.signature import command
 from ropecli.errors import OutputError
@@ -35,12 +36,14 @@ def report(
     output: Annotated[str | Path, Flag("--output", "-o", metavar="FILE"), Doc("HTML page to write."), OUTPUT],
 ) -> DrawnFile:
     """Write a self-contained HTML page of reports: headline numbers, tables, plots, and how they were measured."""
-    from ropecli.reporting.page import write_page
+    from ropecli.reporting.page import render_page
     from ropecli.reporting.report_files import read_reports
 
     page = as_path(output)
     if page.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"{page} does not end in .html.")
     refuse_outputs(drawn=page)
-    write_page(page, read_reports([as_path(path) for path in listed(reports)]))
+    text = render_page(read_reports([as_path(path) for path in listed(reports)]))
+    with new_file(page) as partial:
+        partial.write_text(text, encoding="utf-8")
     return DrawnFile("page", page)

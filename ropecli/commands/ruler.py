@@ -86,7 +86,7 @@ def ruler(
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
     from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
-    from ropecli.reporting.outputs import Outputs, measure_subjects
+    from ropecli.reporting.outputs import measure_subjects
 
     files = {"qa_1": options.optional_path(squad), "qa_2": options.optional_path(hotpotqa)}
     choice = RulerChoice(
@@ -105,8 +105,7 @@ def ruler(
     return measure_subjects(
         options.listed(checkpoints),
         lambda subject: make_ruler(subject, choice),
-        Outputs(options.optional_path(shared["output"]), options.optional_path(plot)),
         options.readers_of(shared, batch_size),
-        {**shared, "resume": resume},
+        {**shared, "plot": plot, "resume": resume},
         options.scaling_of(shared),
     )

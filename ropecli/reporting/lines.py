@@ -117,8 +117,12 @@ def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]
     """
     measured = [(report, False) for report in reports]
     for report, _ in list(measured):
-        if report.baseline and not any(_is_the_same(report.baseline, known) for known, _ in measured):
-            measured.append((report.baseline, True))
+        base = report.baseline
+        key = base and (base.digest, base.label, base.cells)
+        if base and not any(
+            key == (known.digest, known.label, known.cells) and comparable(base, known) for known, _ in measured
+        ):
+            measured.append((base, True))
     same = _of_same_text if metric is BITS_PER_BYTE else comparable
     sets: list[list[tuple[Report, bool]]] = []
     for report, baseline in measured:
@@ -127,10 +131,6 @@ def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]
             sets.append(members := [])
         members.append((report, baseline))
     return [_lines(members) for members in sets]
-
-
-def _is_the_same(one: Report, other: Report) -> bool:
-    return (one.digest, one.label, one.cells) == (other.digest, other.label, other.cells) and comparable(one, other)
 
 
 def _lines(members: Sequence[tuple[Report, bool]]) -> list[Line]:
@@ -187,25 +187,12 @@ def best_of(lines: Sequence[Line], length: int, metric: Metric) -> set[int]:
     changes = [lines[index].change_from(lines[ranked[0]], length) for index in ranked[1:]]
     if not changes or any(change is None or change.low is None for change in changes):
         return set()
-    return {ranked[0]} | {
-        index for index, change in zip(ranked[1:], changes, strict=True) if change and not _is_worse(change, metric)
-    }
-
-
-def _is_worse(change: Change, metric: Metric) -> bool:
-    if change.low is None or change.high is None:
-        return False
-    return change.high < 0 if metric is SCORE else change.low > AS_GOOD
-
-
-def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
-    """Raise DataError for a line without any value of the metric."""
-    for line in lines:
-        if not line.points(metric):
-            raise DataError(
-                f"The report of {line.name} has no {metric.name}: its tokenizer does not report the bytes of each "
-                "token. Use --metric ppl."
-            )
+    best = {ranked[0]}
+    for index, change in zip(ranked[1:], changes, strict=True):
+        if change and change.low is not None and change.high is not None:
+            worse = change.high < 0 if metric is SCORE else change.low > AS_GOOD
+            best |= set() if worse else {index}
+    return best
 
 
 def data_note(reports: Sequence[Report]) -> str | None:
@@ -238,12 +225,8 @@ def original_length_marks(reports: Iterable[Report], lengths: Sequence[float]) -
 
 def title_of(lines: Sequence[Line], what: str = "") -> str:
     """Checkpoint, `what`, protocol, data and number of documents of one set."""
-    reports = [line.report for line in lines]
-    checkpoint = _one_or_count([report.checkpoint for report in reports], "checkpoints")
-    source = _one_or_count([report.source for report in reports], "sources")
-    return f"{checkpoint}{what}, {reading(reports[0])}, data {source}, {sample_count(reports[0])}"
-
-
-def _one_or_count(names: Sequence[str], what: str) -> str:
-    different = set(names)
-    return clean(names[0], 120) if len(different) == 1 else f"{len(different)} {what}"
+    report = lines[0].report
+    checkpoints, sources = ({getattr(line.report, key) for line in lines} for key in ("checkpoint", "source"))
+    checkpoint = clean(report.checkpoint, 120) if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
+    source = clean(report.source, 120) if len(sources) == 1 else f"{len(sources)} sources"
+    return f"{checkpoint}{what}, {reading(report)}, data {source}, {sample_count(report)}"

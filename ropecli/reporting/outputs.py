@@ -11,10 +11,10 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropecli.atomic import refuse_unwritable, sibling
+from ropecli.atomic import optional_path, refuse_unwritable, sibling
 from ropecli.errors import OutputError
 from ropecli.evaluation.report import Report, write_report
-from ropecli.reporting.figures.style import refuse_unknown_ending
+from ropecli.reporting.figures.style import refuse_unknown_ending, save
 from ropecli.resume import refuse_interrupted, remove_state
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Outputs:
         if not workers.first:
             return result
         if self.plot:
-            from ropecli.reporting.plot_kinds import draw_reports
+            from ropecli.reporting.plot_kinds import choose_kind
 
-            draw_reports(reports, self.plot)
+            save(choose_kind(reports).figure(reports), self.plot)
         if self.report:
             write_report(self.report, result.as_json())
             remove_state(self.report)
@@ -83,7 +83,6 @@ class Outputs:
 def measure_subjects(
     names: Sequence[str],
     make_task: "Callable[[Subject], tuple[Task, Any]]",
-    outputs: Outputs,
     readers: "LiveReaders",
     options: Mapping[str, Any],
     scaling: Mapping[str, Any],
@@ -92,13 +91,14 @@ def measure_subjects(
 ) -> Reports:
     """Measure a task on each checkpoint. make_task: returns the task and the tokenizer of a subject.
 
-    options: of the command: resume, revision, attn. scaling: see open_subject. single: whether JSON has no list for one
-    checkpoint.
+    options: of the command: output, plot, resume, revision, attn. scaling: see open_subject. single: whether JSON has
+    no list for one checkpoint.
     """
     from ropecli.evaluation.measure import Job, measure
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.subject import open_subjects
 
+    outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
     outputs.refuse(options["resume"])
     subjects = open_subjects(names, revision=options["revision"], attn=options["attn"], **scaling)
     made = [make_task(subject) for subject in subjects]
@@ -124,21 +124,18 @@ def refuse_outputs(
             raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
     kinds = (report, _holds_reports, "report"), (drawn, _is_drawn, "plot or page"), (card, _is_card, "model card")
     for path, is_earlier, kind in kinds:
-        exists = path and (path.exists() or (path == card and path.is_symlink()))
-        if path and exists and not _is_ours(path, is_earlier):
+        if not path or not (path.exists() or (path == card and path.is_symlink())):
+            continue
+        try:
+            size = path.stat().st_size if path.is_file() else _LARGEST + 1
+            ours = size == 0 or (size <= _LARGEST and is_earlier(path, path.read_bytes()))
+        except OSError:
+            ours = False
+        if not ours:
             raise OutputError(
                 f"{path} exists and is not a {kind} of ropecli, so it is not overwritten. Give another name, or delete "
                 "it if an earlier release wrote it."
             )
-
-
-def _is_ours(path: Path, is_earlier: Callable[[Path, bytes], bool]) -> bool:
-    """Whether the file is empty or an earlier output."""
-    try:
-        size = path.stat().st_size if path.is_file() else _LARGEST + 1
-        return size == 0 or (size <= _LARGEST and is_earlier(path, path.read_bytes()))
-    except OSError:
-        return False
 
 
 def _holds_reports(path: Path, content: bytes) -> bool:
@@ -148,11 +145,10 @@ def _holds_reports(path: Path, content: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     reports = value if isinstance(value, list) else [value]
-    return bool(reports) and all(map(_is_report, reports))
-
-
-def _is_report(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("kind") in _REPORTS and {"schema_version", "digest"} <= value.keys()
+    keys = {"schema_version", "digest"}
+    return bool(reports) and all(
+        isinstance(report, dict) and report.get("kind") in _REPORTS and keys <= report.keys() for report in reports
+    )
 
 
 def _is_drawn(path: Path, content: bytes) -> bool:

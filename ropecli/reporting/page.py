@@ -9,18 +9,17 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ropecli.atomic import new_file
 from ropecli.errors import DataError
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.report import Report
+from ropecli.reporting.figures.style import as_png
 from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import gains_table, of_same_tokens, tuned_method, tuning_runs, tuning_table
+from ropecli.reporting.tuning_tables import gains_table, tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
@@ -34,9 +33,6 @@ from ropecli.reporting.wording import (
 from ropecli.table import Bold, Table, clean
 from ropecli.tuning.task import TuneReport
 from ropecli.version import GENERATOR
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LONGEST_TEXT = 10_000
 """Maximum characters of one value."""
@@ -57,17 +53,14 @@ class PageSection:
     details: Sequence[tuple[str, str]] = ()
 
 
-def write_page(path: Path, reports: Sequence[AnyReport]) -> None:
-    """Write the page. Raises OutputError."""
-    page = render_page(reports)
-    with new_file(path) as partial:
-        partial.write_text(page, encoding="utf-8")
-
-
 def render_page(reports: Sequence[AnyReport]) -> str:
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True)
+    def finalize(value: Any) -> Any:
+        return clean(value, _LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=finalize, trim_blocks=True)
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
     measured = [report for report in reports if isinstance(report, Report)]
     tuned = [report for report in reports if isinstance(report, TuneReport)]
@@ -82,8 +75,15 @@ def render_page(reports: Sequence[AnyReport]) -> str:
         results=[
             *map(_results, sets),
             *_of_same_text(measured),
-            *([_tuning_runs(tuned)] if len(tuned) > 1 else []),
-            *map(_tuning, tuned),
+            *([_tuning("Comparison of tuning runs", [tuning_runs(tuned)], tuned)] if len(tuned) > 1 else []),
+            *(
+                _tuning(
+                    f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})",
+                    [tuning_table(report), *([gains_table(report)] if report.gains else [])],
+                    [report],
+                )
+                for report in tuned
+            ),
         ],
         scored=any(report.kind == "scores" for report in measured),
         protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
@@ -92,12 +92,6 @@ def render_page(reports: Sequence[AnyReport]) -> str:
         ],
         bold=lambda cell: isinstance(cell, Bold),
     )
-
-
-def _finalize(value: Any) -> Any:
-    from markupsafe import Markup
-
-    return clean(value, _LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _title(reports: Sequence[AnyReport]) -> str:
@@ -159,18 +153,8 @@ def _reports(lines: Sequence[Line]) -> list[Report]:
     return [line.report for line in lines if not line.baseline] or [lines[0].report]
 
 
-def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:
-    pictures, skipped = _drawn([("tuning", "ppl")], reports)
-    warning = "Different checkpoints, data or lengths: the perplexities are not comparable."
-    notes = skipped if of_same_tokens(reports) else [warning, *skipped]
-    return PageSection("Comparison of tuning runs", [tuning_runs(reports)], pictures, notes)
-
-
-def _tuning(report: TuneReport) -> PageSection:
-    pictures, skipped = _drawn([("tuning", "ppl")], [report])
-    title = f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})"
-    tables = [tuning_table(report), *([gains_table(report)] if report.gains else [])]
-    return PageSection(title, tables, pictures, skipped)
+def _tuning(title: str, tables: Sequence[Table], reports: Sequence[TuneReport]) -> PageSection:
+    return PageSection(title, tables, *_drawn([("tuning", "ppl")], reports))
 
 
 def _measured(report: AnyReport) -> PageSection:
@@ -186,16 +170,11 @@ def _drawn(kinds: Iterable[tuple[str, str]], reports: Sequence[AnyReport]) -> tu
     drawn, skipped = [], []
     for kind, metric in kinds:
         try:
-            drawn.append(_picture(KINDS[kind].figure(reports, METRICS[metric])))
+            figure = KINDS[kind].figure(reports, METRICS[metric])
+            drawn.append((figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()))
         except DataError as error:
             skipped.append(f"Skipped the {kind} plot: {str(error).partition('. ')[0]}.")
     return drawn, skipped
-
-
-def _picture(figure: "Figure") -> Picture:
-    from ropecli.reporting.figures.style import as_png
-
-    return figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()
 
 
 def _details(report: AnyReport) -> list[tuple[str, str]]:
@@ -209,29 +188,26 @@ def _details(report: AnyReport) -> list[tuple[str, str]]:
         ("pretraining length", f"{report.original_max_position_embeddings} tokens"),
         ("data", report.source),
         ("token fingerprint", report.fingerprint),
-        *_kind_details(report),
     ]
-    settings = {name: value for name, value in report.settings.items() if value is not None}
-    details += [
-        ("settings", json.dumps(settings, ensure_ascii=False)),
-        ("dtype and device", f"{report.dtype} on {report.device}"),
-    ]
-    details.append(("versions", ", ".join(f"{name} {version}" for name, version in report.environment.items())))
-    return [*details, ("command", shlex.join(report.command))]
-
-
-def _kind_details(report: AnyReport) -> list[tuple[str, str]]:
-    """Details of one kind of report."""
     if isinstance(report, TuneReport):
-        return [
+        details += [
             ("target", f"{report.target_length} tokens"),
             ("attention factor", f"{report.attention_factor:.6g}"),
             ("measurements", f"{len(report.points):,}"),
             ("effect of rounding the weights", f"{report.rounding:.2g} of the largest logit"),
         ]
-    if report.kind == "scores":
-        return [("task", f"{task_name(report)}, {reading(report)}"), ("prompts", sample_count(report))]
-    return [
-        ("documents", f"{sample_count(report)} evaluated, {report.too_short} skipped as too short"),
-        ("protocol", protocol_name(report)),
+    elif report.kind == "scores":
+        details += [("task", f"{task_name(report)}, {reading(report)}"), ("prompts", sample_count(report))]
+    else:
+        details += [
+            ("documents", f"{sample_count(report)} evaluated, {report.too_short} skipped as too short"),
+            ("protocol", protocol_name(report)),
+        ]
+    settings = {name: value for name, value in report.settings.items() if value is not None}
+    details += [
+        ("settings", json.dumps(settings, ensure_ascii=False)),
+        ("dtype and device", f"{report.dtype} on {report.device}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in report.environment.items())),
+        ("command", shlex.join(report.command)),
     ]
+    return details

@@ -1,19 +1,20 @@
 """The kinds of plot: the function and input of each, and the default kind for given reports."""
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
+from ropecli.reporting.figures.decay_plot import draw_decay
+from ropecli.reporting.figures.frequencies_plot import draw_frequencies
+from ropecli.reporting.figures.perplexity_plot import draw_comparison, draw_perplexity
+from ropecli.reporting.figures.score_plot import draw_scores
+from ropecli.reporting.figures.tuning_plot import draw_tuning
 from ropecli.reporting.lines import PPL, Metric
 from ropecli.reporting.report_files import AnyReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ropecli.checkpoint.inspection import Study
 
 _MOST_LINES = 8
 """Maximum reports of a perplexity plot; more are drawn as a comparison unless --kind is given."""
@@ -21,46 +22,32 @@ _MOST_LINES = 8
 
 @dataclass(frozen=True)
 class PlotKind:
-    """wants: kinds of report. module, function: in reporting.figures. metrics: whether it supports --metric."""
+    """wants: kinds of report. metrics: whether it supports --metric, and `draw` takes a metric."""
 
     wants: tuple[str, ...]
-    module: str
-    function: str
+    draw: Callable[..., "Figure"]
     metrics: bool = False
 
     def figure(self, reports: Sequence[Any], metric: Metric = PPL) -> "Figure":
-        draw = getattr(importlib.import_module(f"ropecli.reporting.figures.{self.module}"), self.function)
-        return draw(reports, metric) if self.metrics else draw(reports)
+        return self.draw(reports, metric) if self.metrics else self.draw(reports)
 
 
-_SCORES = PlotKind(("scores",), "score_plot", "draw_scores")
+_SCORES = PlotKind(("scores",), draw_scores)
 KINDS = {
-    "perplexity": PlotKind(("perplexity",), "perplexity_plot", "draw_perplexity", metrics=True),
-    "comparison": PlotKind(("perplexity", "scores"), "perplexity_plot", "draw_comparison", metrics=True),
+    "perplexity": PlotKind(("perplexity",), draw_perplexity, metrics=True),
+    "comparison": PlotKind(("perplexity", "scores"), draw_comparison, metrics=True),
     "scores": _SCORES,
     "retrieval": _SCORES,  # the names of earlier releases
     "ruler": _SCORES,
-    "tuning": PlotKind(("tune",), "tuning_plot", "draw_tuning"),
+    "tuning": PlotKind(("tune",), draw_tuning),
 }
+STUDY_KINDS = {"decay": draw_decay, "frequencies": draw_frequencies}
+"""Kinds that draw a checkpoint."""
 DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "decay": {},
     "frequencies": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
 }
 """Methods, with parameters, that each kind compares with the checkpoint by default."""
-STUDY_KINDS = tuple(DEFAULT_METHODS)
-
-
-def draw_study(kind: str, study: "Study") -> "Figure":
-    """Draw one of STUDY_KINDS."""
-    module = importlib.import_module(f"ropecli.reporting.figures.{kind}_plot")
-    return getattr(module, f"draw_{kind}")(study)
-
-
-def draw_reports(reports: Sequence[AnyReport], path: Path) -> None:
-    """Draw the default kind for these reports. Raises OutputError."""
-    from ropecli.reporting.figures.style import save
-
-    save(choose_kind(reports).figure(reports), path)
 
 
 def refuse_unknown_kind(name: str | None) -> None:
@@ -80,7 +67,11 @@ def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKi
             f"One plot cannot show reports of different kinds ({', '.join(sorted(kinds))}). Give reports of one kind, "
             "or write a page of all of them with `ropecli report`."
         )
-    name = name or _default_kind(reports)
+    if name is None:
+        several = len({report.digest for report in reports}) > 1
+        many = len(reports) > _MOST_LINES or (several and len(reports) > 2)
+        default = "comparison" if many else "perplexity"
+        name = {"perplexity": default, "scores": "scores", "tune": "tuning"}[reports[0].kind]
     kind = KINDS[name]
     for report in reports:
         if report.kind not in kind.wants:
@@ -88,11 +79,3 @@ def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKi
                 f"--kind {name} cannot draw a {report.kind} report, such as the one of {report.checkpoint!r}."
             )
     return kind
-
-
-def _default_kind(reports: Sequence[AnyReport]) -> str:
-    if reports[0].kind != "perplexity":
-        return {"scores": "scores", "tune": "tuning"}[reports[0].kind]
-    checkpoints = {report.digest for report in reports}
-    many = len(reports) > _MOST_LINES or (len(checkpoints) > 1 and len(reports) > 2)
-    return "comparison" if many else "perplexity"

@@ -12,7 +12,7 @@ from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.report import SCHEMA_VERSION, Cell, Report, of_schema_2
 from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.tuning.task import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
-from ropecli.tuning.task import LayerGains, TuneReport
+from ropecli.tuning.task import TuneReport
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -158,12 +158,8 @@ def _tuning_faults(report: TuneReport) -> Iterator[str]:
         yield "score: the result overflowed"
     if len(report.inv_freq) != len(report.pretrained_inv_freq):
         yield "inv_freq: length differs from pretrained_inv_freq"
-    yield from (
-        f"gains: {shown(layer.name)} has heads of different lengths" for layer in report.gains if _uneven(layer)
-    )
-
-
-def _uneven(layer: LayerGains) -> bool:
-    phase = layer.phase if any(layer.phase) else layer.log_gain
-    widths = {len(row) for row in (*layer.log_gain, *phase)}
-    return len(widths) != 1 or 0 in widths or len(phase) != len(layer.log_gain)
+    for layer in report.gains:
+        phase = layer.phase if any(layer.phase) else layer.log_gain
+        widths = {len(row) for row in (*layer.log_gain, *phase)}
+        if len(widths) != 1 or 0 in widths or len(phase) != len(layer.log_gain):
+            yield f"gains: {shown(layer.name)} has heads of different lengths"

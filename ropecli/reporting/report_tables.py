@@ -57,19 +57,13 @@ def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
     """The tables of one report. verbose: show all columns and rows, and the loss by tokens of context."""
     if report.kind == "scores":
         return [_scores(report, verbose=verbose)]
-    by_context = report.cells[-1].by_context if verbose else ()
-    return [_perplexity(report, verbose=verbose), *([_by_context(report)] if by_context else [])]
-
-
-def _by_context(report: Report) -> Table:
-    """Mean loss at the longest length by the number of tokens before the scored one."""
-    cell = report.cells[-1]
-    rows = []
-    for bucket in cell.by_context:
+    cell, rows = report.cells[-1], []
+    for bucket in cell.by_context if verbose else ():
         context = f"{bucket.start}" + f" to {bucket.stop - 1}" * (bucket.stop > bucket.start + 1)
         rows.append([context, f"{bucket.nll:.4f}", f"{bucket.tokens}"])
     title = f"{_subject(report)}: loss by tokens of context at {cell.length} tokens, {reading(report)}"
-    return Table(title, ["tokens of context", "nll (nats)", "tokens"], rows)
+    by_context = [Table(title, ["tokens of context", "nll (nats)", "tokens"], rows)] if rows else []
+    return [_perplexity(report, verbose=verbose), *by_context]
 
 
 def _perplexity(report: Report, *, verbose: bool) -> Table:

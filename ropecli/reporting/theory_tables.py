@@ -62,11 +62,16 @@ def _quantities(report: dict[str, Any]) -> Table:
         ropes.append({**rope, **followed})
     layers = f" (layers of type {pretrained['layer_type']})" if pretrained["layer_type"] else ""
     title = f"{report['checkpoint']}{layers}: pretraining length {length:,}, target {target:,} tokens"
+    base = report["smallest_base"]
+    if base is None or math.isnan(base):
+        smallest = "none was computed"
+    else:
+        smallest = "no base is enough" if math.isinf(base) else f"it must be at least {base:,.0f}"
     notes = [
         f"{len(slow)} of {len(rotations)} pairs are slow: they complete no rotation in the {length:,} tokens of "
         "pretraining, and beyond that reach angles that the model has not seen.",
         "A base supports the tokens before its first negative score (Men et al. 2024); "
-        f"{_smallest_base(report['smallest_base'])} for {target:,} tokens.",
+        f"{smallest} for {target:,} tokens.",
         "Less granularity makes nearby positions harder to distinguish. q and d: 0 is equal, 2 opposite.",
     ]
     if varying := [rope["name"] for rope in ropes if find_method(rope["method"]).depends_on_length]:
@@ -75,12 +80,6 @@ def _quantities(report: dict[str, Any]) -> Table:
         )
     rows = [[name, *(show(rope[key]) for rope in ropes)] for name, (key, show) in _ROWS.items()]
     return Table(title, ["", *(rope["name"] for rope in ropes)], rows, notes, sections=_SECTIONS)
-
-
-def _smallest_base(base: float | None) -> str:
-    if base is None or math.isnan(base):
-        return "none was computed"
-    return "no base is enough" if math.isinf(base) else f"it must be at least {base:,.0f}"
 
 
 def _digits(value: float | None, digits: int = 4) -> str:

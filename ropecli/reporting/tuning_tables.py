@@ -95,10 +95,9 @@ def tuned_method(report: TuneReport) -> str:
 
 def tuning_subject(reports: Sequence[TuneReport]) -> str:
     """Checkpoint and data of the runs, or how many there are."""
-    checkpoints = list(dict.fromkeys(clean(report.checkpoint) for report in reports))
-    sources = list(dict.fromkeys(clean(report.source) for report in reports))
-    name = checkpoints[0] if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
-    return f"{name}, calibration data {sources[0] if len(sources) == 1 else f'of {len(sources)} sources'}"
+    checkpoints, sources = ({clean(getattr(report, key)) for report in reports} for key in ("checkpoint", "source"))
+    name = checkpoints.pop() if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
+    return f"{name}, calibration data {sources.pop() if len(sources) == 1 else f'of {len(sources)} sources'}"
 
 
 def of_same_tokens(reports: Sequence[TuneReport]) -> bool:

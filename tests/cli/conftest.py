@@ -27,6 +27,39 @@ def contents():
     return read
 
 
+@pytest.fixture(scope="module")
+def yarn(llama, tmp_path_factory):
+    """The tiny Llama patched with yarn ×4: it reads 256 tokens."""
+    import ropecli
+
+    folder = tmp_path_factory.mktemp("patched") / "it's yarn"  # a shell must be told where the name ends
+    ropecli.patch(llama, method="yarn", factor=4, output=folder, no_verify=True)
+    return folder
+
+
+@pytest.fixture
+def evaluate(ropecli, llama, corpus):
+    """evaluate(option, ..., checkpoint=, lengths=) -> the outcome of eval-ppl on 4 documents."""
+
+    def call(*options, checkpoint=llama, data=corpus, lengths="24,64,128"):
+        fixed = ["--data", data, "--lengths", lengths, "--max-documents", 4]
+        return ropecli("eval-ppl", checkpoint, *fixed, *options)
+
+    return call
+
+
+@pytest.fixture
+def measured(evaluate):
+    """The report of `evaluate`."""
+
+    def call(*options, **where) -> dict:
+        outcome = evaluate("--json", *options, **where)
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    return call
+
+
 @pytest.fixture
 def source(llama, tmp_path) -> Path:
     """A copy of the checkpoint, for tests that look at what becomes of it."""

@@ -42,21 +42,6 @@ def test_compare_has_a_row_for_each(ropecli, llama, corpus):
     assert reports[2]["params"]["frequency_factor"] == 2
 
 
-def test_theory_shows_both_functions(ropecli, llama):
-    outcome = ropecli("theory", llama, "--methods", COMBINED, "--factor", 4, "--json")
-    (rope,) = json.loads(outcome.out)["ropes"][1:]
-    assert rope["name"] == "yarn+resonance ×4"
-    assert rope["h"].endswith("; then 2π/round(2π/θ_d)")
-
-
-def test_a_recipe_patches_with_a_combination(ropecli, llama, corpus, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"patch: {{method: {COMBINED}, factor: 2, params: {{beta_fast: 8}}}}\ndata: {corpus}\n")
-    outcome = ropecli("finetune", llama, "--recipe", recipe, "--output", tmp_path / "out", "--dry-run")
-    assert outcome.code == 0, outcome.err
-    assert "yarn+resonance ×2 (beta_fast 8)" in " ".join(outcome.out.split())
-
-
 def test_what_cannot_be_combined_is_one_message(ropecli, llama, tmp_path):
     outcome = ropecli("patch", llama, "--method", "yarn+linear", "--factor", 4, "-o", tmp_path / "out")
     assert (outcome.code, outcome.out) == (2, "")

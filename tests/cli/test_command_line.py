@@ -44,12 +44,6 @@ def test_a_report_is_no_folder(ropecli):
     assert "No such option" in ropecli("eval-ppl", "demo", "-d", "demo", "--output-dir", "x").err
 
 
-def test_trust_remote_code_is_refused_with_the_reason(ropecli):
-    outcome = ropecli("inspect", "demo", "--trust-remote-code")
-    assert outcome.code == 2
-    assert "does not run code from a checkpoint" in outcome.err
-
-
 def test_token_counts_take_suffixes(ropecli):
     report = json.loads(
         ropecli("patch", "demo", "--method", "YaRN", "--target-length", "1k", "--dry-run", "--json").out
@@ -93,12 +87,6 @@ def test_quiet_prints_the_result_and_errors_only(ropecli):
     assert outcome.err == ""
     assert "64" in outcome.out
     assert "error:" in ropecli(*arguments, "--protocol", "nothing").err
-
-
-def test_verbose_shows_all_columns(ropecli):
-    arguments = ["eval-ppl", "demo", "-d", "demo", "-L", 2, "-l", "64"]
-    assert "peak memory" not in ropecli(*arguments).out
-    assert "peak memory" in ropecli(*arguments, "-v").out
 
 
 def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypatch):

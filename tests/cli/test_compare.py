@@ -38,30 +38,3 @@ def test_plot_and_report_are_written_beside_the_table(compare, tmp_path):
         line = next(line for line in outcome.out.splitlines() if line.strip("│ ").startswith(report["method"]))
         assert [cell.strip() for cell in line.split("│")[2:-1]] == [f"{row['ppl']:.2f}" for row in report["rows"]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "reports.json"]
-
-
-WRONG = {
-    "no method": (["--methods", ","], "list of methods is empty"),
-    "a parameter without its method": (["--set", "beta_fast=8"], "METHOD.KEY=VALUE"),
-    "a method that lacks a parameter": (["--methods", "longrope"], "long_factor"),
-    "a stride that leaves tokens out": (["--stride", "24", "--protocol", "sliding"], "stride of 24 tokens"),
-    "a run to resume, without its output": (["--resume"], "--output"),
-    "a plot of no kind": (["--plot", "plot.docx"], "docx"),
-}
-
-
-@pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_option_is_one_message_before_the_model_runs(compare, monkeypatch, tmp_path, options, expected):
-    from ropecli.evaluation.subject import LiveReaders
-
-    def run(*arguments, **options):
-        raise AssertionError("the model ran")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(LiveReaders, "open", run)
-    outcome = compare(*options)
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert expected in outcome.err
-    assert outcome.err.lower().count("error") == 1
-    assert list(tmp_path.iterdir()) == []

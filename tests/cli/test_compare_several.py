@@ -80,13 +80,6 @@ def test_a_stopped_comparison_is_resumed(compare, measured, stopping, other, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["reports.json"]
 
 
-def test_a_revision_of_several_is_refused(compare, measured, llama):
-    outcome = compare("--revision", "main")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.count("error:") == 1
-    assert "--revision works with one checkpoint only" in outcome.err
-
-
 def test_as_is_leaves_a_checkpoint_its_own_scaling(measured, compare, ropecli, llama, corpus, tmp_path):
     folder = tmp_path / "dynamic"
     assert ropecli("patch", llama, "--method", "dynamic", "--factor", 4, "--output", folder).code == 0

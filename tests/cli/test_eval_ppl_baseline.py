@@ -5,47 +5,17 @@ import shutil
 
 import numpy as np
 import pytest
-
-
-@pytest.fixture(scope="module")
-def yarn(llama, tmp_path_factory):
-    from ropecli.attention.patching import patch_to
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.scaling.spec import make_spec
-
-    folder = tmp_path_factory.mktemp("patched") / "yarn"
-    patch_to(make_plan(open_checkpoint(llama), make_spec("yarn", 4.0)), folder)
-    return folder
-
-
-@pytest.fixture
-def evaluate(ropecli, yarn, corpus):
-    def call(*options, checkpoint=yarn, lengths="24,64,128"):
-        fixed = ["--data", corpus, "--lengths", lengths, "--max-documents", 4]
-        return ropecli("eval-ppl", checkpoint, *fixed, *options)
-
-    return call
-
-
-@pytest.fixture
-def measured(evaluate):
-    def call(*options, **where) -> dict:
-        outcome = evaluate("--json", *options, **where)
-        assert outcome.code == 0, outcome.err
-        return json.loads(outcome.out)
-
-    return call
+from outcomes import is_one_message
 
 
 def losses(report):
     return [cell["sums"] for cell in report["cells"]]
 
 
-def test_both_are_what_each_is_alone(measured, llama):
+def test_both_are_what_each_is_alone(measured, llama, yarn):
     options = ["--protocol", "sliding", "--max-tokens", 200]
-    both = measured("--baseline", llama, *options)
-    own, base = measured(*options), measured(*options, checkpoint=llama)
+    both = measured("--baseline", llama, *options, checkpoint=yarn)
+    own, base = measured(*options, checkpoint=yarn), measured(*options)
     assert losses(both) == losses(own)
     assert losses(both["baseline"]) == losses(base)
     assert losses(own) != losses(base)
@@ -58,9 +28,9 @@ def test_both_are_what_each_is_alone(measured, llama):
 
 
 @pytest.mark.parametrize(("protocol", "against"), [("prefix", 128), ("tail", 64)])
-def test_the_headlines_by_hand(measured, llama, protocol, against):
+def test_the_headlines_by_hand(measured, llama, yarn, protocol, against):
     """The window is the baseline's: 64 tokens."""
-    report = measured("--baseline", llama, "--protocol", protocol)
+    report = measured("--baseline", llama, "--protocol", protocol, checkpoint=yarn)
     ours, theirs = (
         {row["length"]: (row, cell["sums"]) for row, cell in zip(one["rows"], one["cells"], strict=True)}
         for one in (report, report["baseline"])
@@ -112,10 +82,7 @@ def test_another_vocabulary_is_refused_before_any_model_is_loaded(
     (other / "tokenizer.json").write_text(json.dumps(value))
     monkeypatch.setattr(subject, "load_model", lambda *arguments, **options: pytest.fail("the model was loaded"))
     outcome = evaluate("--baseline", other)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.count("error:") == 1
-    assert "another vocabulary" in outcome.err
-    assert "bits per byte" in " ".join(outcome.err.split())
+    is_one_message(outcome, "another vocabulary", "bits per byte")
 
 
 def test_a_baseline_whose_loss_is_not_finite_leaves_the_other_its_report(measured, evaluate, llama, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from outcomes import is_one_message
 
 SLIDING = ["--protocol", "sliding", "--stride", "2", "--max-tokens", "120", "--lengths", "24,64"]
 PREFIX = ["--lengths", "24,64,128"]
@@ -43,13 +44,6 @@ def read(path):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def is_one_message(outcome, expected):
-    assert (outcome.code, outcome.out) == (2, "")
-    assert expected in " ".join(outcome.err.split())
-    assert outcome.err.count("error:") == 1
-    assert "Traceback" not in outcome.err
 
 
 @pytest.fixture
@@ -116,17 +110,6 @@ def test_what_leaves_the_numbers_alone_may_change(ropecli, arguments, stopped, t
     assert ropecli(*arguments("--output", tmp_path / "whole.json")).code == 0
     rows = [json.loads((tmp_path / name).read_text())["rows"] for name in ("report.json", "whole.json")]
     assert [row["nll"] for row in rows[0]] == pytest.approx([row["nll"] for row in rows[1]], rel=1e-5)
-
-
-def test_another_checkpoint_under_the_same_name_is_another_request(
-    ropecli, arguments, stopped, edited, llama, tmp_path
-):
-    folder = edited(llama)
-    stopped(2, "--output", tmp_path / "report.json", checkpoint=folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    outcome = ropecli(*arguments("--output", tmp_path / "report.json", "--resume", checkpoint=folder))
-    is_one_message(outcome, "checkpoint: ")
 
 
 def test_other_weights_under_the_same_name_are_another_request(

@@ -9,17 +9,6 @@ ENGINES = ["llama.cpp", "mlx", "sglang", "vllm"]
 WITH_FILE = ["axolotl", "ollama", "trl"]
 
 
-@pytest.fixture(scope="module")
-def yarn(llama, tmp_path_factory):
-    import ropecli
-    from ropecli.attention.patching import patch_to
-
-    folder = tmp_path_factory.mktemp("patched") / "it's yarn"  # a shell must be told where the name ends
-    plan = ropecli.make_plan(ropecli.open_checkpoint(llama), ropecli.make_spec("yarn", 4.0))
-    patch_to(plan, folder, verify=False)
-    return folder
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_standard_output_is_one_line_to_paste(engine, yarn, ropecli):
     outcome = ropecli("export", yarn, "--engine", engine)
@@ -72,12 +61,6 @@ def test_the_embedded_checkpoint_is_named_by_its_folder(ropecli):
 
     outcome = ropecli("export", "demo", "--engine", "vllm")
     assert str(demo.FOLDER) in shlex.split(outcome.out)
-
-
-def test_an_unknown_engine(yarn, ropecli):
-    outcome = ropecli("export", yarn, "--engine", "vlm")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "Known: axolotl, llama.cpp, mlx, ollama, sglang, trl, vllm. Did you mean 'vllm'?" in outcome.err
 
 
 def test_what_an_engine_cannot_express(llama, edited, ropecli):

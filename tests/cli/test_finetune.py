@@ -27,29 +27,6 @@ def test_options_and_settings_come_before_the_recipe_file(finetune, tmp_path, co
     assert "2 steps" in outcome.out
 
 
-WRONG = {
-    "no data": ({"data": None}, [], "data"),
-    "the held-out demo": ({"data": "demo"}, [], "demo-train"),
-    "no such recipe file": ({}, ["--recipe", "demo.yaml"], "demo.yaml cannot be read"),
-    "no such recipe": ({}, ["--recipe", "yarn-12k"], "Did you mean 'yarn-128k'? `ropecli recipe` lists all."),
-    "a key that is not known": ({}, ["--set", "lenght=3"], "lenght"),
-    "a setting without a value": ({}, ["--set", "steps"], "KEY=VALUE"),
-    "no such checkpoint": ({"checkpoint": "nowhere"}, [], "nowhere"),
-}
-
-
-@pytest.mark.parametrize(("where", "options", "expected"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_one_message_and_leaves_nothing(finetune, tmp_path, where, options, expected, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outcome = finetune("--set", "mixed_precision=none", *options, **where)
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert expected in outcome.err
-    assert outcome.err.count("error:") == 1
-    assert "Traceback" not in outcome.err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_no_library_speaks_on_standard_error(llama, corpus, tmp_path):
     """In a process of its own: warnings are shown once in each, and pytest takes them for itself."""
     import subprocess

@@ -322,21 +322,6 @@ def test_attention_code_from_the_hub_is_not_asked_for(config, source, refused):
 # Values.
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"model_type": ["x"]}, "model_type in config.json is ['x']"),
-        ({"max_position_embeddings": 10**400}, "max_position_embeddings in config.json is 1000000"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": float("nan")}}, "factor in config.json is nan"),
-        ({"head_dim": 10**14}, "rotary part of a head is 100000000000000 wide"),
-        ({"rope_parameters": "abc"}, "rope_parameters in config.json is 'abc'"),
-    ],
-    ids=["type", "huge", "nan", "wide", "no object"],
-)
-def test_a_value_that_no_model_has_is_refused_by_name(change, named, llama, edited, refused):
-    assert named in refused(edited(llama, **change), *PATCH)
-
-
 VALUES = [
     None,
     True,
@@ -401,23 +386,3 @@ def test_what_a_terminal_would_obey_is_not_sent(value, field, ropecli, tmp_path)
 
 
 # Options and names.
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--target-length", 10**400], "expected a number of at most"),
-        (["--factor", 4, "--set", f"beta_fast={10**400}"], "beta_fast is 100000"),
-    ],
-    ids=["target", "set"],
-)
-def test_an_option_beyond_reason_is_refused_in_few_words(options, named, llama, refused):
-    message = refused(llama, "patch", "--method", "yarn", *options, "--dry-run")
-    assert named in message
-    assert len(message) < 200
-
-
-@pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 5000], ids=["home", "long"])
-def test_a_name_that_no_folder_can_have(name, refused):
-    message = refused(name, "inspect")
-    assert f"{name[:80]!r} is not a valid folder name" in message

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from outcomes import is_one_message
 
 from ropecli.evaluation.tasks import keys as key_tokens
 
@@ -78,13 +79,6 @@ def evaluate(ropecli, llama, corpus, monkeypatch):
         return ropecli("eval-ppl", checkpoint, *fixed, *lengths, *options)
 
     return call
-
-
-def is_one_message(outcome, expected):
-    assert (outcome.code, outcome.out) == (2, "")
-    assert expected in " ".join(outcome.err.split())
-    assert outcome.err.count("error:") == 1
-    assert "Traceback" not in outcome.err
 
 
 def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tmp_path, monkeypatch):

@@ -212,14 +212,6 @@ def test_tensors_missing_or_too_many_are_refused(ropecli, adapter, tmp_path):
         assert (outcome.code, "does not fit" in outcome.err) == (2, True), outcome.err
 
 
-def test_an_output_that_exists_is_refused_before_anything_is_read(ropecli, tmp_path):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "notes").write_text("mine")
-    outcome = ropecli("merge", tmp_path / "no-such-adapter", "-o", tmp_path / "whole")
-    assert outcome.code == 2
-    assert "exists and is not empty" in outcome.err
-
-
 def test_a_full_disk_is_said_and_leaves_nothing(ropecli, adapter, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -231,20 +223,3 @@ def test_a_full_disk_is_said_and_leaves_nothing(ropecli, adapter, tmp_path):
     assert "whole could not be written" in outcome.err
     assert "File too large" in outcome.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupt_leaves_nothing(ropecli, adapter, tmp_path, monkeypatch):
-    from ropecli.training import finished_weights
-
-    def interrupted(*given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(finished_weights, "save_weights", interrupted)
-    assert ropecli("merge", adapter, "-o", tmp_path / "above" / "whole").code == 130
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_revision_goes_with_a_hub_id(ropecli, llama, adapter, tmp_path):
-    outcome = ropecli("merge", adapter, "-o", tmp_path / "whole", "--base", llama, "--revision", "main")
-    assert outcome.code == 2
-    assert "Remove --revision" in outcome.err

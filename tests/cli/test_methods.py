@@ -140,24 +140,3 @@ def test_all_as_json(ropecli):
         assert set(method) == KEYS
         assert method["summary"]
         assert method["source"] == find_method(method["name"]).source
-
-
-def test_one_as_json(ropecli):
-    outcome = ropecli("methods", "longrope", "--json")
-    method = json.loads(outcome.out)
-    numbers = "a list of non-negative numbers"
-    assert method["parameters"] == [
-        {"name": "long_factor", "kind": numbers, "default": None, "required": True},
-        {"name": "short_factor", "kind": numbers, "default": None, "required": False},
-        {"name": "attention_factor", "kind": "a positive number of at most 1e+30", "default": None, "required": False},
-    ]
-    assert (method["name"], method["rope_type"], method["depends_on_length"]) == ("longrope", "longrope", True)
-    assert (method["training"], method["other_names"]) == ("depends on the factors", ["su"])
-
-
-@pytest.mark.parametrize(("typed", "hint"), [("yran", "Did you mean 'yarn'?"), ("", "Known: abf,")])
-def test_an_unknown_method_is_refused(typed, hint, ropecli):
-    outcome = ropecli("methods", typed, "--json")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert f"Unknown method {typed!r}" in outcome.err
-    assert hint in outcome.err

@@ -1,12 +1,8 @@
 """ropecli needle: any needle in any text, one JSON document or one message."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-import torch
 
 from ropecli.evaluation.retrieval.templates import STYLES
 
@@ -44,13 +40,6 @@ def test_needles_of_ones_own(ask):
     assert report["settings"]["style"] is None
 
 
-def test_a_short_text_is_repeated_and_said(ask, tmp_path):
-    (tmp_path / "short.txt").write_text("ba de fi go")
-    outcome = ask("--json", *OWN, data=tmp_path / "short.txt")
-    assert outcome.code == 0
-    assert "is repeated to fill 150" in outcome.err
-
-
 @pytest.mark.parametrize("command", ["passkey", "needle"])
 def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, corpus, edited, stopping, tmp_path, command):
     """Within the second checkpoint: 2 lengths, 2 depths, 2 prompts."""
@@ -77,40 +66,3 @@ def test_compare_asks_for_the_same_needles(ropecli, ask, llama, corpus):
     alone = json.loads(ask("--method", "yarn", "--factor", 4, "--json", lengths="280,330").out)
     assert [report["method"] for report in compared] == ["none", "yarn"]
     assert [compared[1][key] for key in ("cells", "fingerprint")] == [alone[key] for key in ("cells", "fingerprint")]
-
-
-WRONG = {
-    "a needle without a key": (["--needle", "x", "--question", "y"], "expected {key} in it"),
-    "several keys without names": (["--needle", "{key}", "--question", "y", "--keys", "2"], "{name}"),
-    "more keys than candidates": ([*OWN, "--keys", "10"], "at least 11"),
-    "a style beside templates": ([*OWN, "--style", "code"], "--style code cannot be used"),
-    "candidates that are not ranked": (["--mode", "generate", "--candidates", "10"], "--candidates has no effect"),
-}
-
-
-@pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_asked_is_one_message(ask, options, expected):
-    outcome = ask(*options)
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert expected in " ".join(outcome.err.split())
-    assert "Traceback" not in outcome.err
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_very_numbers_of_one(ask, llama, corpus, tmp_path):
-    """The first alone speaks."""
-    options = ["--depths", "0,0.5,1", "--style", "code", "--device", "cpu", "--json"]
-    one = json.loads(ask(*options).out)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ropecli", "needle"]
-    asked = [llama, "--data", corpus, "--lengths", "80,150", "--trials", 2, *options, "--output", tmp_path / "a.json"]
-    # the launcher would give each process one thread, and sums in another order
-    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, *launcher, *map(str, asked)]
-    done = subprocess.run(command, capture_output=True, text=True, env=threads)
-    assert done.returncode == 0, done.stderr
-    two = json.loads(done.stdout)  # of one process, or it would be no JSON
-    assert two == json.loads((tmp_path / "a.json").read_text())
-    assert (one["settings"].pop("processes"), two["settings"].pop("processes")) == (1, 2)
-    for key in ("cells", "fingerprint", "settings"):
-        assert two[key] == one[key]

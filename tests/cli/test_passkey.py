@@ -35,25 +35,6 @@ def test_json_is_all_that_is_on_standard_output(ask, llama):
     assert report["command"][:3] == ["ropecli", "passkey", str(llama)]
 
 
-def test_the_table_shows_the_same_numbers(ask):
-    report = json.loads(ask("--json", "--candidates", 2).out)
-    table = ask("--candidates", 2, "--verbose").out
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines()]
-    at = [[cell for cell in report["cells"] if cell["length"] == length] for length in (280, 330)]
-    assert ["mean", *(f"{100 * sum(sum(cell['sums']) for cell in cells) / 4:.1f}" for cells in at)] in rows
-    assert ["margin (nats)", *(f"{sum(cell['margin'] for cell in cells) / 2:+.2f}" for cells in at)] in rows
-
-
-def test_a_method_in_memory_measures_what_a_patched_folder_does(ropecli, ask, llama, tmp_path):
-    for method in ("yarn", "dynamic"):
-        ropecli("patch", llama, "--method", method, "--factor", 8, "--output", tmp_path / method)
-        folder = json.loads(ask("--json", checkpoint=tmp_path / method).out)
-        memory = json.loads(ask("--json", "--method", method, "--factor", 8).out)
-        assert folder["settings"]["prompts_read_once"] == memory["settings"]["prompts_read_once"] == (method == "yarn")
-        for mine, other in zip(folder["cells"], memory["cells"], strict=True):
-            assert mine["margin"] == pytest.approx(other["margin"], abs=1e-3)
-
-
 @pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="no demo checkpoint here")
 def test_the_advice_on_a_length_is_true(ask):
     """The demo's tokenizer gives keys different numbers of tokens."""
@@ -68,22 +49,6 @@ def test_generated_answers(ask):
     assert report["settings"]["mode"] == "generate"
     assert {(cell["chance"], cell.get("margin")) for cell in report["cells"]} == {(1 / 90_000, None)}
     assert ask("--mode", "generate").code == 0
-
-
-WRONG = {
-    "a mode that is not known": (["--mode", "ranks"], "Did you mean 'rank'"),
-    "a depth beyond the text": (["--depths", "0,1.5"], "--depths"),
-    "a length without room": (["--lengths", "20"], "at least"),
-    "a length beyond all memory": (["--lengths", "999999999999"], "999999999999"),
-}
-
-
-@pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_option_is_one_message(ask, options, expected):
-    outcome = ask(*options)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert expected in " ".join(outcome.err.split())
-    assert "Traceback" not in outcome.err
 
 
 def test_what_does_not_fit_is_known_before_the_weights_are_loaded(ask, monkeypatch, tmp_path):

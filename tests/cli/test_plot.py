@@ -98,20 +98,11 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["missing.json"], "Cannot read missing.json"),
         (["one.json", "found.json"], "different kinds"),
-        (["one.json", "--kind", "perplxity"], "Did you mean 'perplexity'"),
         (["one.json", "--kind", "retrieval"], "cannot draw a perplexity report"),
-        (["one.json", "--metric", "nll"], "Unknown metric 'nll'"),
         (["found.json", "--kind", "scores", "--metric", "bits-per-byte"], "works only for plots of perplexity"),
         (["one.json", "--output", "plot.docx"], "unknown image format"),
         (["one.json", "--output", "one.json/plot.png"], "could not be written"),
-        (["one.json", "--methods", "yarn"], "--methods works only for plots of a checkpoint"),
-        (["."], "is not a report"),
-        (["demo"], "Plot a checkpoint with --kind"),
-        (["demo", "--kind", "decay", "--set", "beta_fast=8"], "--set needs --methods"),
-        (["demo", "--kind", "decay", "--methods", "yarm"], "Did you mean 'yarn'"),
-        (["demo", "demo", "--kind", "decay"], "draws one checkpoint; 2 were given"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_one_message(ropecli, files, monkeypatch, arguments, expected):

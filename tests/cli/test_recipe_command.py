@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 import ropecli as package
@@ -31,19 +30,6 @@ def test_one_is_printed_as_it_is_or_by_its_path(ropecli, monkeypatch):
     assert package.recipe(file.stem).recipes[0].text == file.read_text(encoding="utf-8")
     monkeypatch.setenv("RANK", "1")  # as on the second node of some clusters
     assert Path(ropecli("recipe", "--path", "2-nodes").out.strip()).samefile(RECIPES / "accelerate" / "2-nodes.yaml")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["yarn-12k"], "Unknown recipe 'yarn-12k'. Did you mean 'yarn-128k'?"),
-        (["demo", "--schema"], "Use --schema without NAME"),
-    ],
-)
-def test_what_is_wrong_is_one_message(options, message, ropecli):
-    outcome = ropecli("recipe", *options)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert message in outcome.err
 
 
 def test_a_path_is_not_taken_for_a_name(tmp_path, monkeypatch):

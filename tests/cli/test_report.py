@@ -41,26 +41,3 @@ def test_a_report_is_not_overwritten_by_its_page(ropecli, written, tmp_path):
     assert (result.code, result.out) == (2, "")
     assert "report.html exists and is not a plot or page of ropecli" in result.err
     assert report.read_bytes() == written.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "output", "expected"),
-    [
-        ("missing.json", "page.html", "Cannot read missing.json"),
-        ("broken.json", "page.html", "is not a JSON report"),
-        ("one.json", "page.pdf", "does not end in .html"),
-        ("one.json", "broken.json/page.html", "could not be written"),
-    ],
-)
-def test_what_cannot_be_made_is_said_in_one_message(ropecli, written, tmp_path, monkeypatch, name, output, expected):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "one.json").write_bytes(written.read_bytes())
-    result = ropecli("report", name, "--output", output)
-    assert (result.code, result.out) == (2, "")
-    assert expected in result.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.json", "one.json"]
-
-
-def test_an_output_must_be_named(ropecli, written):
-    assert ropecli("report", written).code == 2

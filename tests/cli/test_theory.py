@@ -95,18 +95,6 @@ def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):
     assert both["target_length"] == 8192
 
 
-@pytest.mark.parametrize(("width", "methods"), [(40, "linear,yarn"), (80, "linear,ntk,dual-chunk,nope")])
-def test_nothing_is_cut_off(width, methods, ropecli, monkeypatch):
-    monkeypatch.setattr(terminal.out, "width", width)
-    outcome = ropecli("theory", "demo", "--methods", methods, "--factor", 8)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert max(len(line) for line in outcome.out.splitlines()) <= width
-    assert "…" not in outcome.out
-    squeezed = "".join(outcome.out.replace("│", " ").replace("┃", " ").split())
-    for name in ("pretrained", *(f"{name}×8" for name in methods.split(","))):
-        assert name in squeezed
-
-
 def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
     monkeypatch.setattr(terminal.out, "width", 80)
     outcome = ropecli("theory", "demo", "--methods", "yarn", "--factor", 8)
@@ -135,23 +123,6 @@ def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
     assert rows["2,047"] == [f"{last[key]:.3f}" for key in ("score", "magnitude", "estimate", "sinusoidal")]
 
 
-def test_what_follows_from_the_numbers_is_said(ropecli, theory, folder, monkeypatch):
-    monkeypatch.setattr(terminal.out, "width", 200)
-    checkpoint = folder()
-    outcome = ropecli("theory", checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2)
-    report = theory(checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2)
-    pretrained, _, _, rerope = report["ropes"]
-    rows = rows_of(outcome)
-    # λ = 2π·10,000^(i/64) is above 4,096 tokens from pair 46 on
-    assert "18 of 64 pairs are slow: they complete no rotation in the 4,096 tokens of pretraining" in text(outcome)
-    assert rows["slow pairs at unseen angles"] == ["18 of 18", "0 of 18", "17 of 18", "0 of 18"]
-    assert rows["largest distance seen, tokens"] == ["", "", "", f"{rerope['largest_distance']:,}"]
-    shares = [f"{rope['granularity'] / pretrained['granularity']:.0%}" for rope in report["ropes"]]
-    assert rows["granularity kept"] == shares
-    assert report["supported_length"] == pretrained["first_negative_score"] - 1
-    assert f"it must be at least {report['smallest_base']:,.0f} for 8,192 tokens" in text(outcome)
-
-
 LISTS = ("short_factor", "long_factor")
 STILL = [1.0] * 8 + [1e29] * 8
 HOSTILE = {
@@ -170,30 +141,3 @@ def test_strange_geometries_give_numbers(values, theory, ropecli, folder):
         assert report["ropes"][0]["name"] == "pretrained"
         shown = text(ropecli("theory", checkpoint, *method)).replace(str(checkpoint), "")
         assert not re.search(r"\b(nan|inf|None)\b", shown)
-
-
-WRONG = {
-    "no checkpoint": (["nowhere"], "nowhere"),
-    "a method that is not known": (["demo", "--methods", "jarn", "--factor", 4], "Did you mean 'yarn'?"),
-    "no method at all": (["demo", "--methods", ","], "list of methods is empty"),
-    "no factor": (["demo", "--methods", "yarn"], "yarn needs --factor, such as --factor 4."),
-    "a factor for no method": (["demo", "--factor", 4], "need a method"),
-    "settings for what is as it is": (["demo", "--methods", "as-is", "--set", "p=1"], "as-is has no parameters"),
-    "a parameter of one of several": (
-        ["demo", "--methods", "ntk,yarn", "--factor", 4, "--set", "p=1"],
-        "METHOD.KEY=VALUE",
-    ),
-    "a parameter of another": (
-        ["demo", "--methods", "ntk,yarn", "--factor", 4, "--set", "abf.p=1"],
-        "one of ntk, yarn",
-    ),
-}
-
-
-@pytest.mark.parametrize(("arguments", "expected"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_option_is_one_message(arguments, expected, ropecli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outcome = ropecli("theory", *arguments, "--json")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert expected in outcome.err
-    assert outcome.err.count("error:") == 1

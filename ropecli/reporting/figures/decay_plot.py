@@ -52,7 +52,7 @@ def draw_decay(study: Study) -> "Figure":
         for axes, stop, name in ((near, near_stop, "near"), (far, far_stop, "far")):
             _draw_scores(axes, study, stop, far_stop)
             axes.set_title(f"{name}: up to {stop - 1} tokens", fontsize=9)
-            _mark(axes, study, stop)
+            _mark(axes, study, stop, effective, longest)
         distances = np.linspace(1, near_stop - 1, 400)
         estimate = study.geometry.rotary_dim * decay_estimate(pretrained, distances).real
         near.plot(distances, estimate, color="#7B3294", linewidth=0.9, label="pretrained, integral estimate")
@@ -134,20 +134,19 @@ def _draw_scores(axes: "Axes", study: Study, stop: int, longest: int) -> None:
     axes.set(xlabel="query-key distance m (tokens)", ylabel="score, Σ 2cos(mθ)")
 
 
-def _mark(axes: "Axes", study: Study, stop: int) -> None:
+def _mark(axes: "Axes", study: Study, stop: int, effective: float, longest: float) -> None:
     """Vertical lines at notable lengths up to `stop`."""
-    pretrained = study.ropes[PRETRAINED].inv_freq
-    effective, longest = effective_range(pretrained), longest_wavelength(pretrained)
-    marks: list[tuple[float, str, Any]] = [
-        (float(study.original_length), f"pretraining length ({study.original_length})", (0, (6, 3)))
+    original_length, target = study.original_length, study.target
+    marks: list[tuple[str, float, tuple[int, ...]]] = [
+        ("pretraining length", original_length, (6, 3)),
+        *([("target", target, (6, 2, 1, 2))] if target > original_length else []),
+        ("effective range", effective, (3, 2)),
+        ("longest wavelength", longest, (1, 2)),
     ]
-    if study.target > study.original_length:
-        marks.append((float(study.target), f"target ({study.target})", (0, (6, 2, 1, 2))))
-    marks.append((effective, f"effective range ({effective:.0f})", (0, (3, 2))))
-    marks.append((longest, f"longest wavelength ({longest:.0f})", (0, (1, 2))))
-    for where, label, dashes in marks:
+    for name, where, dashes in marks:
         if where <= stop:
-            axes.axvline(where, color=style.GREY, linewidth=1.1, linestyle=dashes, label=label)
+            look: dict[str, Any] = {"color": style.GREY, "linewidth": 1.1, "linestyle": (0, dashes)}
+            axes.axvline(where, label=f"{name} ({where:.0f})", **look)
     axes.set_xlim(-0.01 * stop, 1.02 * stop)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.locator_params(axis="x", nbins=7)

@@ -40,7 +40,10 @@ def draw_frequencies(study: Study) -> "Figure":
         raise DataError(
             f"No pair of {clean(study.checkpoint)} rotated in pretraining, so there is no frequency to compare with."
         )
-    notes = remapping_notes(study, "the line is at 1")
+    notes = []
+    if remapped := [name for name, rope in methods.items() if rope.remapping is not None]:
+        verb = f"change{'s'[: len(remapped) == 1]}"
+        notes.append(f"{', '.join(remapped)} {verb} distances, not frequencies: the line is at 1")
     if geometry.still_pairs:
         first = geometry.pairs - geometry.still_pairs
         notes.append(f"pairs from {first} on did not rotate in pretraining and have no frequency to compare with")
@@ -71,14 +74,6 @@ def study_subject(study: Study) -> str:
         f"{clean(study.checkpoint)}{layers}: rotary_dim {rope.rotary_dim}{part}, rope_theta {rope.rope_theta:.10g}, "
         f"pretraining length {study.original_length}, target {study.target} tokens"
     )
-
-
-def remapping_notes(study: Study, unchanged: str) -> list[str]:
-    """A note on methods that change distances instead of frequencies. unchanged: the consequence for the plot."""
-    names = [clean(name) for name, rope in study.ropes.items() if rope.remapping is not None]
-    if not names:
-        return []
-    return [f"{', '.join(names)} change{'s'[: len(names) == 1]} distances, not frequencies: {unchanged}"]
 
 
 def _draw(

@@ -21,7 +21,6 @@ from ropecli.reporting.lines import (
     metric_of,
     original_length_marks,
     original_lengths_of,
-    refuse_without,
     sets_of,
     title_of,
 )
@@ -78,8 +77,12 @@ def draw_comparison(reports: Sequence[Report], metric: Metric) -> "Figure":
 def _sets(reports: Sequence[Report], metric: Metric) -> list[list[Line]]:
     """Raises DataError for a line without any value of the metric."""
     sets = sets_of(reports, metric)
-    for lines in sets:
-        refuse_without(lines, metric_of(lines, metric))
+    for line in (line for lines in sets for line in lines):
+        if not line.points(metric_of([line], metric)):
+            raise DataError(
+                f"The report of {line.name} has no {metric.name}: its tokenizer does not report the bytes of each "
+                "token. Use --metric ppl."
+            )
     return sets
 
 
@@ -115,7 +118,11 @@ def _perplexity(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
     style.length_axis(axes, lengths)
     if metric.logarithmic:
         style.log_axis(axes.yaxis, [value for line in lines for _, value in line.points(metric)] + ends * whiskers)
-    notes = _finish(axes, lines, lengths)
+    originals, notes = original_length_marks([line.report for line in lines], lengths)
+    for length in originals:
+        name = f"pretraining length ({length})"
+        axes.axvline(length, color=style.GREY, linewidth=1, linestyle=(0, (6, 3)), label=name)
+    style.legend(axes)
     axes.set(xlabel="context length (tokens), logarithmic", ylabel=metric.axis_label)
     if whiskers:
         what = "95% interval over documents" if len(lines) == 1 else f"{_PAIRED} {lines[0].name}"
@@ -123,14 +130,6 @@ def _perplexity(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
     elif ends:
         notes.append(f"intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them")
     style.title(figure, title_of(lines, f": {metric.title} by context length"), [*notes, _token_note(lines)])
-
-
-def _finish(axes: "Axes", lines: Sequence[Line], lengths: Sequence[float]) -> list[str]:
-    """Mark the pretraining lengths, and add the legend. Returns notes."""
-    originals, notes = original_length_marks([line.report for line in lines], lengths)
-    style.mark_original_lengths(axes, originals)
-    style.legend(axes)
-    return notes
 
 
 def _spans(line: Line, lines: Sequence[Line], metric: Metric) -> list[tuple[int, tuple[float, float]]]:

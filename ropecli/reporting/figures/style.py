@@ -179,12 +179,6 @@ def log_axis(axis: "Axis", values: Sequence[float], most: int = 10, room: float 
     axis.set_minor_locator(NullLocator())
 
 
-def mark_original_lengths(axes: "Axes", lengths: Sequence[int]) -> None:
-    """A vertical line at each pretraining length, tokens."""
-    for length in lengths:
-        axes.axvline(length, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining length ({length})")
-
-
 def title(figure: "Figure | SubFigure", text: str, notes: Sequence[str | None] = ()) -> None:
     """Set the title, wrapped, and the notes in smaller type below the axes."""
     width = int(figure.figure.get_size_inches()[0] * 11)  # the parts of a figure are as wide as it is

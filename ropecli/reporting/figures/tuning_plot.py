@@ -54,7 +54,12 @@ def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
                 handles.append(axes.axhline(min(value, 2 * top), label=label, **look))
             style.log_axis(axes.yaxis, [value for value in [*values, *known.values()] if value <= top])
             above |= any(value > top for value in values)
-            axes.set_ylabel(f"perplexity at {_length(reports, at)},\nlogarithmic")
+            lengths = {
+                report.target_length if at == "target" else report.original_max_position_embeddings
+                for report in reports
+            }
+            where = f"{lengths.pop()} tokens" if len(lengths) == 1 else f"the {at}"
+            axes.set_ylabel(f"perplexity at {where},\nlogarithmic")
             style.legend(axes, handles)
         panels[-1].set_xlabel(f"elapsed {unit}, measurements and training")
         panels[-1].set_xlim(left=0)
@@ -145,13 +150,6 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
     if not of_same_tokens(reports):
         notes.append("different checkpoints, data or lengths: the perplexities are not comparable")
     return [*notes, *[f"not shown: perplexities above {_CEILING:g} times the lowest"] * above]
-
-
-def _length(reports: Sequence[TuneReport], at: str) -> str:
-    lengths = {
-        report.target_length if at == "target" else report.original_max_position_embeddings for report in reports
-    }
-    return f"{lengths.pop()} tokens" if len(lengths) == 1 else f"the {at}"
 
 
 def _finite(score: Score) -> bool:
