@@ -65,7 +65,7 @@ def brute_force_keys(model, plain_nll, ids):
 
 @pytest.mark.usefixtures("thresholds")
 def test_longppl_is_that_of_brute_force_with_another_tokenizer(
-    build, llama, loaded, precise, plain_nll, corpus, texts, tokenizer, short_words, evaluate
+    build, llama, loaded, plain_nll, corpus, texts, tokenizer, short_words, evaluate
 ):
     """The evaluator reads one tokenizer's tokens; the judged model, with <s>, is scored on its own within them."""
     judged = build("llama", head_dim=32, vocab_size=512, num_key_value_heads=1)
@@ -74,7 +74,7 @@ def test_longppl_is_that_of_brute_force_with_another_tokenizer(
     documents = read_marked(choice, short_words, keys)
     cells = evaluate(loaded(judged), documents, [64, 900], "longppl", batch_size=2)
 
-    evaluator, model = precise(llama), precise(judged)
+    evaluator, model = loaded(llama, "float64"), loaded(judged, "float64")
     long, windowed, text_bytes = [], [], 0
     for text in texts.values():
         whole = tokenizer(text, return_offsets_mapping=True)

@@ -146,7 +146,7 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
         raise DataError(f"A prompt of {lengths[0]} tokens is too short for every task. Set --lengths to more.")
     if missing := [task.name for task in tasks if task not in fitting]:
         warn(f"Not measured, since {lengths[0]} tokens are too short for them: {', '.join(missing)}.")
-    files = {name: str(choice.questions.get(task) or "") or None for name, task in _FILES.items()}
+    files = {name: choice.questions.get(task) for name, task in (("squad", "qa_1"), ("hotpotqa", "qa_2"))}
     ruler = Ruler(
         maker,
         fitting,
@@ -155,14 +155,11 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
         mode=choice.mode,
         source=choice.data,
         threshold=choice.threshold,
-        **files,
+        **{name: str(path) if path else None for name, path in files.items()},
         text_column=choice.text_column,
         split=choice.split,
     )
     return ruler, tokenizer
-
-
-_FILES = {"squad": "qa_1", "hotpotqa": "qa_2"}
 
 
 def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, *, required: bool = False) -> bool:
