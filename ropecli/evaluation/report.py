@@ -14,7 +14,7 @@ from annotated_types import Interval, Len
 from ropecli.atomic import new_file
 from ropecli.errors import RopecliError
 from ropecli.evaluation.protocol_descriptions import SAME_TOKENS
-from ropecli.evaluation.ruler.answers import PUBLISHED, effective_length
+from ropecli.evaluation.ruler.definitions import PUBLISHED, effective_length
 from ropecli.evaluation.statistics import (
     LARGEST_NLL,
     Amount,

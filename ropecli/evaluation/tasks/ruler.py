@@ -20,8 +20,7 @@ from ropecli.errors import DataError
 from ropecli.evaluation.chat_frame import find_frame
 from ropecli.evaluation.measure import Key, Values
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-from ropecli.evaluation.ruler.answers import score_of
-from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks
+from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks, score_of
 from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
 from ropecli.evaluation.ruler.prompts import PromptMaker
 from ropecli.evaluation.subject import Subject, default_lengths
