@@ -83,19 +83,18 @@ def among_processes(remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (reason := _lost(error)):
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+            raise
+        from torch import distributed
+
+        reason = None
+        if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
+            reason = reason_of(error).rstrip(".")
+        elif broken := _BROKEN.search(str(error)):
+            reason = broken["gloo"] or broken["nccl"]
+        if reason:
             raise RopecliError(
                 f"Another process of this run exited or does not respond: {reason}. Its output may show the cause. "
                 f"{remedy}"
             ) from error
         raise
-
-
-def _lost(error: RuntimeError) -> str | None:
-    """Return the network error about another process; None for any other error."""
-    from torch import distributed
-
-    if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
-        return reason_of(error).rstrip(".")
-    broken = _BROKEN.search(str(error))
-    return broken["gloo"] or broken["nccl"] if broken else None

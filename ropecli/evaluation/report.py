@@ -14,7 +14,7 @@ from annotated_types import Interval, Len
 from ropecli.atomic import new_file
 from ropecli.errors import RopecliError
 from ropecli.evaluation.protocol_descriptions import SAME_TOKENS
-from ropecli.evaluation.ruler.answers import PUBLISHED, effective_length
+from ropecli.evaluation.ruler.definitions import PUBLISHED, effective_length
 from ropecli.evaluation.statistics import (
     LARGEST_NLL,
     Amount,
@@ -233,7 +233,10 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The fields, and what follows from them: rows[] of a perplexity, and the effective length of RULER."""
         value = asdict(self)
-        value["cells"] = [_without_defaults(cell) for cell in value["cells"]]
+        defaults = {entry.name: entry.default for entry in fields(Cell)}
+        value["cells"] = [
+            {key: entry for key, entry in cell.items() if entry != defaults[key]} for cell in value["cells"]
+        ]
         value["baseline"] = self.baseline and self.baseline.as_json()
         if self.kind == "perplexity":
             value["rows"] = [_row(cell) for cell in self.cells]
@@ -272,11 +275,6 @@ RetrievalReport = Report
 RulerReport = Report
 # the names of earlier releases, which had a class for each
 _MOST_TRIALS = 1_000_000
-_DEFAULTS = {entry.name: entry.default for entry in fields(Cell)}
-
-
-def _without_defaults(cell: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in cell.items() if value != _DEFAULTS[key]}
 
 
 def _row(cell: Cell) -> dict[str, Any]:
@@ -322,7 +320,7 @@ def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{cell['hits']} hits of {cell['trials']} trials")
         scores = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
         details = {key: cell.get(key) for key in ("depth", "rank", "margin")}
-        cells.append(_of_scores(value["task"], cell["length"], scores, **details, chance=value["chance"]))
+        cells.append(asdict(score_cell(value["task"], cell["length"], scores, **details, chance=value["chance"])))
     return {
         "kind": "scores",
         "task": value["task"],
@@ -333,15 +331,12 @@ def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_ruler(value: Mapping[str, Any]) -> dict[str, Any]:
     cells = [
-        _of_scores(cell["task"], cell["length"], cell["scores"], chance=cell.get("chance")) for cell in value["cells"]
+        asdict(score_cell(cell["task"], cell["length"], cell["scores"], chance=cell.get("chance")))
+        for cell in value["cells"]
     ]
     threshold = None if value["relative"] else value["threshold"]
     settings = {"mode": value["mode"], "threshold": threshold, **value["settings"]}
     return {"kind": "scores", "task": "ruler", "settings": settings, "cells": cells}
-
-
-def _of_scores(task: str, length: int, scores: Sequence[float], **others: Any) -> dict[str, Any]:
-    return asdict(score_cell(task, length, scores, **others))
 
 
 def write_report(path: Path, value: Any) -> None:

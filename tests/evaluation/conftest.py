@@ -6,11 +6,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def loaded():
-    """loaded(folder) -> a fresh model from stock transformers, float32, in evaluation mode."""
-    import torch
+    """loaded(folder, dtype="float32") -> a fresh model from stock transformers, in evaluation mode."""
     from transformers import AutoModelForCausalLM
 
-    return lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return lambda folder, dtype="float32": AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
 @pytest.fixture(scope="session")
@@ -20,15 +19,6 @@ def documents(corpus, tokenizer):
     from ropecli.data.sources import read_texts
 
     return read_documents(read_texts(str(corpus)), tokenizer, 200, most=4)
-
-
-@pytest.fixture(scope="session")
-def precise():
-    """precise(folder) -> the same in float64."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    return lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
 
 
 @pytest.fixture(scope="session")

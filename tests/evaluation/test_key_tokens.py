@@ -65,7 +65,7 @@ def brute_force_keys(model, plain_nll, ids):
 
 @pytest.mark.usefixtures("thresholds")
 def test_longppl_is_that_of_brute_force_with_another_tokenizer(
-    build, llama, loaded, precise, plain_nll, corpus, texts, tokenizer, short_words, evaluate
+    build, llama, loaded, plain_nll, corpus, texts, tokenizer, short_words, evaluate
 ):
     """The evaluator reads one tokenizer's tokens; the judged model, with <s>, is scored on its own within them."""
     judged = build("llama", head_dim=32, vocab_size=512, num_key_value_heads=1)
@@ -74,7 +74,7 @@ def test_longppl_is_that_of_brute_force_with_another_tokenizer(
     documents = read_marked(choice, short_words, keys)
     cells = evaluate(loaded(judged), documents, [64, 900], "longppl", batch_size=2)
 
-    evaluator, model = precise(llama), precise(judged)
+    evaluator, model = loaded(llama, "float64"), loaded(judged, "float64")
     long, windowed, text_bytes = [], [], 0
     for text in texts.values():
         whole = tokenizer(text, return_offsets_mapping=True)
@@ -133,15 +133,12 @@ def test_documents_without_keys_are_refused(documents):
         list(Protocol("longppl").windows(documents.kept[0], documents.special, 64, 64))
 
 
-@pytest.mark.parametrize(("text", "reason"), [("{}", "Field required"), ("[", "cannot be read")])
-def test_a_file_of_something_else_is_refused(tmp_path, text, reason):
-    (tmp_path / "keys.json").write_text(text)
-    with pytest.raises(DataError, match=reason):
-        key_tokens.read_keys(tmp_path / "keys.json")
-
-
-def test_a_file_of_keys_is_read_as_written(tmp_path):
+def test_a_file_of_keys_and_nothing_else_is_read(tmp_path):
     keys = Keys("e", "d", 9, 4, 1, 2.0, 2.0, (KeyDocument("a", "f", 20, ((1, 3), (7, 20))),))
     key_tokens.write_keys(tmp_path / "keys.json", keys)
     assert key_tokens.read_keys(tmp_path / "keys.json") == keys
     assert json.loads((tmp_path / "keys.json").read_text())["documents"][0]["intervals"] == [[1, 3], [7, 20]]
+    for text, reason in (("{}", "Field required"), ("[", "cannot be read")):
+        (tmp_path / "keys.json").write_text(text)
+        with pytest.raises(DataError, match=reason):
+            key_tokens.read_keys(tmp_path / "keys.json")

@@ -122,8 +122,7 @@ ANSWERS = [
 
 
 def test_rulers_wording_and_scores_are_lm_evals(python):
-    from ropecli.evaluation.ruler.answers import score_of
-    from ropecli.evaluation.ruler.definitions import TASKS
+    from ropecli.evaluation.ruler.definitions import TASKS, score_of
 
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     command = [python, "-c", RULER, json.dumps(ANSWERS)]

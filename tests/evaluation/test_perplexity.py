@@ -26,23 +26,17 @@ def checkpoint(request, llama, build, patched):
     return patched(llama, request.param)
 
 
-def test_prefix_equals_a_fresh_pass_for_every_length(checkpoint, loaded, documents, brute_force, evaluate):
-    cells = evaluate(loaded(checkpoint), documents, LENGTHS)
+@pytest.mark.parametrize("protocol", ["prefix", "tail"])
+def test_losses_equal_those_of_a_fresh_pass_for_every_length(
+    checkpoint, protocol, loaded, documents, brute_force, evaluate
+):
+    cells = evaluate(loaded(checkpoint), documents, LENGTHS, protocol)
     assert [cell.length for cell in cells] == LENGTHS
     for cell in cells:
-        ppl, document_nll = brute_force(checkpoint, cell.length, "prefix")
+        ppl, document_nll = brute_force(checkpoint, cell.length, protocol, longest=200, targets=12)
         np.testing.assert_allclose(cell.ppl, ppl, rtol=1e-4)
         np.testing.assert_allclose(cell.sums, document_nll, rtol=1e-4)
-        assert (cell.tokens, cell.samples) == (4 * (cell.length - 1), 4)
-
-
-def test_tail_scores_the_same_tokens_with_more_context(checkpoint, loaded, documents, brute_force, evaluate):
-    cells = evaluate(loaded(checkpoint), documents, LENGTHS, "tail")
-    for cell in cells:
-        ppl, document_nll = brute_force(checkpoint, cell.length, "tail", longest=200, targets=12)
-        np.testing.assert_allclose(cell.ppl, ppl, rtol=1e-4)
-        np.testing.assert_allclose(cell.sums, document_nll, rtol=1e-4)
-        assert cell.tokens == 4 * 12
+        assert (cell.tokens, cell.samples) == (4 * (12 if protocol == "tail" else cell.length - 1), 4)
 
 
 def test_documents_that_are_shorter_than_asked_are_refused(documents):

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.chat_frame import Frame, find_frame
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-from ropecli.evaluation.ruler.answers import effective_length, score_of
-from ropecli.evaluation.ruler.definitions import NOISE, SYNTHETIC, TASKS, choose_tasks
+from ropecli.evaluation.ruler.definitions import NOISE, SYNTHETIC, TASKS, choose_tasks, effective_length, score_of
 from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
 from ropecli.evaluation.ruler.prompts import PromptMaker
 
@@ -93,13 +92,9 @@ def test_prompts_have_the_asked_length(kind):
         if kind != "WordPiece":  # it has no white space
             assert text.startswith("<s>")
             assert text.rstrip().endswith(TASKS[name].wording.answer.format(
-                values=_form(name), asked="", count=5, value=""
+                values=getattr(TASKS[name], "value", ""), asked="", count=5, value=""
             ).split()[-1])  # fmt: skip
             assert all(reference in text for reference in prompt.references)
-
-
-def _form(name) -> str:
-    return getattr(TASKS[name], "value", "")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("Unigram", "WordPiece")])  # no line breaks

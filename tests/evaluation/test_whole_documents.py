@@ -14,14 +14,9 @@ BOS = 0
 
 
 @pytest.fixture(scope="module")
-def checkpoint(sliding_gemma):
-    return sliding_gemma
-
-
-@pytest.fixture(scope="module")
-def losses(checkpoint, precise):
+def losses(sliding_gemma, loaded):
     """losses(ids read, ids scored) -> -ln p of each, float64."""
-    model = precise(checkpoint)
+    model = loaded(sliding_gemma, "float64")
 
     @torch.no_grad()
     def score(read, scored):
@@ -43,9 +38,9 @@ def check(cell, windows_by_document, losses):
 
 
 @pytest.mark.parametrize(("prefix", "stride"), [((BOS,), None), ((BOS, 5), 7)])
-def test_sliding_equals_a_pass_per_window(checkpoint, loaded, losses, uneven, prefix, stride, evaluate):
+def test_sliding_equals_a_pass_per_window(sliding_gemma, loaded, losses, uneven, prefix, stride, evaluate):
     documents = uneven(150, 64, 41, 3, prefix=prefix)
-    cells = evaluate(loaded(checkpoint), documents, [24, 64, 100], Protocol("sliding", stride))
+    cells = evaluate(loaded(sliding_gemma), documents, [24, 64, 100], Protocol("sliding", stride))
     for cell in cells:
         expected = [
             windows_by_hand.sliding(one.ids.tolist(), prefix, cell.length, stride or cell.length // 2)
@@ -55,18 +50,18 @@ def test_sliding_equals_a_pass_per_window(checkpoint, loaded, losses, uneven, pr
 
 
 @pytest.mark.parametrize("prefix", [(BOS,), ()])
-def test_disjoint_equals_a_pass_per_window(checkpoint, loaded, losses, uneven, prefix, evaluate):
+def test_disjoint_equals_a_pass_per_window(sliding_gemma, loaded, losses, uneven, prefix, evaluate):
     documents = uneven(150, 129, 128, 41, 3, prefix=prefix)
-    cells = evaluate(loaded(checkpoint), documents, [24, 64, 200], "disjoint")
+    cells = evaluate(loaded(sliding_gemma), documents, [24, 64, 200], "disjoint")
     for cell in cells:
         texts = [one.ids[len(prefix) :].tolist() for one in documents.kept]
         check(cell, [windows_by_hand.rolling(text, BOS, cell.length) for text in texts], losses)
         assert cell.tokens == sum(len(text) for text in texts)
 
 
-def test_yarn_is_the_mean_over_windows_of_their_means(checkpoint, loaded, losses, uneven, evaluate):
+def test_yarn_is_the_mean_over_windows_of_their_means(sliding_gemma, loaded, losses, uneven, evaluate):
     documents = uneven(620, 258, 41, prefix=(BOS,))
-    cells = evaluate(loaded(checkpoint), documents, [64, 300], "yarn")
+    cells = evaluate(loaded(sliding_gemma), documents, [64, 300], "yarn")
     for cell in cells:
         means = [
             [losses(*window).mean() for window in windows_by_hand.yarn_script(one.ids[1:].tolist(), BOS, cell.length)]
@@ -77,32 +72,6 @@ def test_yarn_is_the_mean_over_windows_of_their_means(checkpoint, loaded, losses
         np.testing.assert_allclose(cell.sums, [sum(own) for own in means], rtol=1e-4)
         assert cell.weights == tuple(map(len, means))
     assert cells[0].tokens < cells[1].tokens == 620 + 258 + 41 - 3
-
-
-def test_sliding_is_the_strided_loop_of_transformers_documentation(llama, loaded, uneven, evaluate):
-    """huggingface.co/docs/transformers/perplexity, but for its count of tokens: it takes one from every window, and
-    only the first loses one by the shift of labels."""
-    (document,) = uneven(200, prefix=()).kept
-    model, max_length, stride = loaded(llama), 64, 24
-    input_ids = torch.from_numpy(document.ids)[None]
-    nll_sum, n_tokens, prev_end_loc = 0.0, 0, 0
-    for begin_loc in range(0, 200, stride):
-        end_loc = min(begin_loc + max_length, 200)
-        trg_len = end_loc - prev_end_loc
-        window = input_ids[:, begin_loc:end_loc]
-        target_ids = window.clone()
-        target_ids[:, :-trg_len] = -100
-        with torch.no_grad():
-            neg_log_likelihood = model(window, labels=target_ids).loss
-        scored = int((target_ids[:, 1:] != -100).sum())
-        nll_sum, n_tokens = nll_sum + neg_log_likelihood.item() * scored, n_tokens + scored
-        prev_end_loc = end_loc
-        if end_loc == 200:
-            break
-    documents = uneven(200, prefix=())
-    (cell,) = evaluate(model, documents, [max_length], Protocol("sliding", stride))
-    assert cell.tokens == n_tokens == 199
-    assert cell.ppl == pytest.approx(np.exp(nll_sum / n_tokens), rel=1e-4)
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])

@@ -174,8 +174,14 @@ class LiveReader:
         """ln p(answer | prompt) of each answer, shape (answers,), float64, nats. Reads each prompt once if possible."""
         for ids, answers in questions:
             refuse_unknown_ids(max(int(ids.max()), *(max(answer) for answer in answers)), self.model)
+            values = np.empty(len(answers))
             with within_memory(1, len(ids)), torch.inference_mode():
-                values = self._log_probabilities(ids, answers)
+                read = self._read(self._tensor(ids)) if self.continues else None
+                for length in dict.fromkeys(map(len, answers)):
+                    members = [index for index, answer in enumerate(answers) if len(answer) == length]
+                    rows = torch.tensor([answers[index] for index in members], device=self.device)
+                    sums = self._on_cache(read, rows) if read else self._whole(ids, rows)
+                    values[members] = sums.cpu().double().numpy()
             yield values
 
     def generate(
@@ -249,22 +255,17 @@ class LiveReader:
             parts.append(logits.logsumexp(-1) - chosen)
         return torch.cat(parts, dim=1)
 
-    def _log_probabilities(self, ids: np.ndarray, answers: Sequence[TokenIds]) -> np.ndarray:
-        values = np.empty(len(answers))
-        read = self._read(self._tensor(ids)) if self.continues else None
-        for length in dict.fromkeys(map(len, answers)):
-            members = [index for index, answer in enumerate(answers) if len(answer) == length]
-            rows = torch.tensor([answers[index] for index in members], device=self.device)
-            sums = self._on_cache(read, rows) if read else self._whole(ids, rows)
-            values[members] = sums.cpu().double().numpy()
-        return values
-
     def _greedy(self, ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield greedily decoded tokens, shape (batch,), without end. ids: shape (batch, tokens)."""
         tokens = torch.from_numpy(ids).to(self.device)
         read = self._read(tokens) if self.continues else None
         while True:
-            logits = read.logits if read else self._last_logits(tokens)
+            if read:
+                logits = read.logits
+            else:
+                reset_tables(self._dynamic_tables)
+                outputs = self.split.decode(tokens)
+                logits = self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0]
             chosen = logits.argmax(-1, keepdim=True).to(self.device)
             yield chosen[:, 0].cpu().numpy()
             if read:
@@ -310,11 +311,6 @@ class LiveReader:
             sequences = torch.cat([prompt.expand(len(some), -1), some], dim=1)
             parts.append(-self.nll(sequences, targets=rows.shape[1]).sum(dim=1))
         return torch.cat(parts)
-
-    def _last_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        reset_tables(self._dynamic_tables)
-        outputs = self.split.decode(tokens)
-        return self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0]
 
     @torch.inference_mode()
     def _cache_is_exact(self, ids: torch.Tensor, answers: bool) -> bool:

@@ -41,8 +41,14 @@ class PieceTokenizer:
 
     def inside(self, text: str) -> TokenIds:
         """Tokens of a piece after others. On its own, SentencePiece would put a space before it."""
-        before, both = self._line_break, self.opening(f"\n{text}")
-        return both[len(before) :] if both[: len(before)] == before else self.opening(text)
+        return self.insides([text])[0]
+
+    def insides(self, texts: Sequence[str]) -> list[TokenIds]:
+        before = self._line_break
+        return [
+            ids[len(before) :] if ids[: len(before)] == before else self.opening(text)
+            for ids, text in zip(self.openings([f"\n{text}" for text in texts]), texts, strict=True)
+        ]
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -115,14 +115,15 @@ class _Draft:
     def __init__(self, task: RetrievalPrompts, rng: np.random.Generator, length: int, depth: float) -> None:
         self.task = task
         self.length = length
-        self.depth = depth
         pieces, templates = task.pieces, task.templates
         order = rng.permutation(len(templates.names))[: task.keys]
         self.names = [templates.names[index] for index in order]
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
         self.line = templates.question_line(self.names[0])
         if task.frame:
-            self.line = _answered_in(task.frame, self.line)
+            # what follows the question mark begins the assistant's answer
+            stop = self.line.rfind("?") + 1
+            self.line = f"{self.line[:stop]}{task.frame.after}{self.line[stop:].lstrip()}"
             self.head = pieces.opening(task.frame.before + introduction)
         else:
             self.head = pieces.prefix + pieces.opening(introduction)
@@ -131,7 +132,10 @@ class _Draft:
         self.text = task.haystack.stretch(length, rng)
         self.keys = self._draw(rng)
         self.completed = [self._completed(key) for key in self.keys]
-        self.needles = self._needles()
+        # (depth, tokens) of each needle: first the one asked for; the others are spread evenly over the text
+        distractors = task.keys - 1
+        depths = [depth, *((index + 0.5) / distractors for index in range(distractors))]
+        self.needles = list(zip(depths, map(pieces.inside, self._lines(self.keys)), strict=True))
         self.words = len(self.head) + sum(len(tokens) for _, tokens in self.needles) + len(self.completed[0])
 
     def _draw(self, rng: np.random.Generator) -> tuple[str, ...]:
@@ -155,38 +159,20 @@ class _Draft:
         # if the tokenizer merges the end of the question with a key, that token belongs to the answer
         shared = common_beginning([self.asked, *self.completed])
         answers = tuple(tokens[shared:] for tokens in self.completed)
-        ids, at = self._weave(self.needles, self.text[: self.length - self.words])
-        ids = np.concatenate([ids, np.array(self.completed[0][:shared], dtype=np.int64)])
-        return Prompt(ids, self.keys, answers, at)
-
-    def _lines(self, keys: Sequence[str]) -> list[str]:
-        return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
-
-    def _needles(self) -> list[tuple[float, TokenIds]]:
-        """(depth, tokens) of each needle: first the one asked for; the others are spread evenly over the text."""
-        distractors = self.task.keys - 1
-        depths = [self.depth, *((index + 0.5) / distractors for index in range(distractors))]
-        lines = self._lines(self.keys)
-        return [(depth, self.task.pieces.inside(line)) for depth, line in zip(depths, lines, strict=True)]
-
-    def _weave(self, needles: list[tuple[float, TokenIds]], text: np.ndarray) -> tuple[np.ndarray, int]:
-        """The head and the text with its needles, and the position of the needle asked for."""
+        text = self.text[: self.length - self.words]
         ids, at, read = list(self.head), 0, 0
-        for depth, needle in sorted(needles, key=lambda pair: pair[0]):
+        for depth, needle in sorted(self.needles, key=lambda pair: pair[0]):
             cut = round(depth * len(text))
             ids += text[read:cut].tolist()
             read = cut
-            if needle is needles[0][1]:
+            if needle is self.needles[0][1]:
                 at = len(ids)
             ids += needle
-        ids += text[read:].tolist()
-        return np.array(ids, dtype=np.int64), at
+        ids += [*text[read:].tolist(), *self.completed[0][:shared]]
+        return Prompt(np.array(ids, dtype=np.int64), self.keys, answers, at)
 
-
-def _answered_in(frame: Frame, line: str) -> str:
-    """The question, with what follows its question mark as the beginning of the assistant's answer."""
-    stop = line.rfind("?") + 1
-    return f"{line[:stop]}{frame.after}{line[stop:].lstrip()}"
+    def _lines(self, keys: Sequence[str]) -> list[str]:
+        return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
 
 
 def numbers_in(text: str) -> set[str]:

@@ -1,15 +1,19 @@
 """The tasks of RULER: wording, sizes and number of generated tokens.
 
 Source: Hsieh et al. 2024, arXiv:2404.06654, and the configuration of github.com/NVIDIA/RULER (scripts/synthetic.yaml,
-scripts/data/synthetic/constants.py). The wording follows the code.
+scripts/data/synthetic/constants.py). The wording and the scores follow the code.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ropecli.errors import MethodError, did_you_mean, shown
 
+PUBLISHED = 0.856
+"""RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
+_CONTROL = re.compile(r"[\x00-\x1f]")
 Words = Literal["numbers", "words", "uuids"]
 NEEDLE = "One of the special magic {values} for {key} is: {value}."
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -182,3 +186,20 @@ def choose_tasks(names: Sequence[str] | None, mode: str, questions: Sequence[str
         if isinstance(task, Questions) and name in questions and name not in chosen:
             raise MethodError(f"--{task.source} is for {name}, which is not in --tasks. Add it, or remove the file.")
     return [task for name, task in TASKS.items() if name in chosen]
+
+
+def score_of(answer: str, references: Sequence[str], *, any_of: bool = False) -> float:
+    """Share of the references that appear in the answer, ignoring case. any_of: 1 if any of them does."""
+    text = _CONTROL.sub("\n", answer.strip()).strip().lower()
+    hits = [reference.lower() in text for reference in references]
+    return float(any(hits)) if any_of else sum(hits) / len(hits)
+
+
+def effective_length(means: Mapping[int, float], threshold: float) -> int | None:
+    """The longest length up to which every mean score is at or above the threshold; None if there is none."""
+    longest = None
+    for length in sorted(means):
+        if means[length] < threshold:
+            break
+        longest = length
+    return longest

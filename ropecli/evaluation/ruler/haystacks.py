@@ -26,13 +26,7 @@ class Pieces:
         self._known: dict[str, TokenIds] = {}
 
     def several(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Tokenize several pieces in one call, which is much faster than one by one."""
-        before = self.tokenizer.opening("\n")
-        whole = self.tokenizer.openings([f"\n{text}" for text in texts])
-        return [
-            ids[len(before) :] if ids[: len(before)] == before else self.tokenizer.opening(text)
-            for ids, text in zip(whole, texts, strict=True)
-        ]
+        return self.tokenizer.insides(texts)
 
     def of(self, texts: Sequence[str]) -> list[TokenIds]:
         """The same, keeping the result for texts that appear again."""

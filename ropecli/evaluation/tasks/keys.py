@@ -220,11 +220,6 @@ def refuse_key_options(protocol: Protocol, evaluator: str | None, file: Path | N
         )
 
 
-def search_output(file: Path | None, output: Path | None) -> Path | None:
-    """The path next to which a search for key tokens saves its progress: --keys, or else a name beside --output."""
-    return file or (sibling(output, ".keys") if output else None)
-
-
 def get_keys(
     evaluator: str | None,
     path: Path | None,
@@ -259,7 +254,8 @@ def get_keys(
         return keys, lengths
     if subject is None:
         raise DataError(f"--keys {path} does not exist. To find key tokens and write them there, add --evaluator.")
-    keys, lengths = _find(subject, texts, lengths, readers, workers, search_output(path, output), drop_rare=drop_rare)
+    progress = path or (sibling(output, ".keys") if output else None)
+    keys, lengths = _find(subject, texts, lengths, readers, workers, progress, drop_rare=drop_rare)
     if path and workers.first:
         write_keys(path, keys)
         remove_state(path)

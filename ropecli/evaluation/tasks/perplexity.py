@@ -144,8 +144,7 @@ class Perplexity(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         """Raises NotFiniteError for a loss that is not finite, DataError if there are no tokens."""
-        names = [document.name for document in self.documents.kept]
-        cells = []
+        names, cells = self.details()["document_names"], []
         for length in self.lengths:
             tallies = [Tally(**value[str(length)]) for value in values.values() if str(length) in value]
             cells.append(_cell(self.name, length, tallies, names))
@@ -194,6 +193,11 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         raise NotFiniteError(f"The mean loss at length {length} is {nll:.4g} nats: perplexity overflows.")
     low, high = bootstrap_interval(sums, weights)
     seconds = sum(tally.seconds for tally in tallies)
+    context_nll: list[float] = []
+    context_tokens: list[int] = []
+    for tally in tallies:
+        context_nll = _add(context_nll, tally.context_nll)
+        context_tokens = _add(context_tokens, tally.context_tokens)
     text = [tally.bytes for tally in tallies if tally.bytes is not None]
     known = len(text) == len(tallies) and sum(text) > 0
     return Cell(
@@ -205,20 +209,14 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         high,
         tokens=sum(tally.tokens for tally in tallies),
         bits_per_byte=sum(tally.nll for tally in tallies) / math.log(2) / sum(text) if known else None,
-        by_context=_buckets(tallies),
+        by_context=tuple(
+            Bucket(int(_EDGES[i]), int(_EDGES[i + 1]), count, context_nll[i] / count)
+            for i, count in enumerate(context_tokens)
+            if count
+        ),
         seconds=seconds,
         tokens_per_second=sum(tally.read for tally in tallies) / seconds if seconds else 0.0,
         peak_memory=max(tally.peak_memory for tally in tallies),
-    )
-
-
-def _buckets(tallies: Sequence[Tally]) -> tuple[Bucket, ...]:
-    nll: list[float] = []
-    tokens: list[int] = []
-    for tally in tallies:
-        nll, tokens = _add(nll, tally.context_nll), _add(tokens, tally.context_tokens)
-    return tuple(
-        Bucket(int(_EDGES[i]), int(_EDGES[i + 1]), count, nll[i] / count) for i, count in enumerate(tokens) if count
     )
 
 

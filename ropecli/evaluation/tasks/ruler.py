@@ -20,8 +20,7 @@ from ropecli.errors import DataError
 from ropecli.evaluation.chat_frame import find_frame
 from ropecli.evaluation.measure import Key, Values
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-from ropecli.evaluation.ruler.answers import score_of
-from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks
+from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks, score_of
 from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
 from ropecli.evaluation.ruler.prompts import PromptMaker
 from ropecli.evaluation.subject import Subject, default_lengths
@@ -146,7 +145,7 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
         raise DataError(f"A prompt of {lengths[0]} tokens is too short for every task. Set --lengths to more.")
     if missing := [task.name for task in tasks if task not in fitting]:
         warn(f"Not measured, since {lengths[0]} tokens are too short for them: {', '.join(missing)}.")
-    files = {name: str(choice.questions.get(task) or "") or None for name, task in _FILES.items()}
+    files = {name: choice.questions.get(task) for name, task in (("squad", "qa_1"), ("hotpotqa", "qa_2"))}
     ruler = Ruler(
         maker,
         fitting,
@@ -155,14 +154,11 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
         mode=choice.mode,
         source=choice.data,
         threshold=choice.threshold,
-        **files,
+        **{name: str(path) if path else None for name, path in files.items()},
         text_column=choice.text_column,
         split=choice.split,
     )
     return ruler, tokenizer
-
-
-_FILES = {"squad": "qa_1", "hotpotqa": "qa_2"}
 
 
 def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, *, required: bool = False) -> bool:
