@@ -60,11 +60,11 @@ def prompts(tokenizer, corpus):
 def ruler_maker(tokenizer, corpus):
     """Makes the prompts of RULER; a text of the corpus is the essay."""
     from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-    from ropecli.evaluation.ruler.haystacks import Pieces, read_essay
+    from ropecli.evaluation.ruler.haystacks import read_essay
     from ropecli.evaluation.ruler.prompts import PromptMaker
 
     pieces = PieceTokenizer(tokenizer)
-    essay = read_essay([("a", (corpus / "text00.txt").read_text())], Pieces(pieces), 2048)
+    essay = read_essay([("a", (corpus / "text00.txt").read_text())], pieces, 2048)
     return PromptMaker(pieces, essay=essay)
 
 

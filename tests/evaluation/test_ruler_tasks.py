@@ -15,7 +15,7 @@ from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.chat_frame import Frame, find_frame
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer
 from ropecli.evaluation.ruler.definitions import NOISE, SYNTHETIC, TASKS, choose_tasks, effective_length, score_of
-from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
+from ropecli.evaluation.ruler.haystacks import read_essay, read_questions
 from ropecli.evaluation.ruler.prompts import PromptMaker
 
 TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
@@ -68,7 +68,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
 
 def maker_of(tokenizer, **options) -> PromptMaker:
     pieces = PieceTokenizer(tokenizer)
-    essay = read_essay([("essay", TEXT)], Pieces(pieces), 8192)
+    essay = read_essay([("essay", TEXT)], pieces, 8192)
     return PromptMaker(pieces, essay=essay, **options)
 
 

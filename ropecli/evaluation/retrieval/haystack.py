@@ -44,6 +44,7 @@ class PieceTokenizer:
         return self.insides([text])[0]
 
     def insides(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The same for several pieces in one call."""
         before = self._line_break
         return [
             ids[len(before) :] if ids[: len(before)] == before else self.opening(text)

@@ -22,26 +22,20 @@ class Pieces:
 
     def __init__(self, tokenizer: PieceTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.line_break = (self.several(["\n"])[0] or tokenizer.opening(" .") or tokenizer.opening("0"))[-1]
+        self.line_break = (tokenizer.inside("\n") or tokenizer.opening(" .") or tokenizer.opening("0"))[-1]
         self._known: dict[str, TokenIds] = {}
 
-    def several(self, texts: Sequence[str]) -> list[TokenIds]:
-        return self.tokenizer.insides(texts)
-
     def of(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The same, keeping the result for texts that appear again."""
+        """Tokenize several pieces, keeping the result for those that appear again."""
         new = list(dict.fromkeys(text for text in texts if text not in self._known))
         if new:
-            self._known.update(zip(new, self.several(new), strict=True))
+            self._known.update(zip(new, self.tokenizer.insides(new), strict=True))
         return [self._known[text] for text in texts]
-
-    def one(self, text: str) -> TokenIds:
-        return self.several([text])[0]
 
     @cached_property
     def noise(self) -> TokenIds:
         """A line of noise, with the line break before it."""
-        return self.one(f"\n{NOISE}")
+        return self.tokenizer.inside(f"\n{NOISE}")
 
     @cached_property
     def words(self) -> list[str]:
@@ -81,7 +75,7 @@ class Essay:
         return pieces
 
 
-def read_essay(texts: Iterable[tuple[str, str]], pieces: Pieces, longest: int) -> Essay:
+def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest: int) -> Essay:
     """Split the documents of a source into sentences, enough for `longest` tokens. Raises DataError if empty."""
     sentences: list[str] = []
     characters = 0
@@ -93,10 +87,10 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: Pieces, longest: int) -
         characters += len(text)
         if characters > 12 * longest:  # more characters than these tokens can have
             break
-    tokens = [ids for ids in pieces.several(sentences) if ids] if sentences else []
+    tokens = [ids for ids in pieces.insides(sentences) if ids] if sentences else []
     if not tokens:
         raise DataError("The source is empty. Set --data to a source with text.")
-    opening = pieces.one(sentences[0].removeprefix(" "))
+    opening = pieces.inside(sentences[0].removeprefix(" "))
     return Essay(tokens, opening, sum(sentence.count(" ") for sentence in sentences))
 
 

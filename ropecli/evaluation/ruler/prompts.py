@@ -90,7 +90,7 @@ class _Draft:
 
     def __init__(self, maker: PromptMaker, task: RulerTask, length: int, rng: Generator) -> None:
         self.maker, self.task, self.length, self.rng = maker, task, length, rng
-        self.pieces = maker.pieces
+        self.pieces, self.tokenizer = maker.pieces, maker.tokenizer
 
     def words(self, **values: object) -> Wording:
         wording = self.task.wording
@@ -101,15 +101,15 @@ class _Draft:
 
         lines: whether each piece of the context begins with a line break, the first one with the introduction's last.
         """
-        frame, tokenizer = self.maker.frame, self.maker.tokenizer
+        frame, tokenizer = self.maker.frame, self.tokenizer
         if lines:
             wording = replace(wording, head=wording.head.removesuffix("\n"))
         if frame is None:
             self.head = tokenizer.prefix + tokenizer.opening(wording.head)
-            self.tail = self.pieces.one(wording.tail + wording.answer)
+            self.tail = tokenizer.inside(wording.tail + wording.answer)
         else:
             self.head = tokenizer.opening(frame.before + wording.head)
-            self.tail = self.pieces.one(wording.tail + frame.after + wording.answer.lstrip())
+            self.tail = tokenizer.inside(wording.tail + frame.after + wording.answer.lstrip())
         return self.length - self.task.generated - len(self.head) - len(self.tail)
 
     def finish(self, context: Sequence[TokenIds], references: Sequence[str], others: Sequence[str] = ()) -> RulerPrompt:
@@ -154,7 +154,7 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
     form = task.value[:-1] if task.one_answer else task.value
     essay = task.haystack == "essay"
-    lines = pieces.several([_needle(task, " " if essay else "\n", *pair) for pair in needles])
+    lines = draft.tokenizer.insides([_needle(task, " " if essay else "\n", *pair) for pair in needles])
     room = draft.frame(draft.words(values=form, asked=listed), lines=not essay) - sum(map(len, lines))
     if room < 0:
         raise draft.too_short()
@@ -165,7 +165,7 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
         at = np.sort(len(context) * rng.choice(_DEPTHS, len(lines), replace=False) // 100)
         if at[0] == 0:  # the needle opens the text, without a space
             room += len(lines[0])
-            lines[0] = pieces.one(_needle(task, "", *needles[0]))
+            lines[0] = draft.tokenizer.inside(_needle(task, "", *needles[0]))
             context = draft.maker.essay.read(room - len(lines[0]), after_needle=True)
     elif task.haystack == "noise":
         context = _repeat(pieces.noise, room)
@@ -196,7 +196,8 @@ def _other_needles(draft: _Draft, task: Needles, room: int) -> tuple[list[TokenI
     while True:
         count = max(8, free // 20)
         pairs = [(_text_of(task.key, draft.rng), _text_of(task.value, draft.rng)) for _ in range(count)]
-        for line, pair in zip(draft.pieces.several([_needle(task, "\n", *pair) for pair in pairs]), pairs, strict=True):
+        texts = [_needle(task, "\n", *pair) for pair in pairs]
+        for line, pair in zip(draft.tokenizer.insides(texts), pairs, strict=True):
             if len(line) > free:
                 return lines, values
             lines.append(line)
@@ -227,7 +228,7 @@ def _variables(draft: _Draft, task: Variables) -> RulerPrompt:
     wording = draft.words(value=value, count=count)
     example = _solved_example(draft, task)
     room = draft.frame(Wording(example + wording.head, wording.tail, wording.answer), lines=True)
-    chain = pieces.several(_chain(names, value))
+    chain = draft.tokenizer.insides(_chain(names, value))
     context = _repeat(pieces.noise, room - sum(map(len, chain)))
     at = draft.sample(len(context), count)
     for place, line in reversed(list(zip(at, chain, strict=True))):
@@ -248,7 +249,7 @@ def _solved_example(draft: _Draft, task: Variables) -> str:
     value = str(rng.integers(10_000, 99_999))
     most = min(_EXAMPLE_TOKENS, draft.length // 8)
     wording = draft.words(value=value, count=task.hops + 1)
-    fixed = draft.pieces.one("".join((wording.head, wording.tail, wording.answer, *_chain(names, value))))
+    fixed = draft.tokenizer.inside("".join((wording.head, wording.tail, wording.answer, *_chain(names, value))))
     lines = [NOISE] * max(_EXAMPLE_LINES, (most - len(fixed)) // len(draft.pieces.noise))
     for place, line in reversed(list(zip(draft.sample(len(lines), len(names)), _chain(names, value), strict=True))):
         lines.insert(place, line.removeprefix("\n"))
@@ -276,7 +277,7 @@ def _words_of_size(draft: _Draft, task: CommonWords, size: ListSize) -> RulerPro
         pairs = draft.fresh(lambda: _text_of("words", rng), len(ids), ids)
         # an answer with such a pair would seem to have the common word
         pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[: task.common])]
-        ids.update(zip(pairs, pieces.several([f" {pair}" for pair in pairs]), strict=True))
+        ids.update(zip(pairs, draft.tokenizer.insides([f" {pair}" for pair in pairs]), strict=True))
     if count < 2 * task.common:
         return None
     used = list(ids)[:count]
@@ -316,12 +317,12 @@ def _numbered(words: Sequence[str]) -> str:
 
 
 def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
-    rng, pieces = draft.rng, draft.pieces
+    rng = draft.rng
     size = max(10, (draft.length - task.generated) // 50)
     coded = draft.fresh(lambda: "".join(rng.choice(_LOWER, task.letters)), size - 1, ())
     words = ["...", *coded]  # the most frequent is noise
     room = draft.frame(task.wording)
-    ids = pieces.several([f" {word}" for word in words])
+    ids = draft.tokenizer.insides([f" {word}" for word in words])
     tokens = np.array([len(piece) for piece in ids])
     shares = np.arange(1, size + 1) ** -task.alpha / _ZETA_2
     low, high = 0, 2 * room

@@ -21,7 +21,7 @@ from ropecli.evaluation.chat_frame import find_frame
 from ropecli.evaluation.measure import Key, Values
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer
 from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks, score_of
-from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
+from ropecli.evaluation.ruler.haystacks import read_essay, read_questions
 from ropecli.evaluation.ruler.prompts import PromptMaker
 from ropecli.evaluation.subject import Subject, default_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
@@ -83,7 +83,7 @@ class Ruler(Asking):
         prompt = self.maker.make(TASKS[task], length, index)
 
         def answers() -> Sequence[Any]:
-            return self.maker.pieces.several([f" {text}" for text in (*prompt.references, *prompt.others)])
+            return self.maker.tokenizer.insides([f" {text}" for text in (*prompt.references, *prompt.others)])
 
         def grade(tokens: Sequence[int]) -> tuple[float, bool]:
             any_of = isinstance(TASKS[task], Questions)
@@ -134,7 +134,7 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
             texts = read_texts(choice.data, text_column=choice.text_column, split=choice.split)
-            essay = read_essay(texts, Pieces(pieces), lengths[-1])
+            essay = read_essay(texts, pieces, lengths[-1])
     with_files = [task for task in tasks if isinstance(task, Questions)]
     questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in with_files}
     maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
