@@ -85,8 +85,8 @@ def read_records(path: Path) -> list[Any]:
 
 
 def append_record(path: Path, value: Any) -> None:
-    """Append one record. Raises OutputError for any I/O error."""
-    text = json.dumps(value).encode()
+    """Append one record. Raises ValueError for a number that is not finite, OutputError for any I/O error."""
+    text = json.dumps(value, allow_nan=False).encode()
     try:
         with path.open("ab+") as file:
             if file.tell():

@@ -5,7 +5,6 @@ makes the cells of a report from all scores.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +24,12 @@ from ropecli.signals import terminated_by_signals
 Key = tuple[Any, ...]
 """Names a sample: strings and numbers. Samples share a batch only if their keys differ in the last place alone."""
 Values = dict[Key, Any]
-"""What a task keeps of each sample, as JSON has it."""
+"""The JSON value that a task keeps of each sample."""
 _ABOUT: Key = ("about",)
 
 
 class Task:
-    """What is measured.
+    """A measurement: its samples, and how they are scored.
 
     kind: of the report. name: of the task in the report. source: the data. answers: whether the reader continues
     prompts. settings: for the report.
@@ -95,7 +94,6 @@ class Store:
         self.of(part)[key] = value
         if self._file:
             with contextlib.suppress(ValueError):
-                json.dumps(value, allow_nan=False)
                 append_record(self._file, [part, key, value])
 
 
@@ -148,8 +146,10 @@ def collect(
     resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
     """
     workers = workers or Workers()
+    tasks = {id(task): task for job in jobs for task in job.tasks}
+    requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
     request = {
-        "jobs": [{**job.subject.request(), "tasks": [task.request() for task in job.tasks]} for job in jobs],
+        "jobs": [{**job.subject.request(), "tasks": [requests[id(task)] for task in job.tasks]} for job in jobs],
         **readers.request(),
     }
     state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()

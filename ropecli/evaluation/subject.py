@@ -78,7 +78,7 @@ class Subject:
         return any(varies_with_length(rope) for rope in self.plan.ropes.values())
 
     def request(self) -> dict[str, Any]:
-        """What the numbers depend on."""
+        """The settings on which the numbers depend."""
         return {"checkpoint": self.checkpoint.digest(), "scaling": self._fingerprint()}
 
     def _fingerprint(self) -> str | None:
@@ -214,7 +214,7 @@ class LiveReaders:
         self._loaded: tuple[Checkpoint, PreTrainedModel] | None = None
 
     def request(self) -> dict[str, Any]:
-        """What the numbers depend on."""
+        """The settings on which the numbers depend."""
         return loading_request(self.loading)
 
     @property

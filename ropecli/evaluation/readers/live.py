@@ -136,7 +136,7 @@ class LiveReader:
             warn(f"Reading in one pass instead of chunks of {self.chunk} tokens: {reason}.")
 
     def about(self) -> dict[str, Any]:
-        """What a report says of the reader."""
+        """The fields of a report that the reader knows."""
         return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": device_names(self.model),
@@ -196,15 +196,15 @@ class LiveReader:
         for group in batches(range(len(prompts)), lambda index: len(prompts[index]), self.batch_size):
             ids = np.stack([prompts[index] for index in group])
             refuse_unknown_ids(int(ids.max()), self.model)
-            unfinished = set(group)
+            unfinished, ends = set(group), self.end_tokens
             with within_memory(*ids.shape), torch.inference_mode():
                 for chosen in islice(self._greedy(ids), limit):
                     for index, token in zip(group, chosen.tolist(), strict=True):
                         if index not in unfinished:
                             continue
-                        if token not in self.end_tokens:
+                        if token not in ends:
                             answers[index].append(token)
-                        if token in self.end_tokens or done(index, answers[index]):
+                        if token in ends or done(index, answers[index]):
                             unfinished.remove(index)
                     if not unfinished:
                         break

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import tee, zip_longest
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ class Perplexity(Task):
             "targets": self.protocol.targets,
             "lengths": self.lengths,
             "documents": len(self.documents.kept),
-            "data": self.documents.fingerprint(),
+            "data": self._digest,
         }
 
     def longest(self) -> tuple[np.ndarray, int, int]:
@@ -150,8 +151,13 @@ class Perplexity(Task):
             cells.append(_cell(self.name, length, tallies, names))
         return cells
 
-    def fingerprint(self, values: Values) -> str:
+    @cached_property
+    def _digest(self) -> str:
+        """Of all tokens. Every scaling of a comparison asks for it."""
         return self.documents.fingerprint()
+
+    def fingerprint(self, values: Values) -> str:
+        return self._digest
 
     def details(self) -> dict[str, Any]:
         names = [document.name for document in self.documents.kept]
