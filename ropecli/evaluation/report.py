@@ -5,6 +5,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -107,6 +108,7 @@ class Change:
     high: float | None
 
 
+@lru_cache(maxsize=4096)  # table, plot and page ask for the same changes
 def loss_change(cell: Cell, base: Cell) -> Change:
     """The relative change of perplexity from `base` to `cell`. Raises RopecliError if their tokens differ."""
     if cell.weights != base.weights:

@@ -1,4 +1,4 @@
-"""Draws evaluations: perplexity by length and by tokens of context, and many methods side by side.
+"""Draws evaluations: perplexity by length, and many methods side by side.
 
 Each set of data has a part of the figure to itself.
 """
