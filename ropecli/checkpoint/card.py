@@ -184,7 +184,7 @@ def rope_table(state: CheckpointState) -> str:
     rows = [
         ["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)],
         ["pretraining length", *(f"{rope.geometry.original_max_position_embeddings:,} tokens" for rope in ropes)],
-        ["method", *(label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params) for rope in ropes)],
+        ["method", *(rope.spec.label for rope in ropes)],
         ["rope_theta", *(f"{rope.rope_theta:,.10g}" for rope in ropes)],
         ["attention factor", *(f"{rope.attention_factor:.6g}" for rope in ropes)],
         ["rotated dimensions", *(f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}" for rope in ropes)],

@@ -19,7 +19,7 @@ from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.spec import ScaledRope, ScalingSpec, label_of, make_spec
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
 _LONGEST_BASE = 32768
 """The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
@@ -172,7 +172,7 @@ def make_study(
             rope, length = plan.ropes[plan.scaled[0]], plan.target_length
             warnings += plan.scaling_warnings
         if rope.spec.method.name != "none":
-            name = label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params)
+            name = rope.spec.label
             ropes[f"{name}, as it is" if spec is None else name] = rope
         pairs = rope.geometry.rotary_dim // 2
         if pairs > _MOST_PAIRS:

@@ -27,7 +27,7 @@ from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor, label_of
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def make_plan(
 def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, ...]:
     """A warning if `ropecli tune` changed the weights for another scaling."""
     record = read_record(checkpoint.folder)
-    if not tuned_weights(record) or tuned_for(record) == label_of(spec.method.name, spec.factor, spec.params):
+    if not tuned_weights(record) or tuned_for(record) == spec.label:
         return ()
     return (
         f"the weights of {checkpoint.name} were tuned for {tuned_for(record)} by `ropecli tune` and do not suit "

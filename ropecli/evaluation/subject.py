@@ -22,7 +22,7 @@ from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, settle, vocabul
 from ropecli.live.rotary import unpatched_after
 from ropecli.messages import progress_bar, warn
 from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope, ScalingSpec, label_of
+from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,8 +53,7 @@ class Subject:
 
     @property
     def label(self) -> str:
-        name = self.spec.method.name
-        return name if name == "none" else label_of(name, self.spec.factor, self.spec.params)
+        return "none" if self.spec.method.name == "none" else self.spec.label
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -42,6 +42,10 @@ class ScalingSpec:
         self.method.check(self.params)
         return self
 
+    @property
+    def label(self) -> str:
+        return label_of(self.method.name, self.factor, self.params)
+
 
 def make_spec(method: str, factor: float = 1.0, params: Mapping[str, Any] = MappingProxyType({})) -> ScalingSpec:
     """Look up the method and check factor and parameters. Raises MethodError."""

@@ -32,7 +32,7 @@ from ropecli.errors import DataError, MethodError, OutputError, PatchError, Reci
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.scaling.none import LENGTH_ONLY
-from ropecli.scaling.spec import label_of, make_spec
+from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
 from ropecli.training.recipe import Patch, Recipe
@@ -174,7 +174,7 @@ def _heading(stage: Stage, count: int) -> str:
     if stage.plan is None:
         return f"{number}no patch"
     spec = stage.plan.spec
-    return f"{number}{label_of(spec.method.name, spec.factor, spec.params)} to {stage.plan.target_length:,} tokens"
+    return f"{number}{spec.label} to {stage.plan.target_length:,} tokens"
 
 
 def run_stages(

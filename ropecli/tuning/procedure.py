@@ -30,7 +30,7 @@ from ropecli.evaluation.retrieval.templates import STYLES, default_style
 from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
-from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
+from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, mark_keys, read_calibration
 from ropecli.tuning.folding import (
     Folded,
@@ -165,7 +165,6 @@ def run_task(
     learned: dict[str, Any] = {"learned": gains.count, **gains.record()} if gains and folded else {"learned": 0}
     folded = folded or Folded(logits_of(model, run.probe))
     rope, baseline = plan.ropes[plan.scaled[0]], task.baseline.spec
-    label = label_of(baseline.method.name, baseline.factor, baseline.params)
     report = TuneReport(
         checkpoint=task.checkpoint.name,
         digest=task.checkpoint.digest(),
@@ -184,7 +183,7 @@ def run_task(
         attention_factor=float(rope.attention_factor),
         inv_freq=rope.inv_freq.tolist(),
         pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-        plain_name=f"{label}, {'first grid point' if baseline.params else 'nothing tuned'}",
+        plain_name=f"{baseline.label}, {'first grid point' if baseline.params else 'nothing tuned'}",
         base=base,
         plain=plain,
         begun=start,
