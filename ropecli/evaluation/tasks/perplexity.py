@@ -153,7 +153,7 @@ class Perplexity(Task):
 
     @cached_property
     def _digest(self) -> str:
-        """Of all tokens. Every scaling of a comparison asks for it."""
+        """sha256 of all tokens; every scaling of a comparison needs it."""
         return self.documents.fingerprint()
 
     def fingerprint(self, values: Values) -> str:
