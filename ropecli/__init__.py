@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import make_plan as make_plan
     from ropecli.checkpoint.state import CheckpointState as CheckpointState
     from ropecli.checkpoint.state import read_state as read_state
+    from ropecli.commands.check_served import check_served as check_served
     from ropecli.commands.compare import compare as compare
     from ropecli.commands.eval_ppl import eval_ppl as eval_ppl
     from ropecli.commands.export import export as export
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ropecli.commands": (
-        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot push recipe report "
-        "ruler theory tune"
+        "check_served compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot push "
+        "recipe report ruler theory tune"
     ),
     # what they take and return
     "ropecli.checkpoint.state": "CheckpointState read_state",

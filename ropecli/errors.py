@@ -8,6 +8,7 @@ RopecliError
 ├── DataError         unusable data source
 ├── NotFiniteError    loss or gradient is not finite
 ├── DivergedError     training loss rose far above its best value
+├── EndpointError     a server gives no usable answer
 ├── OutputError       output exists already, or cannot be written
 └── RecipeError       invalid recipe, or a request that differs from the interrupted one; lists all faults
 """
@@ -41,6 +42,9 @@ class NotFiniteError(RopecliError): ...
 
 
 class DivergedError(RopecliError): ...
+
+
+class EndpointError(RopecliError): ...
 
 
 class OutputError(RopecliError): ...

@@ -44,6 +44,7 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
         (commands.passkey, render.show_measured),
         (commands.needle, render.show_measured),
         (commands.ruler, render.show_measured),
+        (commands.check_served, render.show_served),
     ],
     "Train": [
         (commands.recipe, render.show_recipes),
@@ -74,7 +75,10 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. Exit status: 2, the user can fix it; 129, 130, 143, interrupted; 1, a bug."""
+    """Run the command line. Exit status: 2, the user can fix it; 129, 130, 143, interrupted; 1, a bug.
+
+    check-served adds 3 and 4.
+    """
     # Spinning OpenMP threads slow down other jobs on the machine several times. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

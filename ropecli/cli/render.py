@@ -9,6 +9,7 @@ from ropecli.errors import quoted
 from ropecli.table import Table
 
 if TYPE_CHECKING:
+    from ropecli.commands.check_served import ServedCheck
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.merge import MergeResult
     from ropecli.commands.patch import PatchResult, RevertResult
@@ -70,6 +71,33 @@ def show_comparison(comparison: "Reports") -> None:
     show_tables(comparison_tables(comparison.reports, verbose=out.verbose))
     if comparison.plot:
         tell(f"plot: {comparison.plot}")
+
+
+def show_served(check: "ServedCheck") -> None:
+    """The table of readings, the verdict, and what to do about it."""
+    place = f"{check.model} at {check.url}, compared by the log-probabilities of "
+    place += "the prompt" if check.answers.prompt else "the next token after several prompts"
+    heads = ["reading", "within", "beyond", "share (95% interval)"]
+    rows = [
+        [
+            comparison.label,
+            *("" if value is None else f"{value:.2g}" for value in (comparison.within, comparison.beyond)),
+            f"{comparison.share:.2f} ({comparison.low:.2f} to {comparison.high:.2f})" if comparison.share else "",
+        ]
+        for comparison in check.verdict.comparisons
+    ]
+    notes = [
+        "within, beyond the pretraining length: mean difference of the server to transformers, nats",
+        "share: 0 where the server computes as the checkpoint, 1 where it computes as this reading",
+    ]
+    show_tables([Table(place, heads, rows, notes)])
+    tell(f"{check.verdict.verdict}: {check.verdict.reason}")
+    known, compared = check.max_length, check.answers.accepted
+    tell(f"Accepts {known} tokens; compared up to {compared}." if known else f"Accepts at least {compared} tokens.")
+    if check.fix:
+        tell(f"To serve the checkpoint's scaling: {check.fix}")
+    for note in check.notes:
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def show_theory(theory: "Theory") -> None:

@@ -81,6 +81,8 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
             print_json(result.as_json())
         else:
             render(result)
+        if status := getattr(result, "exit_status", 0):
+            raise typer.Exit(status)
 
     parameters = [parameter for parameter, _ in converted.values()]
     parameters += [

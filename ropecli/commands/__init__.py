@@ -4,6 +4,7 @@ They import model libraries when they run. Names, types, defaults and help of th
 signatures.
 """
 
+from ropecli.commands.check_served import check_served
 from ropecli.commands.compare import compare
 from ropecli.commands.eval_ppl import eval_ppl
 from ropecli.commands.export import export
@@ -24,6 +25,7 @@ from ropecli.commands.theory import theory
 from ropecli.commands.tune import tune
 
 __all__ = [
+    "check_served",
     "compare",
     "eval_ppl",
     "export",

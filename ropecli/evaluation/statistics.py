@@ -35,6 +35,17 @@ class Bucket:
 def bootstrap_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
     """95% bootstrap interval of exp(Σ sums / Σ weights) over samples; None for fewer than two with weight.
 
+    sums, weights: shape (samples,).
+    """
+    low, high = ratio_interval(sums, weights)
+    if low is None or high is None:
+        return None, None
+    return math.exp(min(low, LARGEST_NLL)), math.exp(min(high, LARGEST_NLL))
+
+
+def ratio_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
+    """95% bootstrap interval of Σ sums / Σ weights over samples; None for fewer than two with weight.
+
     sums, weights: shape (samples,). Percentiles from few samples are too narrow. They are widened by the ratio of
     Student's t to the normal distribution, the idea of the expanded percentile interval (Hesterberg 2015,
     arXiv:1411.5279).
@@ -46,7 +57,7 @@ def bootstrap_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, fl
     centre = sums.sum() / weights.sum()
     ends = np.quantile(_resampled_means(sums, weights), (0.025, 0.975)) - centre
     wider = math.sqrt(samples / (samples - 1)) * _student_t(samples - 1) / _NORMAL
-    low, high = np.exp(np.minimum(centre + wider * ends, LARGEST_NLL))
+    low, high = centre + wider * ends
     return float(low), float(high)
 
 

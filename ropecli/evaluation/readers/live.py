@@ -162,7 +162,6 @@ class LiveReader:
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
         """-ln p of each window's targets, shape (targets,), nats, float64. Windows of one shape share a pass."""
         for group in batches(windows, lambda window: (len(window.ids), window.read), self.batch_size):
-            reset_tables(self._dynamic_tables)
             ids = torch.from_numpy(np.stack([window.ids for window in group])).to(self.device)
             targets = max(window.targets for window in group)
             with within_memory(*ids.shape):
@@ -227,15 +226,16 @@ class LiveReader:
         first = 1 if targets is None else tokens - targets
         chunk = self.chunk if chunk is None and self.continues else chunk
         parts = []
-        for start, outputs in self._decode(ids if reads_last else ids[:, :-1], chunk):
+        for start, outputs in self.decode(ids if reads_last else ids[:, :-1], chunk):
             hidden = outputs.last_hidden_state
             low, high = max(first - 1 - start, 0), min(tokens - 1 - start, hidden.shape[1])
             if low < high:
-                parts.append(self._score(outputs, hidden[:, low:high], ids[:, start + low + 1 : start + high + 1]))
+                parts.append(self.score(outputs, hidden[:, low:high], ids[:, start + low + 1 : start + high + 1]))
         return torch.cat(parts, dim=1)
 
-    def _decode(self, ids: torch.Tensor, chunk: int | None) -> Iterator[tuple[int, Any]]:
-        """Yield (position of the first token, decoder output) of each chunk."""
+    def decode(self, ids: torch.Tensor, chunk: int | None) -> Iterator[tuple[int, Any]]:
+        """Yield (position of the first token, decoder output) of each chunk. ids: shape (batch, tokens)."""
+        reset_tables(self._dynamic_tables)
         if chunk is None or ids.shape[1] <= chunk:
             yield 0, self.split.decode(ids)
             return
@@ -245,7 +245,8 @@ class LiveReader:
             cache = outputs.past_key_values
             yield start, outputs
 
-    def _score(self, outputs: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def score(self, outputs: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """-ln p of each target. hidden: shape (batch, targets, width). targets, result: shape (batch, targets)."""
         most = _LOGITS_AT_ONCE_OFFLOADED if self.split.head.weight.is_meta else _LOGITS_AT_ONCE
         step = max(1, most // (self.split.vocabulary * len(targets)))
         parts = []
@@ -307,7 +308,6 @@ class LiveReader:
         prompt = self._tensor(ids)
         parts = []
         for some in rows.split(max(1, _TOKENS_AT_ONCE // (len(ids) + rows.shape[1]))):
-            reset_tables(self._dynamic_tables)
             sequences = torch.cat([prompt.expand(len(some), -1), some], dim=1)
             parts.append(-self.nll(sequences, targets=rows.shape[1]).sum(dim=1))
         return torch.cat(parts)

@@ -1,0 +1,147 @@
+"""`ropecli check-served`: says whether a running server applies the checkpoint's scaling."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_doc import Doc
+from annotated_types import Gt
+from typing_extensions import Unpack
+
+from ropecli.commands import options
+from ropecli.commands.options import DATA, OUTPUT, TOKENS, Flag, Length, Panel
+from ropecli.commands.signature import command
+from ropecli.errors import MethodError, RopecliError, quoted
+
+if TYPE_CHECKING:
+    from ropecli.evaluation.served import Answers, Verdict
+
+SERVER = Panel("Server")
+_STATUS = {"served": 0, "not served": 3, "unclear": 4}
+_ENGINES = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
+"""What a server calls itself, and the name of its engine in `ropecli export`."""
+
+
+@dataclass(frozen=True)
+class ServedCheck:
+    """Result of `ropecli check-served`.
+
+    verdict: which scaling the server computes. answers: the server's side. max_length: tokens that it accepts, None if
+    it does not say. fix: the command that serves the checkpoint's scaling, empty if it is served. notes: remarks of
+    `ropecli export` on it.
+    """
+
+    url: str
+    model: str
+    engine: str | None
+    checkpoint: str
+    verdict: "Verdict"
+    answers: "Answers"
+    max_length: int | None
+    fix: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_status(self) -> int:
+        """0: the checkpoint's scaling is served. 3: it is not. 4: it cannot be told."""
+        return _STATUS[self.verdict.verdict]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict.verdict,
+            "reason": self.verdict.reason,
+            "nearest": self.verdict.nearest,
+            "checkpoint": self.checkpoint,
+            "url": self.url,
+            "model": self.model,
+            "engine": self.engine,
+            "max_length": self.max_length,
+            "compared": "prompt" if self.answers.prompt else "next token",
+            "lengths": sorted(self.answers.losses or self.answers.next_tokens),
+            "readings": [asdict(comparison) for comparison in self.verdict.comparisons],
+            "fix": self.fix or None,
+            "notes": list(self.notes),
+        }
+
+
+@command
+def check_served(
+    url: Annotated[str, Doc("Address of a server with OpenAI's completions API, such as http://localhost:8000.")],
+    *,
+    checkpoint: Annotated[
+        str, Flag("--checkpoint", "-c"), Doc("The checkpoint that it should serve: a folder or a Hub id.")
+    ],
+    length: Annotated[
+        Length | None,
+        TOKENS,
+        Doc("Longest prompt. Default: twice the pretraining length, if the checkpoint and the server read that much."),
+        DATA,
+    ] = None,
+    data: Annotated[
+        str, Flag("--data", "-d"), Doc("Text of the prompts: 'demo', a file, a folder or a Hub dataset."), DATA
+    ] = "demo",
+    served_name: Annotated[str | None, Doc("The model's name at the server. Default: the only one."), SERVER] = None,
+    api_key_env: Annotated[
+        str | None, Flag("--api-key-env", metavar="NAME"), Doc("Environment variable that holds the API key."), SERVER
+    ] = None,
+    timeout: Annotated[float, Gt(0), Doc("Seconds to wait for one answer."), SERVER] = 600.0,
+    reference: Annotated[
+        str | Path | None,
+        Flag("--reference", metavar="FILE"),
+        Doc("Save the checkpoint's side in this file, or read it from there: the model is then not loaded."),
+        OUTPUT,
+    ] = None,
+    revision: options.Revision = None,
+    **shared: Unpack[options.LoadingOptions],
+) -> ServedCheck:
+    """Check whether a running server applies the scaling of a checkpoint.
+
+    Sends the same tokens to the server and to transformers, and compares log-probabilities within and beyond the
+    pretraining length: with the checkpoint as it is, unpatched, and with half and double its factor.
+
+    Exit status: 0 the server applies the checkpoint's scaling, 3 it does not, 4 it cannot be told.
+    """
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.engines.checkpoint_positions import read_positions
+    from ropecli.engines.engine_export import export_checkpoint
+    from ropecli.evaluation.endpoint import Endpoint
+
+    file, loading = options.optional_path(reference), options.loading_of(shared)
+    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
+    positions = read_positions(opened)  # refuses what no engine computes
+    endpoint = Endpoint(url, served_name=served_name, key_variable=api_key_env, timeout=timeout)
+
+    from ropecli.evaluation import served  # torch is loaded only once the server answers
+    from ropecli.evaluation.subject import LiveReaders
+    from ropecli.evaluation.texts import TextChoice
+    from ropecli.live.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(opened)
+    if file and file.exists():
+        known = served.load_reference(file, opened)
+        if length not in (None, len(known.ids)):
+            raise MethodError(f"{file} was made with --length {len(known.ids)}; delete it, or leave out --length.")
+    else:
+        subjects = served.alternatives(opened)
+        most = endpoint.model.max_length
+        longest = length or min(positions.length, 2 * positions.original_length, most - 1 if most else positions.length)
+        ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)
+        served.gives_prompt_losses(endpoint, ids)
+        known = served.make_reference(opened, subjects, LiveReaders(loading), tokenizer, ids)
+        if file:
+            served.save_reference(known, file)
+    answers = served.ask(endpoint, known, tokenizer)
+    verdict = served.judge(answers, known)
+    engine, fix = _ENGINES.get(endpoint.model.owner), ""
+    notes: tuple[str, ...] = ()
+    if verdict.verdict == served.NOT_SERVED:
+        fix = quoted("ropecli", "export", checkpoint, "--engine", engine or "ENGINE")
+        if engine:
+            try:
+                exported = export_checkpoint(opened, engine)
+                fix, notes = exported.command, (*exported.cannot, *exported.notes)
+            except RopecliError as error:
+                notes = (str(error),)
+    return ServedCheck(
+        endpoint.url, endpoint.model.name, engine, opened.name, verdict, answers, endpoint.model.max_length, fix, notes
+    )

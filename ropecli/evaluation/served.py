@@ -1,0 +1,376 @@
+"""Tells which scaling a server applies, by its log-probabilities of the same tokens.
+
+The checkpoint is read by transformers as it is, unpatched, and with half and double its factor. Quantization and
+rounding shift a server's log-probabilities, so no tolerance decides. What decides is where the server lies between the
+readings: its share toward another reading is Σ (server − checkpoint)(other − checkpoint) / Σ (other − checkpoint)²,
+0 where it computes as the checkpoint and 1 where it computes as the other, with a bootstrap interval.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from ropecli.atomic import new_file
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
+from ropecli.data.documents import special_tokens, tokenize
+from ropecli.errors import DataError, EndpointError, MethodError, PatchError, first_fault
+from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.statistics import ratio_interval
+from ropecli.evaluation.subject import LiveReaders, Subject
+from ropecli.messages import progress_bar, warn
+from ropecli.scaling.spec import make_spec
+
+CHECKPOINT, UNPATCHED, HALF, DOUBLE = "checkpoint", "unpatched", "half", "double"
+SERVED, NOT_SERVED, UNCLEAR = "served", "not served", "unclear"
+_PREFIXES = 32
+_PROBED = 16
+_SERVER_TOP, _REFERENCE_TOP = 5, 64
+"""Most probable next tokens: asked of the server, and kept of the checkpoint."""
+_BLOCK = 32
+"""Neighbouring tokens that the bootstrap keeps together."""
+_MARGIN = 0.2
+"""Share toward another reading below which the server computes as the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one scaling gives for the tokens.
+
+    role: checkpoint, unpatched, half or double. losses: by length of the prompt, -ln p of each of its tokens but the
+    first, nats. next_tokens: by length, ln p of the most probable next tokens, by id.
+    """
+
+    role: str
+    label: str
+    losses: dict[int, list[float]]
+    next_tokens: dict[int, dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The checkpoint's side. checkpoint: its digest. ids: the tokens. pretraining_length: tokens."""
+
+    checkpoint: str
+    ids: list[int]
+    pretraining_length: int
+    readings: list[Reading]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the prompts after which the next token is compared, tokens, ascending."""
+        return sorted(self.readings[0].next_tokens)
+
+    @property
+    def whole(self) -> list[int]:
+        """Lengths of the prompts whose own tokens are compared: within the pretraining length, and beyond."""
+        return sorted(self.readings[0].losses)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The server against one reading.
+
+    difference: mean |Δ ln p|, nats. within, beyond: up to the pretraining length, and beyond; None where nothing was
+    compared. share: how far the server lies from the checkpoint toward this reading; low, high: its 95%
+    interval.
+    """
+
+    role: str
+    label: str
+    difference: float
+    within: float | None
+    beyond: float | None
+    share: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """verdict: served, not served or unclear. nearest: the label of the nearest reading. reason: a sentence."""
+
+    verdict: str
+    nearest: str
+    reason: str
+    comparisons: list[Comparison]
+
+
+def alternatives(checkpoint: Checkpoint) -> dict[str, Subject]:
+    """The checkpoint as it is, unpatched, and with half and double its factor, by role, without doubles.
+
+    Raises MethodError for a checkpoint without a scaling, CheckpointError, PatchError.
+    """
+    state = read_state(checkpoint)
+    spec, patched = state.main.spec, state.note is not None
+    subjects, tables = {CHECKPOINT: Subject(checkpoint)}, [_tables(state.ropes)]
+    wanted = {UNPATCHED: make_spec("none" if patched else "unscaled")}
+    if spec.method.uses_factor:
+        wanted |= {HALF: replace(spec, factor=spec.factor / 2), DOUBLE: replace(spec, factor=2 * spec.factor)}
+    for role, scaling in wanted.items():
+        if scaling.factor < 1:
+            continue
+        try:
+            plan = make_plan(checkpoint, scaling)
+        except (MethodError, PatchError):  # ×1 has no effect: unpatched stands for it
+            continue
+        if _tables(plan.ropes) not in tables:
+            tables.append(_tables(plan.ropes))
+            subjects[role] = Subject(checkpoint, plan)
+    if len(subjects) == 1 or spec.method.name == "none":
+        raise MethodError(f"{checkpoint.name} has no scaling, so there is nothing to check. Give a patched checkpoint.")
+    return subjects
+
+
+def _tables(ropes: Mapping[Any, Any]) -> list[tuple[str, float]]:
+    return [(np.float32(rope.inv_freq).tobytes().hex(), rope.attention_factor) for rope in ropes.values()]
+
+
+def read_tokens(texts: Iterable[tuple[str, str]], tokenizer: Any, count: int) -> list[int]:
+    """The first `count` tokens of the texts, joined. Raises DataError if there are fewer."""
+    special = special_tokens(tokenizer)
+    ids = list(special.prefix)
+    for document in tokenize(texts, tokenizer):
+        ids += special.bare(document.ids).tolist()
+        if len(ids) >= count:
+            return ids[:count]
+    raise DataError(
+        f"The text has {len(ids)} tokens; expected {count}. Choose longer texts with --data, or a smaller --length."
+    )
+
+
+def make_reference(
+    checkpoint: Checkpoint, subjects: Mapping[str, Subject], readers: LiveReaders, tokenizer: Any, ids: list[int]
+) -> Reference:
+    """Read the tokens with every scaling. Raises CheckpointError, PatchError."""
+    pretraining, longest = subjects[CHECKPOINT].pretraining_length, len(ids)
+    lengths = sorted({max(1, longest * (index + 1) // _PREFIXES) for index in range(_PREFIXES)})
+    within = [length for length in lengths if length <= pretraining][-1:]
+    whole = sorted({*within, longest})
+    tokens, readings = np.array(ids, dtype=np.int64), []
+    with progress_bar("reading with transformers", len(subjects)) as step:
+        for role, subject in subjects.items():
+            with readers.open(subject, tokenizer) as reader:
+                reader.prepare(tokens, longest)
+                label = subject.spec.label if role != UNPATCHED else "unpatched"
+                readings.append(_read(reader, tokens, lengths, whole, role, label))
+            step()
+    return Reference(checkpoint.digest(), ids, pretraining, readings)
+
+
+def _read(reader: LiveReader, ids: np.ndarray, lengths: list[int], whole: list[int], role: str, label: str) -> Reading:
+    """One pass serves all lengths, unless the frequencies follow the length."""
+    losses: dict[int, list[float]] = {}
+    following: dict[int, dict[int, float]] = {}
+    for longest in lengths if reader.follows_length else lengths[-1:]:
+        ends = [length for length in lengths if length <= longest] if not reader.follows_length else [longest]
+        values, tops = _pass(reader, ids[:longest], ends)
+        following |= tops
+        losses |= {length: values[: length - 1] for length in whole if length in ends}
+    return Reading(role, label, losses, following)
+
+
+def _pass(reader: LiveReader, ids: np.ndarray, ends: list[int]) -> tuple[list[float], dict[int, dict[int, float]]]:
+    """The losses of all tokens but the first, and by prefix length the most probable next tokens."""
+    losses: list[float] = []
+    tops: dict[int, dict[int, float]] = {}
+    with torch.inference_mode():
+        tokens = torch.from_numpy(ids)[None].to(reader.device)
+        for start, outputs in reader.decode(tokens, reader.chunk if reader.continues else None):
+            hidden = outputs.last_hidden_state
+            stop = start + hidden.shape[1]
+            targets = tokens[:, start + 1 : stop + 1]
+            losses += reader.score(outputs, hidden[:, : targets.shape[1]], targets)[0].double().cpu().tolist()
+            for end in ends:
+                if start < end <= stop:
+                    logits = reader.split.logits(outputs, hidden[:, end - 1 - start : end - start])[0, 0].double()
+                    best = logits.log_softmax(-1).topk(min(_REFERENCE_TOP, len(logits)))
+                    tops[end] = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return losses, tops
+
+
+def save_reference(reference: Reference, path: Path) -> None:
+    """Raises OutputError."""
+    with new_file(path) as partial:
+        partial.write_text(json.dumps(asdict(reference)), encoding="utf-8")
+
+
+def load_reference(path: Path, checkpoint: Checkpoint) -> Reference:
+    """Raises DataError for a file that does not belong to the checkpoint or cannot be read."""
+    remedy = "Delete it, or choose another --reference."
+    try:
+        reference = TypeAdapter(Reference).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        fault = first_fault(error) if isinstance(error, ValidationError) else error
+        raise DataError(f"{path} cannot be read as a reference ({fault}). {remedy}") from error
+    if reference.checkpoint != checkpoint.digest():
+        raise DataError(f"{path} was made for another checkpoint than {checkpoint.name}. {remedy}")
+    return reference
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The server's side.
+
+    prompt: whether it gives log-probabilities of the prompt's tokens; else those of the next token. losses,
+    next_tokens: see Reading. accepted: the longest prompt, tokens, 0 if none.
+    """
+
+    prompt: bool
+    losses: dict[int, list[float]]
+    next_tokens: dict[int, dict[int, float]]
+
+    @property
+    def accepted(self) -> int:
+        return max([0, *self.losses, *self.next_tokens])
+
+
+def gives_prompt_losses(endpoint: Endpoint, ids: Sequence[int]) -> bool:
+    """Ask once, and count: some servers ignore `echo`."""
+    choice = endpoint.complete(ids[:_PROBED], max_tokens=1, logprobs=1, echo=True)
+    values = (choice.get("logprobs") or {}).get("token_logprobs")
+    return isinstance(values, list) and len(values) >= min(_PROBED, len(ids))
+
+
+def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any) -> Answers:
+    """Ask the server for the lengths of the reference that it accepts. Raises EndpointError."""
+    answers = Answers(gives_prompt_losses(endpoint, reference.ids), {}, {})
+    lengths = reference.whole if answers.prompt else reference.lengths
+    most = endpoint.model.max_length
+    if most is not None and (lengths := [length for length in lengths if length < most]) == []:
+        raise EndpointError(f"{endpoint.url} accepts {most} tokens; the shortest prompt has {reference.lengths[0]}.")
+    with progress_bar("asking the server", len(lengths)) as step:
+        for length in lengths:
+            ids = reference.ids[:length]
+            try:
+                if answers.prompt:
+                    answers.losses[length] = _prompt_losses(endpoint, ids)
+                else:
+                    answers.next_tokens[length] = _next_tokens(endpoint, ids, reference, tokenizer)
+            except PromptRefusedError as error:
+                if not answers.accepted:
+                    raise
+                warn(f"Comparing up to {answers.accepted} tokens: {error}")
+                break
+            step()
+    return answers
+
+
+def _prompt_losses(endpoint: Endpoint, ids: Sequence[int]) -> list[float]:
+    choice = endpoint.complete(ids, max_tokens=1, logprobs=1, echo=True)
+    values = (choice.get("logprobs") or {}).get("token_logprobs") or []
+    if len(values) < len(ids) or not all(isinstance(value, int | float) for value in values[1 : len(ids)]):
+        raise EndpointError(f"{endpoint.url} gave {len(values)} log-probabilities for {len(ids)} tokens.")
+    return [-float(value) for value in values[1 : len(ids)]]
+
+
+def _next_tokens(endpoint: Endpoint, ids: Sequence[int], reference: Reference, tokenizer: Any) -> dict[int, float]:
+    """ln p of the server's most probable next tokens, by id; tokens named by their text only are looked up."""
+    logprobs = endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP).get("logprobs") or {}
+    if entries := logprobs.get("content"):  # llama-server
+        return {int(entry["id"]): float(entry["logprob"]) for entry in entries[0]["top_logprobs"] if "id" in entry}
+    by_text = (logprobs.get("top_logprobs") or [{}])[-1] or {}
+    ids_of = {tokenizer.decode([token]): token for token in reference.readings[0].next_tokens[len(ids)]}
+    known = {ids_of[text]: float(value) for text, value in by_text.items() if text in ids_of}
+    if not known:
+        raise EndpointError(
+            f"{endpoint.url} gives no log-probabilities of the next token. Start the server with log-probabilities."
+        )
+    return known
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Neighbouring log-probabilities. beyond: whether beyond the pretraining length. readings: by role."""
+
+    beyond: bool
+    server: np.ndarray
+    readings: dict[str, np.ndarray]
+
+
+def _blocks(answers: Answers, reference: Reference) -> Iterator[_Block]:
+    if not answers.prompt:
+        for length, tokens in sorted(answers.next_tokens.items()):
+            kept_by = {reading.role: reading.next_tokens[length] for reading in reference.readings}
+            # a token that a reading did not keep is at most as probable as the least one that it kept
+            values = {
+                role: np.array([kept.get(token, min(kept.values())) for token in tokens])
+                for role, kept in kept_by.items()
+            }
+            yield _Block(length > reference.pretraining_length, np.array(list(tokens.values())), values)
+        return
+    first = 1
+    for length, losses in sorted(answers.losses.items()):
+        for start in range(first, length, _BLOCK):
+            part = slice(start - 1, min(start - 1 + _BLOCK, length - 1))
+            read = {reading.role: -np.array(reading.losses[length][part]) for reading in reference.readings}
+            yield _Block(start >= reference.pretraining_length, -np.array(losses[part]), read)
+        first = length
+
+
+def judge(answers: Answers, reference: Reference) -> Verdict:
+    """Say which reading the server computes. Raises EndpointError if it accepted too few tokens."""
+    blocks = list(_blocks(answers, reference))
+    comparisons = [_compare(reading.role, reading.label, blocks) for reading in reference.readings]
+    checkpoint, *others = comparisons
+    nearest = min(comparisons, key=lambda comparison: comparison.difference)
+    apart = max(
+        _mean_difference(block.readings[other.role] - block.readings[CHECKPOINT] for block in blocks)
+        for other in others
+    )
+    unsure = [other.label for other in others if not -_MARGIN < other.low <= other.high < _MARGIN]
+    verdict, reason = SERVED, f"The server computes as {checkpoint.label}."
+    if nearest.difference > apart:
+        verdict, reason = (
+            UNCLEAR,
+            (
+                f"The server differs from every reading by {nearest.difference:.2g} nats or more, and these by at most "
+                f"{apart:.2g} from one another: it has other weights, or reads other tokens."
+            ),
+        )
+    elif any(other.low > _MARGIN or other.high < -_MARGIN for other in others):
+        verdict, reason = NOT_SERVED, f"The server does not compute as {checkpoint.label}."
+        if nearest.role != CHECKPOINT:
+            reason = f"The server computes as {nearest.label}, not as {checkpoint.label}."
+            if not 1 - _MARGIN < nearest.low <= nearest.high < 1 + _MARGIN:
+                reason = f"The server does not compute as {checkpoint.label}; the nearest reading is {nearest.label}."
+    elif unsure:
+        verdict, reason = (
+            UNCLEAR,
+            (
+                f"The server rounds so much that {checkpoint.label} cannot be told from {', '.join(unsure)}. Nearest: "
+                f"{nearest.label}. Use a larger --length."
+            ),
+        )
+    return Verdict(verdict, nearest.label, reason, comparisons)
+
+
+def _compare(role: str, label: str, blocks: Sequence[_Block]) -> Comparison:
+    differences = {
+        place: [block.server - block.readings[role] for block in blocks if block.beyond is place]
+        for place in (False, True)
+    }
+    within, beyond = (_mean_difference(parts) if parts else None for parts in differences.values())
+    difference = _mean_difference([*differences[False], *differences[True]])
+    if role == CHECKPOINT:
+        return Comparison(role, label, difference, within, beyond)
+    toward = [block.readings[role] - block.readings[CHECKPOINT] for block in blocks]
+    away = [block.server - block.readings[CHECKPOINT] for block in blocks]
+    sums = np.array([(x * y).sum() for x, y in zip(away, toward, strict=True)])
+    weights = np.array([(y * y).sum() for y in toward])
+    low, high = ratio_interval(sums, weights)
+    if low is None or high is None:
+        raise EndpointError("The server accepted too few tokens to compare.")
+    return Comparison(role, label, difference, within, beyond, float(sums.sum() / weights.sum()), low, high)
+
+
+def _mean_difference(values: Iterable[np.ndarray]) -> float:
+    return float(np.abs(np.concatenate(list(values))).mean())

@@ -1,0 +1,164 @@
+"""`ropecli check-served`, against a small server that computes with transformers, and against servers that fail."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from completions_server import CompletionsServer
+
+KEY = "sk-never-printed"
+
+
+@pytest.fixture(scope="module")
+def logits_of(llama):
+    """logits_of("yarn", 3.1, noise=0.02) -> the logits of the tiny Llama with this scaling, as a server computes them.
+
+    noise: relative error of every weight, as quantization makes it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from ropecli import live_patch, make_plan, make_spec, open_checkpoint
+
+    def make(method: str = "none", factor: float = 1.0, noise: float = 0.0):
+        model = AutoModelForCausalLM.from_pretrained(llama).eval()
+        if method != "none":
+            live_patch(model, make_plan(open_checkpoint(str(llama)), make_spec(method, factor)).ropes)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + noise * torch.randn_like(parameter))
+
+        def logits(ids):
+            with torch.inference_mode():
+                return model(torch.tensor([ids])).logits[0]
+
+        return logits
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return tmp_path_factory.mktemp("reference") / "reference.json"
+
+
+@pytest.fixture
+def check(ropecli, yarn, corpus, reference):
+    """check(server, option, ...) -> the outcome of check-served for the tiny Llama with yarn ×4."""
+
+    def call(server, *options):
+        fixed = ["--checkpoint", yarn, "--data", corpus, "--reference", reference]
+        return ropecli("check-served", server.url, *fixed, *options)
+
+    return call
+
+
+WRONG = [factor for factor in np.exp(np.random.default_rng(39).uniform(0, 4, 8)) if not 2.5 < factor < 6.4][:2]
+
+
+@pytest.mark.parametrize("like", ["vllm", "llama"])
+@pytest.mark.parametrize("scaling", [("yarn", 4.0), ("none", 1.0), *(("yarn", float(factor)) for factor in WRONG)])
+def test_verdict_names_the_scaling_that_a_rounding_server_computes(check, logits_of, like, scaling):
+    with CompletionsServer(logits_of(*scaling, noise=0.02), like=like, most=256).running() as server:
+        outcome = check(server, "--json")
+    right = scaling == ("yarn", 4.0)
+    assert outcome.code == (0 if right else 3), outcome
+    result = json.loads(outcome.out)
+    assert result["verdict"] == ("served" if right else "not served")
+    assert result["compared"] == ("prompt" if like == "vllm" else "next token")
+    assert result["max_length"] == 256
+    if scaling[0] == "none":
+        assert result["nearest"] == "unpatched"
+    if not right:
+        command = {"vllm": "vllm serve", "llama": "llama-server -m"}[like]
+        assert result["fix"].startswith(command)
+        assert "yarn" in result["fix"]
+
+
+def test_verdict_is_unclear_for_other_weights(check, logits_of):
+    with CompletionsServer(logits_of(noise=2.0), like="vllm", most=256).running() as server:
+        outcome = check(server)
+    assert outcome.code == 4
+    assert "other weights, or reads other tokens" in outcome.out
+
+
+def test_saved_reference_replaces_the_model(check, logits_of, reference, monkeypatch, ropecli, llama, yarn, corpus):
+    with CompletionsServer(logits_of("yarn", 4.0), like="vllm", most=256).running() as server:
+        first = check(server)
+        monkeypatch.setattr("ropecli.evaluation.subject.load", None)
+        assert check(server).out.splitlines()[1:] == first.out.splitlines()[1:]
+        patched = str(reference)
+        outcome = ropecli("check-served", server.url, "--checkpoint", llama, "--data", corpus, "--reference", patched)
+        assert outcome.code == 2
+        assert "was made for another checkpoint" in outcome.err
+
+
+def test_prompts_stop_where_the_server_does(check, logits_of):
+    """A server that does not state its limit refuses longer prompts."""
+    with CompletionsServer(logits_of("yarn", 4.0), like="llama", most=100).running() as server:
+        server.like = "other"  # no /props
+        outcome = check(server)
+    assert outcome.code == 0, outcome
+    assert "Comparing up to 96 tokens" in outcome.err
+    assert "Accepts at least 96 tokens." in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("half a JSON", "did not answer in JSON"),
+        ("HTML", "nginx"),
+        ("busy", "answered 429 4 times: too many requests"),
+        ("unauthorized", "refuses the request (401). Correct the key in ROPECLI_TEST_KEY."),
+        ("broken", "answered 500 4 times: engine died on Bearer ***"),
+        ("closes", "closed the connection 4 times"),
+        ("slow", "did not answer within 0.5 seconds"),
+    ],
+)
+@pytest.mark.parametrize("from_start", [True, False])
+def test_failing_server_gets_one_message_without_the_key(
+    check, logits_of, fault, message, from_start, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("ROPECLI_TEST_KEY", KEY)
+    monkeypatch.setattr("ropecli.evaluation.endpoint._PAUSE", 0.01)
+    with CompletionsServer(logits_of(), like="vllm", most=256, key=KEY).running() as server:
+        if from_start:
+            server.fault = fault
+        else:  # after the first prompt
+            complete = server.complete
+            server.complete = lambda request: setattr(server, "fault", fault) or complete(request)
+        outcome = check(server, "--api-key-env", "ROPECLI_TEST_KEY", "--timeout", 0.5)
+    assert outcome.code == 2, outcome
+    assert outcome.err.count("error:") == 1
+    assert message in outcome.err
+    assert f"Bearer {KEY}" in server.keys
+    assert KEY not in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("http://127.0.0.1:9", (), "No server answers at http://127.0.0.1:9"),
+        ("localhost:8000", (), "is no address; expected one such as http://localhost:8000"),
+        (f"http://user:{KEY}@localhost", (), "The address holds a password"),
+        ("", ("--served-name", "other"), "does not serve 'other'. Served: served."),
+        ("", ("--api-key-env", "ROPECLI_UNSET"), "The environment variable ROPECLI_UNSET holds no API key."),
+        ("", (), "refuses the request (401). Set --api-key-env to the environment variable that holds the API key."),
+    ],
+)
+def test_wrong_input_is_refused_before_the_model_is_loaded(ropecli, yarn, monkeypatch, url, options, message):
+    monkeypatch.setattr("ropecli.live.loading.load_tokenizer", None)
+    key = KEY if message.startswith("refuses") else None
+    with CompletionsServer(None, like="vllm", most=256, key=key).running() as server:
+        outcome = ropecli("check-served", url or server.url, "--checkpoint", yarn, *options)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert KEY not in outcome.out + outcome.err
+
+
+def test_checkpoint_without_a_scaling_is_refused(ropecli, llama):
+    with CompletionsServer(None, like="vllm", most=256).running() as server:
+        outcome = ropecli("check-served", server.url, "--checkpoint", llama)
+    assert outcome.code == 2
+    assert "has no scaling, so there is nothing to check" in outcome.err

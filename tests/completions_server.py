@@ -1,0 +1,106 @@
+"""A small server with OpenAI's completions API: a model's real log-probabilities, or a fault."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+Logits = Callable[[list[int]], torch.Tensor]
+"""Token ids -> logits, shape (tokens, vocabulary)."""
+FAULTS = {
+    "half a JSON": (200, {}, '{"object": "list", "da'),
+    "HTML": (200, {"Content-Type": "text/html"}, "<html><body>nginx</body></html>"),
+    "busy": (429, {"Retry-After": "0"}, '{"error": {"message": "too many requests"}}'),
+    "unauthorized": (401, {}, '{"error": {"message": "Incorrect API key: %s"}}'),
+    "broken": (500, {"Retry-After": "0"}, '{"error": {"message": "engine died on %s"}}'),
+}
+
+
+class CompletionsServer:
+    """url: its address. keys: the API keys that it was sent. prompts: lengths of the prompts that it answered."""
+
+    def __init__(self, logits: Logits, *, like: str, most: int, key: str | None = None) -> None:
+        self.logits, self.like, self.most, self.key = logits, like, most, key
+        self.fault: str | None = None
+        self.keys: list[str | None] = []
+        self.prompts: list[int] = []
+        self.url = ""
+
+    def models(self) -> dict[str, Any]:
+        stated = {"max_model_len": self.most} if self.like == "vllm" else {}
+        return {"data": [{"id": "served", "owned_by": "vllm" if self.like == "vllm" else "llamacpp", **stated}]}
+
+    def complete(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        ids = request["prompt"]
+        if len(ids) >= self.most:
+            return 400, {"error": {"message": f"the prompt has {len(ids)} tokens, more than {self.most}"}}
+        self.prompts.append(len(ids))
+        values = self.logits(ids).double().log_softmax(-1)
+        best = values[-1].topk(request["logprobs"])
+        top = [(int(token), float(value)) for token, value in zip(best.indices, best.values, strict=True)]
+        if self.like == "vllm":
+            own = values[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+            return 200, {"choices": [{"logprobs": {"token_logprobs": [None, *own, top[0][1]]}}]}
+        entries = [{"id": token, "token": "?", "logprob": value} for token, value in top]
+        return 200, {"choices": [{"logprobs": {"content": [{"top_logprobs": entries}]}}]}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["CompletionsServer"]:
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def send(self, status: int, body: str, headers: dict[str, str] | None = None) -> None:
+                content = body.encode()
+                self.send_response(status)
+                for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                sent = self.headers.get("Authorization")
+                owner.keys.append(sent)
+                if owner.fault in FAULTS:
+                    status, headers, body = FAULTS[owner.fault]
+                    self.send(status, body.replace("%s", str(sent)), headers)
+                elif owner.fault == "slow":
+                    time.sleep(3)
+                elif owner.fault == "closes":
+                    self.close_connection = True
+                elif owner.key is not None and sent != f"Bearer {owner.key}":
+                    self.send(401, json.dumps({"error": {"message": f"Incorrect API key: {sent}"}}))
+                elif self.path == "/v1/models":
+                    self.send(200, json.dumps(owner.models()))
+                elif self.path == "/props" and owner.like == "llama":
+                    self.send(200, json.dumps({"default_generation_settings": {"n_ctx": owner.most}}))
+                else:
+                    self.send(404, '{"error": "not found"}')
+
+            def do_POST(self) -> None:
+                if owner.fault is not None or (
+                    owner.key and self.headers.get("Authorization") != f"Bearer {owner.key}"
+                ):
+                    return self.do_GET()
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, answer = owner.complete(request)
+                self.send(status, json.dumps(answer))
+                return None
+
+            def log_message(self, *arguments: object) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
