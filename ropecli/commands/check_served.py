@@ -124,7 +124,9 @@ def check_served(
     else:
         subjects = served.alternatives(opened)
         most = endpoint.model.max_length
-        longest = length or min(positions.length, 2 * positions.original_length, most - 1 if most else positions.length)
+        longest = length or min(positions.length, 2 * positions.original_length)
+        if most and not (length or file):  # a file may serve for other servers
+            longest = min(longest, most - 1)
         ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)
         served.gives_prompt_losses(endpoint, ids)
         known = served.make_reference(opened, subjects, LiveReaders(loading), tokenizer, ids)

@@ -31,14 +31,14 @@ from ropecli.scaling.spec import make_spec
 
 CHECKPOINT, UNPATCHED, HALF, DOUBLE = "checkpoint", "unpatched", "half", "double"
 SERVED, NOT_SERVED, UNCLEAR = "served", "not served", "unclear"
-_PREFIXES = 32
+_PREFIXES = 128
 _PROBED = 16
 _SERVER_TOP, _REFERENCE_TOP = 5, 64
 """Most probable next tokens: asked of the server, and kept of the checkpoint."""
 _BLOCK = 32
 """Neighbouring tokens that the bootstrap keeps together."""
-_MARGIN = 0.2
-"""Share toward another reading below which the server computes as the checkpoint."""
+_APART, _CLOSE = 0.2, 0.5
+"""Not served: an interval of shares lies beyond 0.2. Served: all intervals lie within 0.5, half-way to the reading."""
 
 
 @dataclass(frozen=True)
@@ -326,9 +326,9 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
         _mean_difference(block.readings[other.role] - block.readings[CHECKPOINT] for block in blocks)
         for other in others
     )
-    unsure = [other.label for other in others if not -_MARGIN < other.low <= other.high < _MARGIN]
+    unsure = [other.label for other in others if not -_CLOSE < other.low <= other.high < _CLOSE]
     verdict, reason = SERVED, f"The server computes as {checkpoint.label}."
-    if nearest.difference > apart:
+    if nearest.difference > 2 * apart:
         verdict, reason = (
             UNCLEAR,
             (
@@ -336,11 +336,11 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
                 f"{apart:.2g} from one another: it has other weights, or reads other tokens."
             ),
         )
-    elif any(other.low > _MARGIN or other.high < -_MARGIN for other in others):
+    elif any(other.low > _APART or other.high < -_APART for other in others):
         verdict, reason = NOT_SERVED, f"The server does not compute as {checkpoint.label}."
         if nearest.role != CHECKPOINT:
             reason = f"The server computes as {nearest.label}, not as {checkpoint.label}."
-            if not 1 - _MARGIN < nearest.low <= nearest.high < 1 + _MARGIN:
+            if not 1 - _APART < nearest.low <= nearest.high < 1 + _APART:
                 reason = f"The server does not compute as {checkpoint.label}; the nearest reading is {nearest.label}."
     elif unsure:
         verdict, reason = (
