@@ -165,16 +165,6 @@ def _combine(of_numbers: Callable[..., int], *steps: FakeStep) -> FakeStep:
     return tree_map(lambda value, *more: value if isinstance(value, Largest) else of_numbers(value, *more), *steps)
 
 
-def _run(
-    config: Any, layers: list[int], recipe: Recipe, lengths: list[int], dtype: torch.dtype, **options: int
-) -> list[FakeStep]:
-    """Run the steps of a model with only some of its layers."""
-    with _fake_model(config, layers, recipe, dtype) as model:
-        if recipe.gradient_checkpointing:
-            enable_checkpointing(model)
-        return list(_count_steps(model, recipe, lengths, **options))
-
-
 @contextmanager
 def _fake_model(config: Any, layers: list[int], recipe: Recipe, dtype: torch.dtype) -> Iterator["PreTrainedModel"]:
     """A model with only some of its layers, on fake tensors, and their mode."""
@@ -192,44 +182,51 @@ def _fake_model(config: Any, layers: list[int], recipe: Recipe, dtype: torch.dty
         yield model
 
 
-def _count_steps(
-    model: "PreTrainedModel", recipe: Recipe, lengths: list[int], *, shards: int, counted: int
-) -> Iterator[FakeStep]:
-    """counted: the length for which memory is counted."""
-    trained = [parameter for _, parameter in trainable(model)]
-    layers = layers_of(model)[2]
-    in_layers = {id(parameter) for parameter in layers.parameters()}
-    matrices = [module.weight for module in layers.modules() if isinstance(module, torch.nn.Linear)]
-    loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
-    accumulates = recipe.gradient_accumulation > 1
+def _run(
+    config: Any, layers: list[int], recipe: Recipe, lengths: list[int], dtype: torch.dtype, *, shards: int, counted: int
+) -> list[FakeStep]:
+    """Run the steps of a model with only some of its layers. counted: the length for which memory is counted."""
+    steps = []
+    with _fake_model(config, layers, recipe, dtype) as model:
+        if recipe.gradient_checkpointing:
+            enable_checkpointing(model)
+        trained = [parameter for _, parameter in trainable(model)]
+        modules = layers_of(model)[2]
+        in_layers = {id(parameter) for parameter in modules.parameters()}
+        matrices = [module.weight for module in modules.modules() if isinstance(module, torch.nn.Linear)]
+        loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
+        accumulates = recipe.gradient_accumulation > 1
 
-    def replace_gradient(parameter: Tensor) -> None:
-        """By this process's share in float32, which an earlier pass may have left already."""
-        parameter.grad = None
-        if not accumulates:
-            loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
+        def replace_gradient(parameter: Tensor) -> None:
+            """By this process's share in float32, which an earlier pass may have left already."""
+            parameter.grad = None
+            if not accumulates:
+                loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
 
-    for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(replace_gradient)
-    for length in lengths:
-        ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
-        counter = loss_of.watch(ids, counted)
-        if accumulates:
-            counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
-        with counter, _named_modules(counter):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-                loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-            counter.phase = "head"
-            loss.backward(inputs=trained)
-        yield FakeStep(
-            peaks=counter.peaks,
-            host=loss_of.moved,
-            trained=sum(weight.numel() for weight in trained),
-            quantizable=sum(weight.numel() for weight in matrices if not weight.requires_grad),
-            layer=max(sum(weight.numel() for weight in layer.parameters()) for layer in layers),
-            outside=sum(weight.numel() for weight in model.parameters() if id(weight) not in in_layers),
-            largest=counter.largest,
-        )
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(replace_gradient)
+        for length in lengths:
+            ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
+            counter = loss_of.watch(ids, counted)
+            if accumulates:
+                counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
+            with counter, _named_modules(counter):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
+                    loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
+                counter.phase = "head"
+                loss.backward(inputs=trained)
+            steps.append(
+                FakeStep(
+                    peaks=counter.peaks,
+                    host=loss_of.moved,
+                    trained=sum(weight.numel() for weight in trained),
+                    quantizable=sum(weight.numel() for weight in matrices if not weight.requires_grad),
+                    layer=max(sum(weight.numel() for weight in layer.parameters()) for layer in modules),
+                    outside=sum(weight.numel() for weight in model.parameters() if id(weight) not in in_layers),
+                    largest=counter.largest,
+                )
+            )
+    return steps
 
 
 @contextmanager
