@@ -6,6 +6,7 @@ with its two learning rates. qlora: a 4-bit base (Dettmers et al. 2023, arXiv:23
 """
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,7 +286,7 @@ def _shorten(names: list[str], model: nn.Module, *, dotted: bool) -> list[str]:
 
     dotted: whether peft compares whole parts (target_modules) or any endings (modules_to_save).
     """
-    matches = _matches if dotted else str.endswith
+    matches: Callable[[str, str], bool] = _matches if dotted else str.endswith
     short = sorted({name.rpartition(".")[2] for name in names})
     matching = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}
     return short if matching == set(names) else names

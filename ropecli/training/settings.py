@@ -211,7 +211,8 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     """
     given = {key: value for key, value in options.items() if value is not None}
     values = {**(_read(path) if path else {}), **given}
-    recipe, faults = None, []
+    recipe: Recipe | None = None
+    faults: list[str] = []
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
