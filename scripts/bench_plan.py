@@ -86,7 +86,7 @@ def config_of(case: dict[str, Any]) -> Any:
 
 
 def recipe_of(case: dict[str, Any]) -> Any:
-    from ropecli.training.recipe import Recipe
+    from ropecli.training.settings import Recipe
 
     return Recipe(data="none is read", **{**_PLAIN, **case["recipe"]})
 

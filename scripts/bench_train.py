@@ -64,7 +64,7 @@ def build(folder: Path, size: dict[str, int]) -> None:
 
 def ours(folder: Path, tokens: int, meter: Meter, **keys: Any) -> None:
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.recipe import make_recipe
+    from ropecli.training.settings import make_recipe
     from ropecli.training.stages import run_stages
 
     settings = {"steps": STEPS, "length": tokens, "gradient_accumulation": 1, "warmup_steps": 0, "tracker": "none"}

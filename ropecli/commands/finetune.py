@@ -31,7 +31,7 @@ from ropecli.messages import progress_bar, say, warn
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
     from ropecli.training.loop import TrainingProgress
-    from ropecli.training.recipe import Recipe
+    from ropecli.training.settings import Recipe
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ def finetune(
     Several processes: `accelerate launch -m ropecli finetune ...`.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.recipe import make_recipe
-    from ropecli.training.recipe_files import recipe_path
+    from ropecli.training.settings import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
     given = {

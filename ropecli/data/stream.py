@@ -47,7 +47,7 @@ class Batch:
 class Stream:
     """Training sequences of one length, by position. packed: whether positions restart in any of them.
 
-    recipe: see training/recipe.py.
+    recipe: see training/settings.py.
     """
 
     def __init__(

@@ -6,11 +6,12 @@ with its two learning rates. qlora: a 4-bit base (Dettmers et al. 2023, arXiv:23
 """
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ropecli.checkpoint.files import ADAPTER_WEIGHTS
@@ -18,18 +19,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import RecipeError
 from ropecli.live.adapter import PREFIX, Tensors
 from ropecli.live.loading import choose_device
-from ropecli.training.recipe import Recipe
-from ropecli.training.target_modules import (
-    attention_projections,
-    embeddings_and_norms,
-    find_targets,
-    freeze_other_parts,
-    linear_modules,
-    list_names,
-    matches_target,
-    shorten,
-    tied_head,
-)
+from ropecli.training.settings import Recipe
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -47,18 +37,26 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
     before the first forward pass. Raises RecipeError if a name in lora_targets matches no module.
     """
     if recipe.adapter == "none":
-        freeze_other_parts(model)
+        _freeze_other_parts(model)
         return model
     from peft import inject_adapter_in_model
 
     config = _make_lora_config(model, recipe)
     model.requires_grad_(False)
-    whole = embeddings_and_norms(model) if recipe.adapter == "lora-plus" else []
+    whole: list[str] = []
+    if recipe.adapter == "lora-plus":
+        embeddings, norms = model.get_input_embeddings(), norm_modules(model)
+        whole = [name for name, module in _decoder_modules(model).items() if module is embeddings or name in norms]
     with torch.random.fork_rng(devices=[]):  # same initial values on every process and when resuming
         torch.manual_seed(recipe.seed)
         inject_adapter_in_model(config, model, ADAPTER)
     model.train(model.training)
-    _keep_differentiable(model)
+    # on CPUs with AVX512, bitsandbytes 0.50 repacks 4-bit weights in the first forward pass in evaluation mode, and
+    # gradients are wrong afterwards
+    switch: Any = "support_avx512bf16_for_cpu"
+    for module in model.modules():
+        if getattr(module, switch, False):
+            setattr(module, switch, False)
     if whole:
         _train_whole(model, whole)
     for _, parameter in trainable(model):
@@ -69,10 +67,14 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
 def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
     from peft import LoraConfig
 
-    linear = linear_modules(model)
-    targets = find_targets(linear, recipe.lora_targets) if recipe.lora_targets else attention_projections(model, linear)
+    linear = _linear_modules(model)
+    known = f"Linear modules: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
+    if missing := [target for target in recipe.lora_targets if not any(_matches(name, target) for name in linear)]:
+        raise RecipeError(f"lora_targets: no linear module is named {', '.join(missing)}. {known}")
+    targets = [name for name in linear if any(_matches(name, target) for target in recipe.lora_targets)]
+    targets = targets or _attention_projections(model, linear)
     if not targets:
-        raise RecipeError(f"Found no linear projections in the attention. Set lora_targets. {list_names(linear)}")
+        raise RecipeError(f"Found no linear projections in the attention. Set lora_targets. {known}")
     # other readers of adapter_config.json expect an integer
     alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
     return LoraConfig(
@@ -80,20 +82,8 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
         r=recipe.lora_rank,
         lora_alpha=alpha,
         lora_dropout=recipe.lora_dropout,
-        target_modules=shorten(targets, model, matches_target),
+        target_modules=_shorten(targets, model, dotted=True),
     )
-
-
-def _keep_differentiable(model: nn.Module) -> None:
-    """Keep gradients correct through 4-bit weights on CPUs with AVX512.
-
-    bitsandbytes 0.50 repacks these weights in the first forward pass in evaluation mode, and gradients are wrong
-    afterwards. This attribute disables the repacking.
-    """
-    switch = "support_avx512bf16_for_cpu"
-    for module in model.modules():
-        if getattr(module, switch, False):
-            setattr(module, switch, False)
 
 
 def _train_whole(model: "PreTrainedModel", names: list[str]) -> None:
@@ -102,7 +92,9 @@ def _train_whole(model: "PreTrainedModel", names: list[str]) -> None:
     float32 outputs would double the memory of hidden states, and without autocast would meet weights of another dtype.
     """
     embeddings: Any = model.get_input_embeddings()
-    dtype, head = embeddings.weight.dtype, tied_head(model)
+    dtype, lm_head = embeddings.weight.dtype, model.get_output_embeddings()
+    tied = lm_head is not None and lm_head.weight is embeddings.weight
+    head = [name for name, module in model.named_modules() if tied and module is lm_head]
 
     def cast_output(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return output.to(dtype)
@@ -118,12 +110,7 @@ def _train_whole(model: "PreTrainedModel", names: list[str]) -> None:
     for name in head if dtype != torch.float32 else []:
         model.get_submodule(name).register_forward_pre_hook(cast_input)
     # set after injection, only for adapter_config.json: peft would train copies and not update a tied head
-    lora_config(model).modules_to_save = shorten([*names, *head], model, str.endswith)
-
-
-def is_attached(model: nn.Module) -> bool:
-    """Return whether the model has an adapter."""
-    return hasattr(model, "peft_config")
+    lora_config(model).modules_to_save = _shorten([*names, *head], model, dotted=False)
 
 
 def lora_config(model: nn.Module) -> Any:
@@ -182,8 +169,6 @@ def _drop_frozen(models: list[nn.Module], weights: list[dict[str, torch.Tensor]]
 
 def _load_trained(models: list[nn.Module], folder: str) -> None:
     """Load the trained parameters, and remove the model from the list so that Accelerate skips the frozen ones."""
-    from safetensors.torch import load_file
-
     if models:
         models.pop().load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
 
@@ -221,3 +206,87 @@ def save_adapter(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
     config.inference_mode = True
     save_file(adapter_tensors(model, state), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(folder)
+
+
+def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
+    """The text decoder's modules by name. Vision or audio models next to it get no gradient from text."""
+    from transformers import PreTrainedModel
+
+    embeddings = model.get_input_embeddings()
+
+    def reads_text(module: nn.Module) -> bool:
+        return not isinstance(module, PreTrainedModel) or embeddings in set(module.modules())
+
+    decoder = model.get_decoder()
+    # some models return the head here
+    ahead = [decoder if isinstance(decoder, PreTrainedModel) else model.base_model]
+    inside: set[nn.Module] = set()
+    while ahead:
+        inside.add(module := ahead.pop())
+        ahead += [child for child in module.children() if reads_text(child)]
+    return {name: module for name, module in model.named_modules() if module in inside}
+
+
+def _freeze_other_parts(model: "PreTrainedModel") -> None:
+    """Freeze the vision and audio parts of a multimodal model. DDP stops at parameters that never get a gradient."""
+    if model.config.get_text_config() is model.config:
+        return
+    text = [*_decoder_modules(model).values(), model.get_input_embeddings(), model.get_output_embeddings()]
+    trained = {id(parameter) for module in text for parameter in module.parameters(recurse=False)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def _linear_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
+    """The decoder's linear modules by name, except the head: the loss uses its matrix without running it."""
+    head = model.get_output_embeddings()
+    return {
+        name: module for name, module in _decoder_modules(model).items() if module is not head and _is_linear(module)
+    }
+
+
+@torch.no_grad()
+def _is_linear(module: nn.Module) -> bool:
+    """Return whether the module is one matrix. LoRA does not fit subclasses that multiply by blocks."""
+    if not isinstance(module, nn.Linear):
+        return False
+    if type(module).__module__.startswith("bitsandbytes.") or type(module).forward is nn.Linear.forward:
+        return True
+    probe = torch.ones(1, 1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
+    try:
+        output, expected = module(probe), nn.functional.linear(probe, module.weight, module.bias)
+        # without weights, compare only the shapes
+        return output.shape == expected.shape and (output.is_meta or torch.allclose(output, expected, rtol=1e-2))
+    except (AttributeError, RuntimeError, TypeError):  # AttributeError: a router returns several tensors
+        return False
+
+
+def _attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> list[str]:
+    """Projections directly inside an attention module. Deeper ones, such as an indexer's, may have no gradient."""
+    holders = {name: type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in linear}
+    return [name for name, holder in holders.items() if "Attention" in holder or "MLA" in holder]
+
+
+def norm_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
+    """The decoder's norms that have parameters, by name."""
+    return {
+        name: module
+        for name, module in _decoder_modules(model).items()
+        if "norm" in type(module).__name__.lower() and list(module.parameters(recurse=False))
+    }
+
+
+def _matches(name: str, target: str) -> bool:
+    """Match a name as peft does for target_modules."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _shorten(names: list[str], model: nn.Module, *, dotted: bool) -> list[str]:
+    """Return the last parts of `names` if peft finds exactly `names` by them, else `names`.
+
+    dotted: whether peft compares whole parts (target_modules) or any endings (modules_to_save).
+    """
+    matches: Callable[[str, str], bool] = _matches if dotted else str.endswith
+    short = sorted({name.rpartition(".")[2] for name in names})
+    matching = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}
+    return short if matching == set(names) else names

@@ -9,14 +9,14 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
-from ropecli.training.refusals import is_launched_with, refuse_engine
+from ropecli.training.refusals import is_launched_with, refuse_engine, shards_weights
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -132,15 +132,6 @@ def averaged_over(accelerator: "Accelerator") -> int:
     return accelerator.num_processes // sizes.sp_size
 
 
-def shards_weights(accelerator: "Accelerator") -> bool:
-    """Return whether the engine is FSDP2 or ZeRO-3."""
-    from accelerate import DistributedType
-
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return accelerator.state.deepspeed_plugin.zero_stage == 3
-    return accelerator.distributed_type == DistributedType.FSDP
-
-
 def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
     """Call accelerator.prepare with the settings that Accelerate would read from a bare transformers model."""
     from accelerate import DistributedType
@@ -241,27 +232,18 @@ def state_to_save(
     else:
         state = accelerator.get_state_dict(wrapped)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        masters = _master_weights(wrapped, keep=accelerator.is_main_process)
-        state = {**(state or {}), **masters}
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        # float32 from its optimizer: in bf16 the model's own are rounded. All processes gather them together
+        state = dict(state or {})
+        for name, parameter in cast(Any, wrapped).module.named_parameters(remove_duplicate=False):
+            master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+            if accelerator.is_main_process and master is not None:
+                state[name] = master.view(getattr(parameter, "ds_shape", parameter.shape)).cpu()
     if not accelerator.is_main_process:
         return None
-    prefix = "model."
-    return {name[len(prefix) :]: value.detach().cpu() for name, value in state.items() if name.startswith(prefix)}
-
-
-def _master_weights(wrapped: Any, *, keep: bool) -> dict[str, torch.Tensor]:
-    """The trained weights in float32 from DeepSpeed's optimizer; in bf16 the model's own are rounded.
-
-    By name; tied weights are listed under each name. All processes gather them together.
-    """
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    masters = {}
-    for name, parameter in wrapped.module.named_parameters(remove_duplicate=False):
-        whole = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-        if keep and whole is not None:
-            masters[name] = whole.view(getattr(parameter, "ds_shape", parameter.shape)).cpu()
-    return masters
+    inner = {name: value for name, value in state.items() if name.startswith("model.")}
+    return {name.removeprefix("model."): value.detach().cpu() for name, value in inner.items()}
 
 
 def leave_group(accelerator: "Accelerator") -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ropecli.atomic import sole_use
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
@@ -21,27 +22,20 @@ from ropecli.errors import RecipeError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
-from ropecli.training import adapters
-from ropecli.training.distributed import data_ranks, make_accelerator, prepare, shards_weights, state_to_save
+from ropecli.training import adapters, run_folder
+from ropecli.training.distributed import data_ranks, make_accelerator, prepare, state_to_save
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
-from ropecli.training.longce import LongContextLoss
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
-from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
-from ropecli.training.memory_plan.checkpointing import resolve_for_run
-from ropecli.training.recipe import Recipe
-from ropecli.training.refusals import refuse_unsuitable
-from ropecli.training.run_folder import (
-    CHECKPOINTS,
-    LOGS,
-    Checkpoints,
-    RunLog,
-    begin_run,
-    choose_tracker,
-    from_main,
-    lock_output,
-    losses_until,
-    recorded_recipe,
+from ropecli.training.loss import (
+    LongContextLoss,
+    NextTokenLoss,
+    enable_checkpointing,
+    explain_out_of_memory,
+    prove_positions,
 )
+from ropecli.training.memory_plan.setups import resolve_checkpointing
+from ropecli.training.refusals import refuse_unsuitable, shards_weights
+from ropecli.training.settings import Recipe
 from ropecli.training.sharded_weights import UnreadModel, build_unread
 from ropecli.training.validation import Validation, make_validation
 
@@ -76,8 +70,8 @@ def finetune_checkpoint(
         batch_size=recipe.batch_size,
         gradient_accumulation=recipe.gradient_accumulation,
         max_grad_norm=recipe.max_grad_norm,
-        log_with=choose_tracker(recipe.tracker),
-        project_dir=str(output / LOGS),
+        log_with=run_folder.choose_tracker(recipe.tracker),
+        project_dir=str(output / run_folder.LOGS),
     )
     main = accelerator.is_main_process
     if not main:
@@ -88,8 +82,10 @@ def finetune_checkpoint(
     on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
     refuse_unknown_ids(stream.largest_id, model)
-    recorded = from_main(accelerator, lambda: recorded_recipe(output).get("gradient_checkpointing"))
-    recipe = resolve_for_run(accelerator, model.config, recipe, length, recorded, say)
+    recorded = run_folder.from_main(
+        accelerator, lambda: run_folder.recorded_recipe(output).get("gradient_checkpointing")
+    )
+    recipe = resolve_checkpointing(accelerator, model.config, recipe, length, recorded, say)
     loss_of = _make_loss(model, recipe, stream.packed, unread, read_state(checkpoint).pretraining_length)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
@@ -108,9 +104,9 @@ def finetune_checkpoint(
         "processes": accelerator.num_processes,
         "recipe": recipe.model_dump(mode="json", exclude={"stages"}),
     }
-    with lock_output(output) if main else nullcontext(), stop_on_signals(say) as interrupt:
+    with sole_use(output / run_folder.LOCK, output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
-            begin_run(output, checkpoint, settings, resume)
+            run_folder.begin_run(output, checkpoint, settings, resume)
         accelerator.wait_for_everyone()
         if (steps := finished_step(output)) is not None:
             say(f"{output} is already finished ({steps} steps).")
@@ -161,8 +157,12 @@ class _Run:
             self.unread.read()
         if recipe.adapter != "none":
             adapters.save_only_trained(self.accelerator)
-        checkpoints = Checkpoints(
-            self.accelerator, self.output / CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=self.say
+        checkpoints = run_folder.Checkpoints(
+            self.accelerator,
+            self.output / run_folder.CHECKPOINTS,
+            recipe.save_every,
+            recipe.keep_checkpoints,
+            say=self.say,
         )
         loop = TrainingLoop(
             self.accelerator,
@@ -177,15 +177,18 @@ class _Run:
             on_step=self._report,
             checkpoints=checkpoints,
             interrupt=interrupt,
-            advice=self._advice,
+            advice=lambda: (
+                f"{self.divergence.kept()} Start over in another --output with a lower learning_rate or more "
+                "warmup_steps."
+            ),
         )
         done = checkpoints.restore(self.say)
         if done:
             self.say(f"Resuming after step {done}.")
-        earlier = from_main(self.accelerator, lambda: losses_until(self.output, done))
+        earlier = run_folder.from_main(self.accelerator, lambda: run_folder.losses_until(self.output, done))
         self.divergence = Divergence(recipe.max_loss_rise, self.output, earlier)
         checkpoints.spare = self.divergence.last_good
-        self.log = RunLog(self.accelerator, self.output, done or None, settings)
+        self.log = run_folder.RunLog(self.accelerator, self.output, done or None, settings)
         if not done:
             self._validate(0)
         pass_size = f"A pass over {recipe.batch_size} × {self.stream.length} tokens"
@@ -218,11 +221,6 @@ class _Run:
             perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
             self.say(f"Step {step}: perplexity {perplexities}.")
 
-    def _advice(self) -> str:
-        return (
-            f"{self.divergence.kept()} Start over in another --output with a lower learning_rate or more warmup_steps."
-        )
-
 
 def _load(
     checkpoint: Checkpoint, recipe: Recipe, accelerator: "Accelerator"
@@ -251,10 +249,9 @@ def _make_loss(
     """Create the loss and check that it suits the model, on a small model of the architecture for an unread one."""
     small = NextTokenLoss(unread.small()) if unread else None
     options: dict[str, Any] = {"offload": recipe.offload_activations, "like": small}
+    loss_of = NextTokenLoss(model, **options)
     if recipe.loss == "longce":
-        loss_of: NextTokenLoss = LongContextLoss(model, short_context(pretraining_length), **options)
-    else:
-        loss_of = NextTokenLoss(model, **options)
+        loss_of = LongContextLoss(model, short_context(pretraining_length), **options)
     if packed or recipe.positions != "full":
         prove_positions(small or loss_of, recipe.positions, packed)
     model.train()
@@ -272,10 +269,11 @@ def make_optimizer(
     4,096 values stay in float32. Raises RecipeError if bitsandbytes is not installed.
     """
     parameters = [parameter for _, parameter in parameters_by_name if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-    decays = ((matrices, recipe.weight_decay), (vectors, 0.0))
-    groups = [{"params": members, "weight_decay": decay} for members, decay in decays if members]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
     rates: dict[str, Any] = {"lr": recipe.learning_rate, "betas": recipe.betas}
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, **rates, fused=True)  # fused makes no temporary copies

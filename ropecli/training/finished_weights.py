@@ -26,7 +26,7 @@ from ropecli.config.changes import get_path
 from ropecli.errors import OutputError, RopecliError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers
-from ropecli.training.adapters import adapter_tensors, all_names, is_attached, lora_config, save_adapter
+from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
 from ropecli.training.run_folder import CHECKPOINTS
 from ropecli.training.sharded_weights import write_gathered
 
@@ -57,7 +57,7 @@ def write_result(
     notes: dict[str, Any] = {_RECORD: settings}
     if gathered:
         write = partial(write_gathered, checkpoint, gathered, _source_dtypes(checkpoint))
-    elif not is_attached(model):
+    elif not hasattr(model, "peft_config"):
         write = partial(save_weights, checkpoint, model, state=state)
     elif save == "adapter":
         notes[ADAPTER_NOTE] = {"weights": only_weights(checkpoint).digest()}
@@ -76,7 +76,7 @@ def write_result(
 
 
 def _small_files(checkpoint: Checkpoint) -> list[Path]:
-    """The files other than weights and config.json, such as the tokenizer's."""
+    """Such as the tokenizer's."""
     return [file for file in checkpoint.files() if ".safetensors" not in file.name and file.name != ADAPTER_CONFIG]
 
 
@@ -128,7 +128,11 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
     dtypes = _source_dtypes(checkpoint)
     # for tensors that transformers renames or fuses on loading
     usual = Counter(dtypes.values()).most_common(1)[0][0]
-    given = model.state_dict() if state is None else _tied_again(model, state)
+    given = model.state_dict() if state is None else dict(state)
+    for _, names in all_names(model):
+        # tie again: gathered from shards, they may be two tensors, or one under only one of its names
+        if state is not None and len(names) > 1:
+            given |= dict.fromkeys(names, next(state[name] for name in names if name in state))
     cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
     for key, value in given.items():
         if key in dtypes or value.data_ptr() not in cast:
@@ -136,15 +140,6 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
     written = {key: cast[value.data_ptr()] for key, value in given.items()}
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=written)
-
-
-def _tied_again(model: "PreTrainedModel", state: Tensors) -> Tensors:
-    """Tie weights again: gathered from shards, they may be two tensors, or one under only one of its names."""
-    tied: Tensors = {}
-    for _, names in all_names(model):
-        if len(names) > 1:
-            tied |= dict.fromkeys(names, next(state[name] for name in names if name in state))
-    return {**state, **tied}
 
 
 def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:

@@ -119,13 +119,18 @@ class TrainingLoop:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def train(self, done: int = 0) -> None:
-        """Train from step `done`, as returned by checkpoints.restore. Raises NotFiniteError, or stops on a signal."""
+        """Train from step `done`, as checkpoints.restore returns. Raises NotFiniteError. A signal saves and stops."""
         self._started, self._tokens = time.monotonic(), 0
         while not self.ended(done):
             progress = self._update(done)
             done = progress.step
             self.on_step(progress)
-            self._save_if_due(done)
+            stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
+            if self.checkpoints and (stopping or self.ended(done) or done % self.checkpoints.every == 0):
+                self.checkpoints.save(done)
+            if self.interrupt and stopping:
+                leave_group(self.accelerator)
+                self.interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")
 
     def _update(self, done: int) -> TrainingProgress:
         before = self._tokens
@@ -164,15 +169,6 @@ class TrainingLoop:
         if self.accelerator.num_processes == 1:
             return value
         return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
-
-    def _save_if_due(self, done: int) -> None:
-        """Save if a checkpoint is due. Save and stop if a signal was received."""
-        stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
-        if self.checkpoints and (stopping or self.ended(done) or done % self.checkpoints.every == 0):
-            self.checkpoints.save(done)
-        if self.interrupt and stopping:
-            leave_group(self.accelerator)
-            self.interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")
 
 
 class Divergence:

@@ -4,7 +4,8 @@ Also: an error for running out of memory, the switch for gradient checkpointing,
 position_ids.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, RopecliError
+from ropecli.evaluation.protocols import ShortContext
 from ropecli.live.lm_head import SplitModel
 
 if TYPE_CHECKING:
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
 _CHUNK = 512
 """Maximum number of tokens whose logits exist at once; fewer for a large vocabulary."""
 _LOGITS = 2**25
+LARGEST_WEIGHT = 5.0
 _HALF = 8
 _GAP = 5
 _ROUNDINGS = 16
+Weighting = Callable[[torch.Tensor, slice], torch.Tensor]
+"""Given the losses of labels, shape (batch, tokens), and their slice of the tokens: their weights."""
 
 
 class NextTokenLoss(torch.nn.Module):
@@ -69,7 +74,7 @@ class NextTokenLoss(torch.nn.Module):
         only to itself; otherwise tokens attend across such gaps. There is no padding. Returns Σ nll, nats.
         document_labels: see Batch. With them, the gradient is that of Σ nll ÷ document_labels.
         """
-        weights = None if document_labels is None else 1 / document_labels
+        weigh = self._weighting(ids, labels, document_labels)
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
         # logits in the head's dtype, the loss in float32
@@ -77,11 +82,10 @@ class NextTokenLoss(torch.nn.Module):
             # autocast may return another dtype than a frozen head's
             hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
             # Liger 0.6 computes wrong gradients of a weighted sum
-            liger = weights is None and _suits_liger(hidden)
+            liger = weigh is None and _suits_liger(hidden)
             if self._split.plain_head and (liger or hasattr(torch.nn, "LinearCrossEntropyOptions")):
-                weights = None if weights is None else weights.flatten()
-                return self._of_plain_head(hidden.flatten(0, 1), labels.flatten(), weights)
-            return self._recomputed(outputs, hidden, labels, weights)
+                return self._of_plain_head(hidden, labels, weigh)
+            return self._recomputed(outputs, hidden, labels, weigh)
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, packed: bool) -> Any:
         """The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
@@ -91,49 +95,110 @@ class NextTokenLoss(torch.nn.Module):
             options["attention_mask"] = torch.ones_like(ids)
         return self._split.decode(ids, **options)
 
+    def _weighting(
+        self, ids: torch.Tensor, labels: torch.Tensor, document_labels: torch.Tensor | None
+    ) -> Weighting | None:
+        """The weights of the gradient; None if all are 1."""
+        return None if document_labels is None else lambda losses, chunk: 1 / document_labels[:, chunk]
+
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         if not self.offload:
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda")
 
-    def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        weight = self._split.head.weight
-        if weights is None and _suits_liger(hidden):
+    def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor, weigh: Weighting | None) -> torch.Tensor:
+        weight, states, targets = self._split.head.weight, hidden.flatten(0, 1), labels.flatten()
+        if weigh is None and _suits_liger(hidden):
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-            return LigerFusedLinearCrossEntropyLoss(ignore_index=UNSCORED, reduction="sum")(weight, hidden, labels)
+            return LigerFusedLinearCrossEntropyLoss(ignore_index=UNSCORED, reduction="sum")(weight, states, targets)
         options = torch.nn.LinearCrossEntropyOptions(
             batch_chunk_size=self._chunk, chunking_method=None, acc_policy="compact"
         )
-        reduction = "sum" if weights is None else "none"
+        reduction = "sum" if weigh is None else "none"
         losses = functional.linear_cross_entropy(
-            hidden.float(), weight.float(), labels, reduction=reduction, ignore_index=UNSCORED, options=options
+            states.float(), weight.float(), targets, reduction=reduction, ignore_index=UNSCORED, options=options
         )
-        return losses if weights is None else weighted_sum(losses, weights)
+        return losses if weigh is None else _weighted_sum(losses.view(labels.shape), weigh, slice(None))
 
     def _recomputed(
-        self, outputs: Any, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
+        self, outputs: Any, hidden: torch.Tensor, labels: torch.Tensor, weigh: Weighting | None
     ) -> torch.Tensor:
-        reduction = "sum" if weights is None else "none"
-
         def chunk_loss(part: torch.Tensor, chunk: slice) -> torch.Tensor:
-            logits = self._split.logits(outputs, part).flatten(0, 1)
-            losses = cross_entropy(logits, labels[:, chunk].flatten(), ignore_index=UNSCORED, reduction=reduction)
-            return losses if weights is None else weighted_sum(losses, weights[:, chunk].flatten())
+            if weigh is None:
+                return self._losses(outputs, part, labels[:, chunk], "sum")
+            return _weighted_sum(self._losses(outputs, part, labels[:, chunk]), weigh, chunk)
 
         total = hidden.new_zeros((), dtype=torch.float32)
         for chunk in self._chunks(hidden):
             total = total + checkpoint(chunk_loss, hidden[:, chunk], chunk, use_reentrant=False)
         return total
 
+    def _losses(
+        self, outputs: Any, hidden: torch.Tensor, labels: torch.Tensor, reduction: str = "none"
+    ) -> torch.Tensor:
+        """Loss of each label, shape (batch, tokens), nats; 0 for UNSCORED. reduction: sum for their sum."""
+        logits = self._split.logits(outputs, hidden)
+        losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNSCORED, reduction=reduction)
+        return losses if reduction == "sum" else losses.view(labels.shape)
+
     def _chunks(self, hidden: torch.Tensor) -> list[slice]:
         step = max(1, self._chunk // len(hidden))
         return [slice(start, start + step) for start in range(0, hidden.shape[1], step)]
 
 
-def weighted_sum(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+class LongContextLoss(NextTokenLoss):
+    """LongCE: the next-token loss with more weight on tokens that need a long context.
+
+    Fang et al. 2025, arXiv:2410.23771, section 4, as in the authors' finetune.py: a token's weight is
+    min(p(token | long context) / p(token | short context), 5), worked out by the trained model in the same step, and a
+    constant for the gradient. Tokens with no more than a short context before them have weight 1. The weighted losses
+    are divided by the number of tokens, not by the sum of the weights. The value is the plain loss, so that runs and
+    lengths can be compared; without gradients it is a NextTokenLoss.
+
+    short_context: how each sequence is read again, without gradients, before each pass. Sequences are whole, with
+    positions 0, 1, 2 ...
+    """
+
+    def __init__(self, model: "PreTrainedModel", short_context: ShortContext, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._context = short_context
+
+    def _weighting(
+        self, ids: torch.Tensor, labels: torch.Tensor, document_labels: torch.Tensor | None
+    ) -> Weighting | None:
+        if not torch.is_grad_enabled():
+            return None
+        short = self._short_losses(ids, labels)
+
+        def weigh(losses: torch.Tensor, chunk: slice) -> torch.Tensor:
+            weights = (short[:, chunk] - losses.detach()).clamp(max=math.log(LARGEST_WEIGHT)).exp()
+            weights = torch.where(short[:, chunk].isnan(), 1.0, weights)
+            return weights if document_labels is None else weights / document_labels[:, chunk]
+
+        return weigh
+
+    @torch.no_grad()
+    def _short_losses(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Loss of each label with a short context, nats, shape (batch, tokens); NaN where all of it is short."""
+        losses = torch.full(ids.shape, math.nan, device=ids.device)
+        first = self._context.tokens - 1
+        for start, stop in self._context.windows(ids.shape[1]):
+            outputs = self._split.decode(ids[:, start:stop])
+            scored = slice(start + first, stop - 1)
+            with torch.autocast(ids.device.type, enabled=False):
+                hidden = outputs.last_hidden_state[:, first:-1].to(self._split.head.weight.dtype)
+                parts = [
+                    self._losses(outputs, hidden[:, chunk], labels[:, scored][:, chunk])
+                    for chunk in self._chunks(hidden)
+                ]
+            losses[:, scored] = torch.cat(parts, dim=1)
+        return losses
+
+
+def _weighted_sum(losses: torch.Tensor, weigh: Weighting, chunk: slice) -> torch.Tensor:
     """The sum of the losses, with the gradient of the weighted sum: the value does not depend on the weights."""
-    weighted = (weights * losses).sum()
+    weighted = (weigh(losses, chunk) * losses).sum()
     return losses.detach().sum() + (weighted - weighted.detach())
 
 

@@ -11,19 +11,28 @@ from typing import TYPE_CHECKING, Any, Literal
 from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.errors import RecipeError
 from ropecli.live.rotary import follows_length
-from ropecli.training.recipe import Recipe
+from ropecli.training.settings import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
 _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
-"""Layer types without an attention mask; `_carries_state` checks their models."""
+"""Layer types without an attention mask; those that carry a state are refused."""
 
 
 def is_launched_with(engine: str) -> bool:
     """Return whether `accelerate launch` enabled this engine, FSDP or DEEPSPEED."""
     return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
+
+
+def shards_weights(accelerator: "Accelerator") -> bool:
+    """Return whether the engine is FSDP2 or ZeRO-3."""
+    from accelerate import DistributedType
+
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return accelerator.state.deepspeed_plugin.zero_stage == 3
+    return accelerator.distributed_type == DistributedType.FSDP
 
 
 def refuse_engine(accelerator: "Accelerator") -> None:
@@ -46,28 +55,24 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
     from accelerate import DistributedType
 
-    kind, sizes = accelerator.distributed_type, accelerator.parallelism_config
+    sizes = accelerator.parallelism_config
     if recipe.loss == "longce" and follows_length(model, length):
         raise RecipeError(
             "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
             "length. Use loss: next-token."
         )
-    integers = any(not parameter.is_floating_point() for parameter in model.parameters())
     faults: list[str] = []
-    if kind == DistributedType.FSDP:
-        faults += sharded_weight_faults(recipe, "FSDP2", integers=integers)
-    if kind == DistributedType.DEEPSPEED and accelerator.state.deepspeed_plugin.zero_stage == 3:
-        faults += sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
+    if shards_weights(accelerator):
+        integers = any(not parameter.is_floating_point() for parameter in model.parameters())
+        engine: Any = "FSDP2" if accelerator.distributed_type == DistributedType.FSDP else "ZeRO-3"
+        faults += sharded_weight_faults(recipe, engine, integers=integers)
     if sizes and (sizes.sp_enabled or sizes.cp_enabled):
         name, size = ("sp_size", sizes.sp_size) if sizes.sp_enabled else ("cp_size", sizes.cp_size)
         context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)
         varies = follows_length(model, max(length, context_length))
         faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
     if faults:
-        raise RecipeError(
-            "This recipe cannot be trained with this launch configuration:\n"
-            + "\n".join(f"  {fault}" for fault in faults)
-        )
+        raise RecipeError("\n  ".join(["This recipe cannot be trained with this launch configuration:", *faults]))
 
 
 def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
@@ -98,7 +103,7 @@ def shared_sequence_faults(
     parts = size if ulysses else 2 * size
     if length % parts:
         yield f"length is {length}; expected a multiple of {parts} for {name} {size}."
-    if any(source.sequences == "packed" for source in recipe.sources):
+    if recipe.packs:
         # both drop the mask that separates packed documents (ulysses_sp.py; accelerate/big_modeling.py)
         yield f"sequences: packed needs a mask, which {name} {size} drops. Use long or concat."
     if recipe.loss == "longce":
@@ -108,7 +113,8 @@ def shared_sequence_faults(
         yield f"the model's rotary frequencies depend on the length, which {name} {size} splits over processes. {hint}"
     for kind in sorted(_partial_attention_layers(model, length if ulysses else None)):
         yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {hint}"
-    if _carries_state(model):
+    types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if model._is_stateful or types & (_MIXERS - {"moe"}):
         # accelerate/big_modeling.py: every process would start its part with an empty state
         yield f"the model's layers carry a state along the sequence, which {name} {size} does not pass on. {hint}"
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
@@ -144,16 +150,10 @@ def _partial_attention_layers(model: "PreTrainedModel", length: int | None) -> s
         "sliding_attention": getattr(config, "sliding_window", None),
         "chunked_attention": getattr(config, "attention_chunk_size", None),
     }
-    types = getattr(config, "layer_types", None)
-    if types is None:  # as in Mistral, where the window applies to all layers
-        types = ["sliding_attention"] if windows["sliding_attention"] else []
+    # without types, as in Mistral, the window applies to all layers
+    types = getattr(config, "layer_types", None) or (["sliding_attention"] if windows["sliding_attention"] else [])
     wide = {kind for kind, window in windows.items() if length is not None and window and window >= length}
     return set(types) - {"full_attention"} - wide - _MIXERS
-
-
-def _carries_state(model: "PreTrainedModel") -> bool:
-    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return bool(model._is_stateful or set(types) & (_MIXERS - {"moe"}))
 
 
 def refuse_method_conflicts(recipe: Recipe, saved: SavedRemapping | None) -> None:
@@ -166,13 +166,11 @@ def refuse_method_conflicts(recipe: Recipe, saved: SavedRemapping | None) -> Non
     method, faults = saved.method, []
     if recipe.positions != "full":
         faults.append(f"positions: {recipe.positions} has no effect, since {method} ignores position_ids. Use full.")
-    if any(source.sequences == "packed" for source in recipe.sources):
+    if recipe.packs:
         faults.append(
             f"sequences: packed needs separate documents in a row, which {method} does not support. Use long or concat."
         )
     if recipe.attn != "auto":
         faults.append(f"attn: {recipe.attn} would replace {method}'s own attention. Use attn: auto.")
     if faults:
-        raise RecipeError(
-            f"{method} cannot be trained with these settings:\n" + "\n".join(f"  {fault}" for fault in faults)
-        )
+        raise RecipeError("\n  ".join([f"{method} cannot be trained with these settings:", *faults]))

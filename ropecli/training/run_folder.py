@@ -6,7 +6,6 @@ OUTPUT/logs/                 the same numbers for TensorBoard or Weights & Biase
 OUTPUT/checkpoints/000040/   Accelerate's state after 40 steps (ropecli/resume.py); removed when the run is finished
 """
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
+from ropecli.atomic import is_partial, new_file, refuse_existing
 from ropecli.checkpoint.files import read_bounded
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, RecipeError, reason_of
@@ -39,7 +38,6 @@ METRICS = "metrics.jsonl"
 LOGS = "logs"
 _LARGEST = 2**20
 """Bytes of run.yaml."""
-_PROJECT = "ropecli"
 T = TypeVar("T")
 LOCK = ".lock"
 # Keys that may change on resume: where the source is (its digest may not), and what does not affect the weights.
@@ -60,11 +58,6 @@ def refuse_foreign(output: Path, resume: bool) -> None:
         path for path in output.iterdir() if path.name != LOCK and not is_partial(path, output / RUN)
     ]:
         refuse_existing(output)
-
-
-def lock_output(output: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock OUTPUT for this run. Removes a folder that the run created and left empty. Raises OutputError."""
-    return sole_use(output / LOCK, output)
 
 
 def begin_run(output: Path, checkpoint: Checkpoint, settings: dict[str, Any], resume: bool) -> None:
@@ -94,7 +87,7 @@ def _read_run(output: Path) -> dict[str, Any]:
         return {}
     try:
         run = yaml.safe_load(read_bounded(path, _LARGEST))
-        if not isinstance(run, dict) or not all(isinstance(run.get(key), dict) for key in ("source", "recipe")):
+        if not isinstance(run, dict) or not run.keys() >= {"source", "recipe"}:
             raise ValueError("it has no source or recipe")
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise OutputError(
@@ -139,10 +132,9 @@ class RunLog:
                 # set WANDB_RUN_ID and WANDB_RESUME to resume the same run in Weights & Biases
                 "wandb": {"name": output.name, "dir": str(output / LOGS), "config": dict(run_values)},
             }
-            accelerator.init_trackers(_PROJECT, init_kwargs=options)
+            accelerator.init_trackers("ropecli", init_kwargs=options)
 
     def close(self) -> None:
-        """Flush the tracker."""
         for tracker in self._accelerator.trackers:
             tracker.finish()
 
@@ -157,18 +149,14 @@ class RunLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
         except OSError as error:
-            raise OutputError(
-                f"{self._path} could not be written: {error.strerror}. Use --resume to continue."
-            ) from error
+            message = f"{self._path} could not be written: {error.strerror}. Use --resume to continue."
+            raise OutputError(message) from error
 
 
 def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl up to `step`. A kill may have truncated the last one. Raises OutputError."""
     path = output / METRICS
-    try:
-        lines = path.read_bytes().splitlines() if path.exists() else []
-    except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror}.") from error
+    lines = path.read_bytes().splitlines() if path.exists() else []
     kept = []
     for number, line in enumerate(lines, 1):
         try:

@@ -9,6 +9,8 @@ model, sends each process its parts, and writes the result whole.
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +27,6 @@ from ropecli.live.stock_transformers import quiet_transformers, read_stock_confi
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_BASE = ".base_layer."
-"""Peft inserts this into the names of the layers that it wraps."""
 
 
 @dataclass
@@ -132,7 +131,8 @@ def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]
         *model.named_buffers(remove_duplicate=False),
     ]:
         if name not in unsaved and ".lora_" not in name:
-            named.setdefault(id(tensor), ([], tensor))[0].append(name.replace(_BASE, "."))
+            name = name.replace(".base_layer.", ".")  # peft inserts this into the names of the layers that it wraps
+            named.setdefault(id(tensor), ([], tensor))[0].append(name)
     return list(named.values())
 
 
@@ -204,7 +204,7 @@ def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch
             whole = next(state[name] for name in names if name in state).to(device)
         else:
             whole = torch.empty(getattr(target, "ds_shape", target.shape), dtype=torch.float32, device=device)
-        if isinstance(target, torch.distributed.tensor.DTensor):
+        if _is_sharded(target):
             whole = distribute_tensor(whole, target.device_mesh, target.placements).to_local()
         else:
             distributed.broadcast(whole, 0)
@@ -218,20 +218,14 @@ def write_gathered(
     folder: Path,
 ) -> None:
     """Write the tensors into files like the source's, with one file in memory at a time. Raises OSError."""
-    pending: dict[str, torch.Tensor] = {}
-    current: Path | None = None
-
-    def write() -> None:
-        if current is not None:
-            save_file(pending, folder / current.name, metadata={"format": "pt"})
-        pending.clear()
-
-    for file, name, tensor in gathered:
-        if file != current:
-            write()
-            current = file
-        pending[name] = tensor.to("cpu", dtypes[name]).contiguous()
-    write()
+    name = ""
+    for file, tensors in groupby(gathered, key=itemgetter(0)):
+        name = file.name
+        save_file(
+            {key: tensor.to("cpu", dtypes[key]).contiguous() for _, key, tensor in tensors},
+            folder / name,
+            metadata={"format": "pt"},
+        )
     index = checkpoint.folder / "model.safetensors.index.json"
-    if current and current.name != "model.safetensors" and index.is_file():
+    if name != "model.safetensors" and index.is_file():
         shutil.copy(index, folder / index.name)  # the same tensors, dtypes and files

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ropecli.atomic import sole_use
 from ropecli.attention.patching import patch_to, with_layout
 from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
@@ -35,9 +36,9 @@ from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
-from ropecli.training.recipe import Patch, Recipe
 from ropecli.training.refusals import refuse_method_conflicts
-from ropecli.training.run_folder import LOCK, RUN, begin_run, lock_output, refuse_foreign
+from ropecli.training.run_folder import LOCK, RUN, begin_run, refuse_foreign
+from ropecli.training.settings import Patch, Recipe
 
 STAGES = "stages"
 _PATIENCE = 3600.0
@@ -205,7 +206,7 @@ def run_stages(
     if len(stages) == 1 and stages[0].plan is None:
         _finetune(checkpoint, stages[0], output, resume=resume, say=say, on_step=on_step, on_phase=on_phase)
         return
-    with lock_output(output) if first else nullcontext():
+    with sole_use(output / LOCK, output) if first else nullcontext():
         if first:
             settings = {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}
             begin_run(output, checkpoint, settings, resume)

@@ -15,7 +15,7 @@ import torch
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
-from ropecli.data.documents import Document, Documents, read_documents
+from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.sources import TO_MEASURE, read_texts
 from ropecli.data.stream import Batch
@@ -24,7 +24,7 @@ from ropecli.evaluation.protocols import Protocol
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length, unpatched_after
 from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
 from ropecli.training.loss import explain_out_of_memory
-from ropecli.training.recipe import Recipe
+from ropecli.training.settings import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -77,7 +77,11 @@ class Validation:
         """Mean negative log-likelihood over all documents, nats per token."""
         total = torch.zeros(2, dtype=torch.float64)
         pass_size, remedy = f"Perplexity at {length} tokens", f"Remove {length} from eval_lengths."
-        for document in self._share(accelerator):
+        # all processes read the same number of documents, since they gather sharded weights together; if they do not
+        # divide evenly, several read the same ones, which cancels in the mean
+        rank, ranks = data_ranks(accelerator)
+        parts = math.gcd(len(self.documents.kept), ranks)
+        for document in self.documents.kept[rank % parts :: parts]:
             for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
                 reset()
                 labels = np.full((1, len(window.ids)), UNSCORED, dtype=np.int64)
@@ -89,15 +93,6 @@ class Validation:
         if accelerator.num_processes > 1:
             total = accelerator.reduce(total.to(accelerator.device)).cpu()
         return float(total[0] / total[1])
-
-    def _share(self, accelerator: "Accelerator") -> tuple[Document, ...]:
-        """This process's documents. All processes get the same number, since they gather sharded weights together.
-
-        If they do not divide evenly, several processes read the same documents; that cancels in the mean.
-        """
-        rank, ranks = data_ranks(accelerator)
-        parts = math.gcd(len(self.documents.kept), ranks)
-        return self.documents.kept[rank % parts :: parts]
 
 
 def make_validation(
@@ -168,14 +163,8 @@ def _evaluation_mode(
         finally:
             for module in training:
                 module.training = True
-            _reshard(wrapped)
-
-
-def _reshard(wrapped: torch.nn.Module) -> None:
-    """Shard weights again: FSDP2 keeps the outermost ones gathered after a forward pass without a backward pass."""
-    if torch.distributed.is_available():
-        from torch.distributed.fsdp import FSDPModule
-
-        for module in wrapped.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+            # FSDP2 keeps the outermost weights gathered after a forward pass without a backward pass
+            for module in wrapped.modules():
+                reshard: Any = getattr(module, "reshard", None)
+                if reshard:
+                    reshard()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ropecli.errors import PatchError
 from ropecli.training import adapters
-from ropecli.training.target_modules import norm_modules
+from ropecli.training.adapters import norm_modules
 from ropecli.tuning.queries import find_queries
 from ropecli.tuning.task import LayerGains
 

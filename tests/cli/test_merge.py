@@ -17,7 +17,7 @@ def train(checkpoint, output, adapter="lora-plus", save="adapter", seed=0):
     from ropecli.live.loading import load_model
     from ropecli.training.adapters import attach, trainable
     from ropecli.training.finished_weights import write_result
-    from ropecli.training.recipe import make_recipe
+    from ropecli.training.settings import make_recipe
 
     opened = open_checkpoint(checkpoint)
     recipe = make_recipe(None, {"data": "demo-train", "adapter": adapter, "save": save})

@@ -7,8 +7,7 @@ from pathlib import Path
 import yaml
 
 import ropecli as package
-from ropecli.training.recipe import Recipe
-from ropecli.training.recipe_files import recipe_path
+from ropecli.training.settings import Recipe, recipe_path
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -1,6 +1,6 @@
 """Adapters on tiny models: what is trained, what it changes, and what is written of it."""
 
-from importlib.util import find_spec
+import functools
 from pathlib import Path
 
 import pytest
@@ -8,13 +8,13 @@ import torch
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.provenance import read_record
-from ropecli.errors import CheckpointError, RecipeError
+from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
 from ropecli.training.finetuning import make_optimizer
 from ropecli.training.finished_weights import finished_step, write_result
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.recipe import make_recipe
+from ropecli.training.settings import make_recipe
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
 MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
@@ -23,14 +23,12 @@ GROUPS = {"n_group": 1, "topk_group": 1}
 MODELS = {
     "llama": {"head_dim": 32},
     "tied": {"tie_word_embeddings": True},
-    "phi3": {},
     "gpt_neox": {},
     "deepseek_v3": {**MLA, **EXPERTS, **GROUPS, "num_key_value_heads": 2},
 }
 PROJECTIONS = {
     "llama": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "tied": {"q_proj", "k_proj", "v_proj", "o_proj"},
-    "phi3": {"qkv_proj", "o_proj"},
     "gpt_neox": {"query_key_value", "dense"},
     "deepseek_v3": {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
 }
@@ -38,14 +36,7 @@ PROJECTIONS = {
 
 @pytest.fixture(scope="module")
 def checkpoint_of(build):
-    built = {}
-
-    def get(kind):
-        if kind not in built:
-            built[kind] = open_checkpoint(build("qwen2" if kind == "tied" else kind, **MODELS[kind]))
-        return built[kind]
-
-    return get
+    return functools.cache(lambda kind: open_checkpoint(build("qwen2" if kind == "tied" else kind, **MODELS[kind])))
 
 
 def recipe_of(adapter="lora", **keys):
@@ -71,9 +62,9 @@ def logits(model):
     return model(input_ids=IDS).logits
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     """Within 1e-5 of the largest logit."""
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def stock(folder: Path, **options):
@@ -89,7 +80,7 @@ def keys(folder):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_by_default_the_attentions_projections_alone_are_trained(checkpoint_of, kind):
+def test_only_attention_projections_are_trained_by_default(checkpoint_of, kind):
     model = adapters.attach(load_model(checkpoint_of(kind), dtype="float32", device="cpu"), recipe_of())
     names = [name for name, _ in adapters.trainable(model)]
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in names} == PROJECTIONS[kind]
@@ -98,7 +89,7 @@ def test_by_default_the_attentions_projections_alone_are_trained(checkpoint_of, 
 
 
 @pytest.mark.parametrize(("kind", "adapter"), [*((kind, "lora-plus") for kind in MODELS), ("llama", "lora")])
-def test_merged_or_read_by_stock_peft_it_is_the_live_model(checkpoint_of, tmp_path, kind, adapter):
+def test_merged_checkpoint_and_stock_peft_give_the_live_logits(checkpoint_of, tmp_path, kind, adapter):
     from peft import PeftModel
 
     checkpoint, recipe = checkpoint_of(kind), recipe_of(adapter, learning_rate=1e-2)
@@ -116,7 +107,7 @@ def test_merged_or_read_by_stock_peft_it_is_the_live_model(checkpoint_of, tmp_pa
     assert finished_step(whole) == finished_step(alone) == 3
 
 
-def test_an_adapter_names_the_patched_base_and_carries_the_patch(patched_llama, llama, tmp_path):
+def test_adapter_names_the_patched_base_and_has_the_patched_config(patched_llama, llama, tmp_path):
     """The base that it names is enough; so is the base before the patch, with the config in the adapter's folder."""
     from peft import PeftConfig, PeftModel
     from transformers import AutoConfig, AutoTokenizer
@@ -129,8 +120,6 @@ def test_an_adapter_names_the_patched_base_and_carries_the_patch(patched_llama, 
     assert_same(logits(PeftModel.from_pretrained(stock(base), tmp_path)), logits(model))
     extended = PeftModel.from_pretrained(stock(llama, config=AutoConfig.from_pretrained(tmp_path)), tmp_path)
     assert_same(logits(extended), logits(model))
-    forgotten = PeftModel.from_pretrained(stock(llama), tmp_path)
-    assert (logits(forgotten) - logits(model)).abs().max() > 1e-2
     assert AutoTokenizer.from_pretrained(tmp_path).model_max_length == 128
     assert read_record(tmp_path)["scaling"]["method"] == "yarn"
 
@@ -138,7 +127,7 @@ def test_an_adapter_names_the_patched_base_and_carries_the_patch(patched_llama, 
 @pytest.mark.parametrize(
     ("adapter", "without"), [("none", None), ("none", "lm_head.weight"), ("lora-plus", "model.embed_tokens.weight")]
 )
-def test_a_gathered_state_is_what_is_written(checkpoint_of, tmp_path, adapter, without):
+def test_gathered_state_is_what_is_written(checkpoint_of, tmp_path, adapter, without):
     """As an engine gathers it from shards: full tensors, ties undone, or under one of their names alone."""
     checkpoint, recipe = checkpoint_of("tied"), recipe_of(adapter, learning_rate=1e-2)
     model = trained(checkpoint, recipe)
@@ -152,7 +141,7 @@ def test_a_gathered_state_is_what_is_written(checkpoint_of, tmp_path, adapter, w
 
 
 @pytest.mark.parametrize(("kind", "autocast"), [("llama", False), ("tied", True)])
-def test_beside_a_bfloat16_base_what_is_trained_is_float32(checkpoint_of, kind, autocast):
+def test_trained_parameters_of_a_bfloat16_base_are_float32(checkpoint_of, kind, autocast):
     model = load_model(checkpoint_of(kind), dtype="bfloat16", device="cpu")
     adapters.attach(model, recipe_of("lora-plus"))
     assert {parameter.dtype for _, parameter in adapters.trainable(model)} == {torch.float32}
@@ -166,16 +155,15 @@ def test_beside_a_bfloat16_base_what_is_trained_is_float32(checkpoint_of, kind, 
     assert {parameter.grad.dtype for _, parameter in adapters.trainable(model)} == {torch.float32}
 
 
-def test_a_target_that_is_no_linear_module_of_the_decoder_is_refused(checkpoint_of):
+def test_target_that_is_no_linear_module_of_the_decoder_is_refused(checkpoint_of):
     """The head too: the loss multiplies by its matrix without running it, and would pass an adapter by."""
     model = load_model(checkpoint_of("llama"), dtype="float32", device="cpu")
     for target in ("q_prj", "mlp", "lm_head"):
-        told = rf"named {target}\. Linear modules: down_proj, gate_proj, k_proj, o_proj, q_proj"
-        with pytest.raises(RecipeError, match=told):
+        with pytest.raises(RecipeError, match=rf"named {target}\. Linear modules: down_proj, gate_proj, k_proj"):
             adapters.attach(model, recipe_of(lora_targets=["q_proj", target]))
 
 
-def test_a_runs_checkpoints_hold_what_is_trained_alone(checkpoint_of, tmp_path):
+def test_training_checkpoint_has_only_trained_parameters(checkpoint_of, tmp_path):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from safetensors.torch import load_file
@@ -194,9 +182,3 @@ def test_a_runs_checkpoints_hold_what_is_trained_alone(checkpoint_of, tmp_path):
         parameter.data.zero_()
     accelerator.load_state(str(tmp_path / "state"))
     assert torch.equal(logits(model), expected)
-
-
-@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is here")
-def test_qlora_without_bitsandbytes_says_what_to_install(checkpoint_of):
-    with pytest.raises(CheckpointError, match="pip install -U bitsandbytes"):
-        load_model(checkpoint_of("llama"), options=adapters.quantization(recipe_of("qlora")))

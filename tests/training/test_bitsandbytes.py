@@ -11,7 +11,7 @@ from ropecli.training import adapters
 from ropecli.training.finetuning import make_optimizer
 from ropecli.training.finished_weights import write_result
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.recipe import make_recipe
+from ropecli.training.settings import make_recipe
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
 
@@ -55,20 +55,7 @@ def logits(model):
     return model.eval()(input_ids=IDS.to(model.device)).logits.float().cpu()
 
 
-def test_linear_modules_are_in_four_bits_but_the_head(checkpoint):
-    import bitsandbytes
-
-    model = quantized(checkpoint, recipe_of(adapter="qlora"))
-    kinds = {name.rpartition(".")[2]: type(module) for name, module in model.named_modules()}
-    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert {kinds[name] for name in projections} == {bitsandbytes.nn.Linear4bit}
-    assert kinds["lm_head"] is torch.nn.Linear
-    assert model.model.embed_tokens.weight.dtype == torch.float32
-    state = model.model.layers[0].self_attn.q_proj.weight.quant_state
-    assert (state.quant_type, state.nested) == ("nf4", True)
-
-
-def test_gradients_are_those_of_the_weights_that_four_bits_stand_for(checkpoint):
+def test_gradients_are_those_of_the_dequantized_weights(checkpoint):
     """Also after a pass in evaluation mode, which left to itself repacks the weights on some CPUs."""
     from bitsandbytes.functional import dequantize_4bit
 
@@ -88,11 +75,11 @@ def test_gradients_are_those_of_the_weights_that_four_bits_stand_for(checkpoint)
             if "lora_B" in name:
                 parameter.data.copy_(torch.randn(parameter.shape) * 0.02)
         loss(loss_of).backward()
-    for (name, found), (_, wanted) in zip(*map(adapters.trainable, losses), strict=True):
-        assert (found.grad.cpu() - wanted.grad).norm() < 1e-3 * wanted.grad.norm(), name
+    for (name, actual), (_, expected) in zip(*map(adapters.trainable, losses), strict=True):
+        assert (actual.grad.cpu() - expected.grad).norm() < 1e-3 * expected.grad.norm(), name
 
 
-def test_it_is_merged_into_the_weights_of_the_file(checkpoint, tmp_path):
+def test_adapter_is_merged_into_the_unquantized_weights(checkpoint, tmp_path):
     """The logits are those of the unquantized base with the same adapter."""
     from transformers import AutoModelForCausalLM
 
@@ -109,7 +96,7 @@ def test_it_is_merged_into_the_weights_of_the_file(checkpoint, tmp_path):
     assert (merged - logits(model)).abs().max() > 1e-3 * expected.abs().max()
 
 
-def test_a_run_on_four_bits_is_resumed(checkpoint, tmp_path):
+def test_qlora_run_resumes_to_the_same_bits(checkpoint, tmp_path):
     """Accelerate saves what is trained alone: the frozen 4-bit weights could not be loaded back."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -137,11 +124,10 @@ def test_a_run_on_four_bits_is_resumed(checkpoint, tmp_path):
     expected = steps(*first, 3)
     second = prepared()
     second[0].load_state(str(tmp_path / "state"))
-    for found, wanted in zip(steps(*second, 3), expected, strict=True):
-        assert torch.equal(found, wanted)
+    assert all(map(torch.equal, steps(*second, 3), expected))
 
 
-def test_the_optimizers_state_is_in_eight_bits(checkpoint):
+def test_optimizer_state_is_in_eight_bits(checkpoint):
     recipe = recipe_of(optimizer="adamw-8bit", learning_rate=1e-3)
     model = load_model(checkpoint, dtype="float32", device="cpu")
     _, optimizer, losses = train(model, recipe)

@@ -20,7 +20,6 @@ def source(build, tmp_path_factory):
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
-    (folder / "LICENSE").write_text("do as you like")
     (folder / "README.md").write_text("a notice")
     (folder / "notes.bin").write_bytes(b"not part of a checkpoint")
     output = tmp_path_factory.mktemp("patched") / "tied"
@@ -38,24 +37,18 @@ def tensors(folder):
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
-def test_its_files_are_those_of_the_source_and_of_the_run(source, run):
-    assert {path.name for path in run.iterdir()} == {
-        *(path.name for path in source.iterdir()),
-        "run.yaml",
-        "metrics.jsonl",
-    }
-
-
-def test_its_weights_have_the_names_and_the_dtype_of_the_source(source, run):
+def test_files_names_and_dtypes_are_those_of_the_source(source, run):
+    expected = {path.name for path in source.iterdir()} | {"run.yaml", "metrics.jsonl"}
+    assert {path.name for path in run.iterdir()} == expected
     before, after = tensors(source), tensors(run)
     assert "lm_head.weight" not in before  # the embeddings are tied
-    assert after.keys() == before.keys()
-    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
-    assert {key: tensor.shape for key, tensor in after.items()} == {key: one.shape for key, one in before.items()}
+    shapes = [{key: (tensor.shape, tensor.dtype) for key, tensor in state.items()} for state in (before, after)]
+    assert shapes[0] == shapes[1]
     assert not all(torch.equal(after[key], before[key]) for key in before)
+    assert "`ropecli finetune` trained it for 6 steps of" in (run / "README.md").read_text()
 
 
-def test_stock_transformers_loads_it_whole(run, tmp_path):
+def test_stock_transformers_loads_the_result(run, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, report = AutoModelForCausalLM.from_pretrained(run, output_loading_info=True)
@@ -66,7 +59,7 @@ def test_stock_transformers_loads_it_whole(run, tmp_path):
     assert AutoTokenizer.from_pretrained(run)("ba de")["input_ids"]
 
 
-def test_its_record_names_the_scaling_and_the_training(source, run):
+def test_record_has_the_scaling_and_the_training(source, run):
     record = yaml.safe_load((run / "ropecli.yaml").read_text())
     patched = yaml.safe_load((source / "ropecli.yaml").read_text())
     assert {key: record[key] for key in patched} == patched
@@ -74,17 +67,7 @@ def test_its_record_names_the_scaling_and_the_training(source, run):
     assert record["finetuned"]["source"]["checkpoint"] == str(source)
 
 
-def test_its_readme_says_what_was_trained(run, ropecli, tmp_path):
-    text = (run / "README.md").read_text()
-    assert text.endswith("-->\na notice")
-    assert text.count("<!-- ropecli:begin -->") == 1
-    assert "`ropecli finetune` trained it for 6 steps of" in text
-    assert "The weights are unchanged" not in text
-    assert ropecli("patch", run, "--revert", "-o", tmp_path / "reverted").code == 0
-    assert (tmp_path / "reverted" / "README.md").read_text() == "a notice"
-
-
-def test_a_checkpoint_with_several_weight_files_becomes_one(source, tune, tmp_path):
+def test_several_weight_files_become_one(source, tune, tmp_path):
     from transformers import AutoModelForCausalLM
 
     sharded = shutil.copytree(source, tmp_path / "sharded")

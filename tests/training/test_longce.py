@@ -9,8 +9,7 @@ from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RopecliError
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.training import loss as loss_module
-from ropecli.training.longce import LongContextLoss
-from ropecli.training.loss import NextTokenLoss
+from ropecli.training.loss import LongContextLoss, NextTokenLoss
 
 IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 512, (2, 61)))
 SHORT = ShortContext(5, 3)
@@ -80,6 +79,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("keys", "message"), WRONG.values(), ids=WRONG)
-def test_what_longce_cannot_weigh_is_refused(tune, patched_llama, keys, message):
+def test_settings_that_longce_does_not_support_are_refused(tune, patched_llama, keys, message):
     with pytest.raises(RopecliError, match=message):
         tune(patched_llama, **{"length": 96, "loss": "longce", **keys})

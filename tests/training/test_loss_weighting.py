@@ -10,7 +10,7 @@ from ropecli.data.sources import read_rows
 from ropecli.data.stream import open_stream
 from ropecli.data.token_store import tokenize_rows
 from ropecli.live.loading import load_tokenizer
-from ropecli.training.recipe import make_recipe
+from ropecli.training.settings import make_recipe
 
 LENGTH = 96
 
@@ -45,7 +45,7 @@ def one_by_one(patched_llama, chat, chat_tokenizer):
     return torch.cat(documents).mean().item(), norm.item()
 
 
-def test_a_step_on_packed_conversations_equals_reading_them_one_by_one(
+def test_documents_in_packed_sequences_weigh_as_if_read_one_by_one(
     tune, patched_llama, chat, chat_tokenizer, one_by_one, metrics, tmp_path
 ):
     keys = {"data": str(chat), "length": LENGTH, "steps": 1, "sequences": "packed", "loss_weighting": "documents"}
@@ -54,12 +54,10 @@ def test_a_step_on_packed_conversations_equals_reading_them_one_by_one(
     assert batch.weight == pytest.approx(12)
     assert (batch.labels != UNSCORED).sum(1).max() < batch.document_labels.max()  # a document in several sequences
 
-    def step(name, **own):
-        [line] = metrics(tune(patched_llama, tmp_path / name, **{**keys, **own}))
+    def step(name, **changes):
+        [line] = metrics(tune(patched_llama, tmp_path / name, **{**keys, **changes}))
         return line["loss"], line["grad_norm"]
 
-    one_pass = {"batch_size": len(stream), "gradient_accumulation": 1}
-    assert step("one pass", **one_pass) == pytest.approx(one_by_one, rel=1e-4)
     passes = {"batch_size": 1, "gradient_accumulation": len(stream)}
     assert step("passes", **passes) == pytest.approx(one_by_one, rel=1e-4)
     loss, norm = step("tokens", **passes, loss_weighting="tokens")

@@ -8,7 +8,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.live.loading import load_model
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.recipe import make_recipe
+from ropecli.training.settings import make_recipe
 
 
 def tensors(folder):
@@ -19,7 +19,7 @@ def tensors(folder):
 @pytest.mark.parametrize(
     ("model_type", "keys"), [("qwen2_vl", {}), ("llava", {"adapter": "lora"}), ("llama4", {})], ids=str
 )
-def test_every_tensor_comes_back_and_only_text_is_trained(model_type, keys, build, tune):
+def test_every_tensor_is_written_and_only_text_is_trained(model_type, keys, build, tune):
     source = build(model_type)
     before, after = tensors(source), tensors(tune(source, steps=2, **keys))
     assert after.keys() == before.keys()
@@ -28,7 +28,7 @@ def test_every_tensor_comes_back_and_only_text_is_trained(model_type, keys, buil
     assert not [name for name in changed if "vis" in name or "multi_modal" in name]
 
 
-@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("model_type", ["llava", "qwen3_vl"])
 def test_every_trained_parameter_gets_a_gradient(model_type, build, corpus):
     """DDP stops at one that never does."""
     recipe = make_recipe(None, {"data": str(corpus)})

@@ -1,5 +1,7 @@
 """Checkpoints that carry a relative-position method are trained with it, and refused what would do without it."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from ropecli.live.loading import load_model
 from ropecli.scaling.spec import make_spec
 from ropecli.training.adapters import trainable
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.recipe import make_recipe
+from ropecli.training.settings import make_recipe
 from ropecli.training.stages import plan_stages
 
 # of a Llama pretrained on 64 tokens, for 128
@@ -27,21 +29,15 @@ METHODS = {
 LENGTH = 100
 
 
-def patched(source, output, method, factor=2.0):
-    plan = make_plan(open_checkpoint(source), make_spec(method, factor, METHODS.get(method, {})))
-    patch_to(plan, output)
-    return output
-
-
 @pytest.fixture(scope="module")
 def remapped(llama, tmp_path_factory):
     """remapped(method) -> the tiny Llama patched with it, for twice its window."""
-    known = {}
 
+    @functools.cache
     def get(method="rerope"):
-        if method not in known:
-            known[method] = patched(llama, tmp_path_factory.mktemp(method) / "patched", method)
-        return known[method]
+        output = tmp_path_factory.mktemp(method) / "patched"
+        patch_to(make_plan(open_checkpoint(llama), make_spec(method, 2.0, METHODS[method])), output)
+        return output
 
     return get
 
@@ -83,12 +79,10 @@ def assert_same_gradients(loss_of, expected):
     whole = cross_entropy(expected(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
     whole.backward()
     assert nll.item() == pytest.approx(whole.item(), rel=1e-5)
-    found = {name.removeprefix("model."): one.grad for name, one in trainable(loss_of)}
-    wanted = {name: one.grad for name, one in trainable(expected)}
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        assert gradient.norm() > 0
-        assert torch.dist(found[name].double(), gradient.double()) < 1e-4 * gradient.norm(), name
+    gradients = {name.removeprefix("model."): parameter.grad for name, parameter in trainable(loss_of)}
+    for name, parameter in trainable(expected):
+        assert parameter.grad.norm() > 0
+        assert torch.dist(gradients[name].double(), parameter.grad.double()) < 1e-4 * parameter.grad.norm(), name
 
 
 @pytest.mark.parametrize(("method", "checkpointing"), [("rerope", True), ("dual-chunk", False), ("lm-infinite", False)])
@@ -100,16 +94,11 @@ def test_gradients_are_those_of_the_definition(remapped, by_definition, method, 
     assert_same_gradients(loss_of, by_definition(method))
 
 
-@pytest.fixture(scope="module")
-def whole_run(remapped, tune_into, corpus, tmp_path_factory):
-    """A run with rerope, measured on the way."""
-    keys = {"length": LENGTH, "eval_data": str(corpus), "eval_every": 3, "eval_documents": 3, "eval_lengths": [64, 128]}
-    return tune_into(remapped(), tmp_path_factory.mktemp("runs") / "whole", **keys)
-
-
-def test_the_result_carries_the_method_on(remapped, whole_run):
+def test_result_has_the_method(remapped, tune, corpus):
     from transformers import AutoModelForCausalLM
 
+    measured = {"eval_data": str(corpus), "eval_every": 3, "eval_documents": 3, "eval_lengths": [64, 128]}
+    whole_run = tune(remapped(), length=LENGTH, **measured)
     assert (whole_run / "config.json").read_bytes() == (remapped() / "config.json").read_bytes()
     record = read_record(whole_run)
     assert record.pop("finetuned")
@@ -123,7 +112,7 @@ def test_the_result_carries_the_method_on(remapped, whole_run):
         assert (model(ids).logits - far).abs().max() > 1e-2 * far.abs().max()
 
 
-def test_adapters_carry_it_too_for_stock_peft_and_merged(remapped, llama, tune, tmp_path):
+def test_adapter_of_a_distance_method_works_in_stock_peft_and_merged(remapped, llama, tune, tmp_path):
     from peft import PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -144,18 +133,18 @@ def test_adapters_carry_it_too_for_stock_peft_and_merged(remapped, llama, tune, 
         assert (other - first).abs().max() <= 1e-5 * first.abs().max()
 
 
-REFUSED = [
-    ({"positions": "pose", "length": 48}, "positions: pose"),
-    ({"sequences": "packed"}, "sequences: packed"),
-    ({"attn": "sdpa"}, "attn: sdpa would replace rerope"),
-]
-
-
-@pytest.mark.parametrize(("keys", "told"), REFUSED, ids=[told for _, told in REFUSED])
-def test_what_does_not_go_with_it_is_refused_before_anything_is_written(remapped, llama, tune, tmp_path, keys, told):
-    with pytest.raises(RecipeError, match=told):
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"positions": "pose", "length": 48}, "positions: pose"),
+        ({"sequences": "packed"}, "sequences: packed"),
+        ({"attn": "sdpa"}, "attn: sdpa would replace rerope"),
+    ],
+)
+def test_settings_that_break_a_distance_method_are_refused(remapped, llama, tune, tmp_path, keys, message):
+    with pytest.raises(RecipeError, match=message):
         tune(remapped(), **keys)
     assert list(tmp_path.iterdir()) == []
     stages = [{"steps": 2}, {"patch": {"method": "rerope", "factor": 2}, **keys}]
-    with pytest.raises(RecipeError, match=rf"(?s)stage 2 of 2.*{told}"):
+    with pytest.raises(RecipeError, match=rf"(?s)stage 2 of 2.*{message}"):
         plan_stages(open_checkpoint(llama), make_recipe(None, {"data": "demo-train", "length": 128, "stages": stages}))

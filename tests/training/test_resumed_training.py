@@ -1,15 +1,23 @@
-"""An interrupted run resumes to the very bits of an uninterrupted one, or says why it cannot."""
+"""An interrupted run resumes to the bits of an uninterrupted one, or says why not. Kills: also test_random_kills.py."""
 
 import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import yaml
 
+from ropecli import signals
 from ropecli.errors import OutputError, RecipeError
-from ropecli.signals import Terminated
+from ropecli.signals import Terminated, terminated_by_signals
+from ropecli.training.loop import stop_on_signals
+
+LONG = {"steps": 30, "save_every": 10, "gradient_accumulation": 4}
+"""Long enough to be killed on its way."""
 
 
 class InterruptedRunError(Exception):
@@ -24,8 +32,8 @@ def interrupt_at(step):
     return on_step
 
 
-def steps_of(metrics, run):
-    return [line["step"] for line in metrics(run)]
+def send(number):
+    os.kill(os.getpid(), number)
 
 
 @pytest.fixture
@@ -36,38 +44,73 @@ def interrupted(tune, patched_llama, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tune, patched_llama, metrics, uninterrupted, weights_of):
-    for moment in (1, 3, 4, 6):
+@pytest.fixture
+def assert_same_run(metrics, weights_of):
+    """assert_same_run(run, run): weights, metrics and files are the same."""
+
+    def check(run, other):
+        assert weights_of(run) == weights_of(other)
+        lines = [[{**line, "tokens_per_second": 0} for line in metrics(folder)] for folder in (run, other)]
+        assert lines[0] == lines[1]
+        assert {path.name for path in run.iterdir()} == {path.name for path in other.iterdir()}
+
+    return check
+
+
+def test_run_interrupted_several_times_equals_an_uninterrupted_one(tune, patched_llama, uninterrupted, assert_same_run):
+    for step in (1, 3, 4, 6):
         with pytest.raises(InterruptedRunError):
-            tune(patched_llama, resume=True, on_step=interrupt_at(moment))
-    run = tune(patched_llama, resume=True)
-    assert weights_of(run) == weights_of(uninterrupted)
-    assert steps_of(metrics, run) == [1, 2, 3, 4, 5, 6]
-    assert untimed(metrics(run)) == untimed(metrics(uninterrupted))
+            tune(patched_llama, resume=True, on_step=interrupt_at(step))
+    assert_same_run(tune(patched_llama, resume=True), uninterrupted)
 
 
-def untimed(lines):
-    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
-
-
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 5)], ids=str)
-def test_a_signal_saves_after_the_step_and_the_run_resumes_from_there(
-    tune, patched_llama, tmp_path, metrics, uninterrupted, weights_of, number, step
+def test_sigterm_saves_after_the_step_and_the_run_resumes_from_there(
+    tune, patched_llama, tmp_path, uninterrupted, assert_same_run
 ):
-    def send(progress):
-        if progress.step == step:
-            os.kill(os.getpid(), number)
-
-    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
-        tune(patched_llama, on_step=send)
-    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == f"{step:06}"
-    run = tune(patched_llama, resume=True)
-    assert weights_of(run) == weights_of(uninterrupted)
-    assert untimed(metrics(run)) == untimed(metrics(uninterrupted))
+    with pytest.raises(Terminated):
+        tune(patched_llama, on_step=lambda progress: send(signal.SIGTERM) if progress.step == 5 else None)
+    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == "000005"
+    assert_same_run(tune(patched_llama, resume=True), uninterrupted)
 
 
-def test_a_damaged_checkpoint_costs_no_more_than_the_steps_since_the_one_before(
-    interrupted, ropecli, command_line, patched_llama, metrics, uninterrupted, weights_of
+def test_run_stopped_by_ctrl_c_and_then_killed_resumes(
+    ropecli, command_line, patched_llama, tmp_path, tune, assert_same_run
+):
+    run = tmp_path / "run"
+    arguments = command_line(patched_llama, run, **LONG)
+
+    def start_until(step, *options):
+        command = [sys.executable, "-m", "ropecli", *arguments, *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        log = run / "metrics.jsonl"
+        while process.poll() is None and not (log.exists() and len(log.read_bytes().splitlines()) >= step):
+            time.sleep(0.005)
+        assert process.poll() is None, process.stderr.read()
+        return process
+
+    process = start_until(3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "Saved after step" in errors
+    (saved,) = (run / "checkpoints").iterdir()  # none was due yet
+    assert int(saved.name[:6]) >= 3
+
+    process = start_until(12, "--resume")
+    process.send_signal(signal.SIGSTOP)  # or it would end while the other begins
+    outcome = ropecli(*arguments, "--resume")
+    assert outcome.code == 2
+    assert "in use" in outcome.err
+    process.kill()
+    process.wait()
+    outcome = ropecli(*arguments, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert_same_run(run, tune(patched_llama, tmp_path / "whole", **LONG))
+
+
+def test_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
+    interrupted, ropecli, command_line, patched_llama, uninterrupted, assert_same_run
 ):
     optimizer = interrupted / "checkpoints" / "000004" / "optimizer.bin"
     optimizer.write_bytes(optimizer.read_bytes()[:-1])
@@ -75,51 +118,63 @@ def test_a_damaged_checkpoint_costs_no_more_than_the_steps_since_the_one_before(
     assert outcome.code == 0, outcome.err
     assert "warning: skipping the checkpoint" in outcome.err
     assert "Resuming after step 2" in outcome.err
-    assert weights_of(interrupted) == weights_of(uninterrupted)
-    assert untimed(metrics(interrupted)) == untimed(metrics(uninterrupted))
+    assert_same_run(interrupted, uninterrupted)
 
 
 def test_tied_weights_random_state_and_mixed_data_resume_exactly(
-    build, tune, tmp_path, weights_of, text_and_chat, chat_template
+    build, tune, tmp_path, assert_same_run, text_and_chat, chat_template
 ):
     source = build("llama", head_dim=32, tie_word_embeddings=True, attention_dropout=0.3)
     (source / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     keys = {"mixture": text_and_chat, "loss_weighting": "documents"}
     with pytest.raises(InterruptedRunError):
         tune(source, on_step=interrupt_at(3), **keys)
-    resumed = tune(source, resume=True, **keys)
-    assert weights_of(resumed) == weights_of(tune(source, tmp_path / "uninterrupted", **keys))
+    assert_same_run(tune(source, resume=True, **keys), tune(source, tmp_path / "uninterrupted", **keys))
 
 
-def test_the_newest_checkpoints_are_kept_while_it_runs_and_none_at_the_end(tune, patched_llama, tmp_path):
+def test_full_disk_while_saving_keeps_the_earlier_checkpoint(
+    tune, patched_llama, tmp_path, uninterrupted, assert_same_run
+):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_disk(progress):
+        if progress.step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+
+    try:
+        with pytest.raises(OutputError, match="could not be written"):
+            tune(patched_llama, on_step=fill_disk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["000002"]
+    assert_same_run(tune(patched_llama, resume=True), uninterrupted)
+
+
+def test_newest_checkpoints_are_kept_during_the_run_and_none_after_it(tune, patched_llama, tmp_path):
     kept = {}
 
     def look(progress):
         folder = tmp_path / "run" / "checkpoints"
-        kept[progress.step] = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        kept[progress.step] = sorted(int(path.name) for path in folder.iterdir()) if folder.exists() else []
 
     run = tune(patched_llama, steps=5, save_every=1, keep_checkpoints=2, on_step=look)
-    assert kept == {
-        1: [],
-        2: ["000001"],
-        3: ["000001", "000002"],
-        4: ["000002", "000003"],
-        5: ["000003", "000004"],
-    }
+    assert kept == {1: [], 2: [1], 3: [1, 2], 4: [2, 3], 5: [3, 4]}
     assert not (run / "checkpoints").exists()
 
 
-def test_other_settings_are_refused_by_name(interrupted, tune, patched_llama, metrics):
+def test_other_settings_and_a_second_start_are_refused(interrupted, tune, patched_llama, metrics):
     before = (interrupted / "run.yaml").read_text()
     with pytest.raises(RecipeError) as caught:
         tune(patched_llama, resume=True, steps=8, seed=1)
     assert all(line in str(caught.value) for line in ("steps: 6 then, 8 now", "seed: 0 then, 1 now"))
+    with pytest.raises(OutputError, match="--resume"):
+        tune(patched_llama)
     assert (interrupted / "run.yaml").read_text() == before
-    assert steps_of(metrics, interrupted) == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in metrics(interrupted)] == [1, 2, 3, 4, 5]
 
 
-def test_a_run_of_an_earlier_release_is_resumed_by_its_digest(
-    interrupted, tune, patched_llama, earlier_digest, caplog, weights_of, uninterrupted
+def test_run_of_an_earlier_release_resumes_by_its_digest(
+    interrupted, tune, patched_llama, earlier_digest, caplog, uninterrupted, assert_same_run
 ):
     settings = yaml.safe_load((interrupted / "run.yaml").read_text())
     for digest in ("0" * 64, earlier_digest(patched_llama)):
@@ -130,42 +185,51 @@ def test_a_run_of_an_earlier_release_is_resumed_by_its_digest(
                 tune(patched_llama, resume=True)
     tune(patched_llama, resume=True)
     assert sum("of an earlier release" in message for message in caplog.messages) == 1
-    assert weights_of(interrupted) == weights_of(uninterrupted)
+    assert_same_run(interrupted, uninterrupted)
 
 
-def test_a_run_is_not_begun_again_without_being_asked_to_resume(interrupted, tune, patched_llama, metrics):
-    with pytest.raises(OutputError, match="--resume"):
-        tune(patched_llama)
-    assert steps_of(metrics, interrupted) == [1, 2, 3, 4, 5]
-
-
-def test_a_finished_run_is_left_alone(tune, patched_llama, weights_of, uninterrupted, tmp_path):
+def test_finished_run_is_not_changed(tune, patched_llama, uninterrupted, tmp_path):
     run = shutil.copytree(uninterrupted, tmp_path / "run")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     tune(patched_llama, resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-@pytest.fixture
-def small_disk():
-    """small_disk(bytes): no file can grow further; the kernel then refuses to write, as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+class OneProcess:
+    num_processes = 1
 
 
-def test_a_disk_that_fills_while_a_checkpoint_is_saved(
-    tune, patched_llama, small_disk, tmp_path, uninterrupted, weights_of, metrics
-):
-    def on_step(progress):
-        if progress.step == 4:
-            small_disk(100_000)
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)]
+)
+def test_signal_ends_the_run_only_after_its_step(number, error):
+    said = []
+    with stop_on_signals(said.append) as interrupt:
+        for _ in range(3):  # as passed on by a launcher
+            send(number)
+        assert interrupt.agreed(OneProcess)
+        with pytest.raises(error):
+            interrupt.stop("Saved after step 3.")
+    assert len(said) == 2
+    assert "Ctrl-C again" in said[0]
 
-    with pytest.raises(OutputError, match="could not be written"):
-        tune(patched_llama, on_step=on_step)
-    small_disk(resource.RLIM_INFINITY)
-    # what is useless does not fill the disk further
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["000002"]
-    run = tune(patched_llama, resume=True)
-    assert weights_of(run) == weights_of(uninterrupted)
-    assert steps_of(metrics, run) == [1, 2, 3, 4, 5, 6]
+
+def test_second_ctrl_c_stops_at_once():
+    with stop_on_signals():
+        send(signal.SIGINT)
+        time.sleep(signals.ECHO_SECONDS + 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ignored_signal_stays_ignored(number):
+    """As under nohup, or in a shell's background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with terminated_by_signals(), stop_on_signals() as interrupt:
+            send(number)
+            assert not interrupt.agreed(OneProcess)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

@@ -1,185 +1,131 @@
-"""The folder of a run: its settings, and checkpoints that all processes save and restore together."""
+"""The folder of a run: its settings, its metrics, and checkpoints that all processes save and restore together."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.training.run_folder import Checkpoints, begin_run
+from ropecli.errors import RecipeError
+from ropecli.training.run_folder import LOGS, RunLog, begin_run, choose_tracker, losses_until
 
 
-class Run:
-    """A tiny model that learns from random numbers: every bit of its state matters."""
+def settings(**recipe):
+    return {"source": {"checkpoint": "here", "digest": "abc"}, "recipe": {"steps": 6, "save_every": 2, **recipe}}
 
-    def __init__(self, output):
-        from accelerate import Accelerator
 
-        self.accelerator = Accelerator(cpu=True)
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
-        self.wrapped, self.optimizer = self.accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-        self.checkpoints = Checkpoints(self.accelerator, output / "checkpoints", every=1, keep=3)
-        self.step, self.said = 0, []
-
-    def run(self, steps):
-        for _ in range(steps):
-            torch.manual_seed(2 * self.step + self.accelerator.process_index)
-            self.accelerator.backward(self.wrapped(torch.randn(3, 4)).square().sum())
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.step += 1
-        return self
-
-    def save(self):
-        self.checkpoints.save(self.step)
-        return self
-
-    def restore(self):
-        self.step = self.checkpoints.restore(self.said.append)
-        return self
-
-    def state(self):
-        """All of it, to be compared bit by bit."""
-        moments = [value for one in self.optimizer.state_dict()["state"].values() for value in one.values()]
-        tensors = [*self.wrapped.state_dict().values(), *moments]
-        return self.step, [tensor.numpy().tobytes() for tensor in tensors]
+def test_settings_that_do_not_affect_the_weights_may_change(tmp_path):
+    demo, output = open_checkpoint("demo"), tmp_path / "run"
+    begin_run(output, demo, settings(), resume=False)
+    other = settings(save_every=1, keep_checkpoints=1, tracker="none", max_loss_rise=1.0, eval_every=2)
+    other["source"]["checkpoint"] = "there"
+    begin_run(output, demo, other, resume=True)
+    shutil.rmtree(output)
+    begin_run(output, demo, settings(stages=[{"steps": 1, "save_every": 2}]), resume=False)
+    begin_run(output, demo, settings(stages=[{"steps": 1, "save_every": 3}]), resume=True)
 
 
 @pytest.fixture
-def output(tmp_path):
-    return tmp_path / "run"
+def open_log(tmp_path):
+    """open_log(done=None, tracker=None) -> the log of a run in tmp_path."""
+    from accelerate import Accelerator
+
+    def begin(done=None, tracker=None):
+        accelerator = Accelerator(cpu=True, log_with=tracker, project_dir=str(tmp_path / LOGS))
+        return RunLog(accelerator, tmp_path, done, {"length": 48})
+
+    return begin
 
 
-@pytest.fixture
-def start(output):
-    return lambda: Run(output)
+def test_tracker_given_by_name_must_be_installed(monkeypatch):
+    monkeypatch.setattr("ropecli.training.run_folder.find_spec", lambda module: None)
+    with pytest.raises(RecipeError, match="pip install wandb"):
+        choose_tracker("wandb")
+    assert choose_tracker("auto") is None
 
 
-def names(output):
-    return sorted(path.name for path in (output / "checkpoints").iterdir())
+def test_tensorboard_of_a_resumed_run_has_no_doubled_steps(open_log, tmp_path):
+    """A run that was killed after its step 5 is resumed after step 3."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    killed = open_log(tracker="tensorboard")
+    for step in range(6):
+        killed.write({"step": step, "loss": float(step), "protocol": "tail", "ppl": {"64": 8.5}})
+    killed.close()
+    resumed = open_log(3, "tensorboard")
+    for step in range(4, 8):
+        resumed.write({"step": step, "loss": 100.0 + step})
+    resumed.close()
+    (folder,) = (tmp_path / LOGS).iterdir()
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    assert [event.value for event in events.Scalars("loss")] == [0, 1, 2, 3, 104, 105, 106, 107]
+    assert [event.step for event in events.Scalars("ppl/64")] == [0, 1, 2, 3]
 
 
-def cut_a_file(folder):
-    (folder / "optimizer.bin").write_bytes((folder / "optimizer.bin").read_bytes()[:-1])
-
-
-def test_a_restored_run_gives_the_same_bits(start):
-    whole = start().run(3).save().run(2)
-    resumed = start().run(1).restore()
-    assert (resumed.step, resumed.said) == (3, [])
-    assert resumed.run(2).state() == whole.state()
-
-
-def of_another_model(snapshot):
-    """Sound by its manifest, and of no use."""
-    from safetensors.torch import load_file, save_file
-
-    from ropecli.resume import write_manifest
-
-    state = load_file(snapshot / "model.safetensors")
-    state["1.weight"] = torch.zeros(3, 8)
-    save_file(state, snapshot / "model.safetensors", {"format": "pt"})
-    (snapshot / "manifest.json").unlink()
-    write_manifest(snapshot)
-
-
-@pytest.mark.parametrize("damage", [cut_a_file, of_another_model])
-def test_a_checkpoint_that_cannot_be_used_leaves_nothing_behind(start, output, damage):
-    whole = start().run(2).save()
-    before = whole.state()
-    whole.run(2).save()
-    damage(output / "checkpoints" / "000004")
-    resumed = start().run(1).restore()
-    assert resumed.state() == before
-    assert "000004" in resumed.said[0]
-    assert resumed.run(2).state() == start().run(4).state()
+def test_metrics_are_cut_back_to_the_step_and_a_truncated_line_is_skipped(open_log, tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    lines = [b'{"step": 1, "loss": 2.5}', b'{"step": 1, "ppl": {"64": 9.5}}', b'{"step": 2, "loss": 1.5}']
+    log.write_bytes(b"\n".join([*lines, b'{"step": 3, "lo']))
+    assert losses_until(tmp_path, 2) == {1: 2.5, 2: 1.5}
+    open_log(1)
+    assert log.read_bytes().splitlines() == lines[:2]
+    open_log().write({"step": 0, "ppl": {"64": 9.5}})
+    assert json.loads(log.read_text()) == {"step": 0, "ppl": {"64": 9.5}}
 
 
 TWO = """
 import os, pathlib, resource, sys
+import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
-from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import OutputError
-from test_run_folder import Run, cut_a_file
+from ropecli.training.run_folder import Checkpoints
 
+folder, said = pathlib.Path(sys.argv[1]) / "checkpoints", []
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 8)
+wrapped, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+checkpoints, first = Checkpoints(accelerator, folder, every=1, keep=3), accelerator.is_main_process
+checkpoints.save(1)
+checkpoints.save(2)
 
-def main():
-    output = pathlib.Path(sys.argv[1])
-    whole = Run(output).run(1).save().run(1).save()
-    accelerator, first = whole.accelerator, whole.accelerator.is_main_process
-    whole.run(2)
-    resumed = Run(output).run(1).restore()
-    same = resumed.step == 2 and resumed.run(2).state() == whole.state()
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+if not first:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+try:
+    checkpoints.save(4)
+    full = ""
+except OutputError as error:
+    full = str(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+accelerator.wait_for_everyone()
+left = sorted(path.name for path in folder.iterdir())
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if not first:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        whole.save()
-        full = ""
-    except OutputError as error:
-        full = str(error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    accelerator.wait_for_everyone()
-    left = sorted(path.name for path in (output / "checkpoints").iterdir())
-
-    if first:
-        (output / "checkpoints" / "000002" / "random_states_1.pkl").unlink()
-    accelerator.wait_for_everyone()
-    before = Run(output).restore()
-    skipped = before.step == 1 and "random_states_1.pkl is missing" in before.said[0]
-
-    if first:
-        cut_a_file(output / "checkpoints" / "000001")
-    accelerator.wait_for_everyone()
-    try:
-        Run(output).restore()
-        none = ""
-    except OutputError as error:
-        none = str(error)
-
-    sound = [same, "could not be written" in full, left == ["000001", "000002"], skipped]
-    answers = gather_object([[*sound, "from any checkpoint" in none]])
-    if first:
-        print(*answers, sep="\\n", flush=True)
-    accelerator.wait_for_everyone()
-    os._exit(0)  # gloo at times aborts a process that ends after a DDP backward pass, with nothing but torch in it
-
-main()
+if first:
+    (folder / "000002" / "random_states_1.pkl").unlink()
+accelerator.wait_for_everyone()
+skipped = checkpoints.restore(said.append) == 1 and "random_states_1.pkl is missing" in said[0]
+answers = gather_object([["could not be written" in full, left == ["000001", "000002"], skipped]])
+if first:
+    print(*answers, sep="\\n", flush=True)
+accelerator.wait_for_everyone()
+os._exit(0)  # gloo at times aborts a process that ends after a DDP backward pass, with nothing but torch in it
 """
 
 
 @pytest.mark.slow
-def test_two_processes_take_the_same_way(output, tmp_path):
-    """What goes wrong in one of them is known to both."""
+def test_two_processes_both_know_what_failed_in_one(tmp_path):
     (tmp_path / "two.py").write_text(TWO)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*launcher, str(tmp_path / "two.py"), str(output)],
+        [*launcher, str(tmp_path / "two.py"), str(tmp_path / "run")],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [str([True] * 5)] * 2
-
-
-def asked(**recipe):
-    return {"source": {"checkpoint": "here", "digest": "abc"}, "recipe": {"steps": 6, "save_every": 2, **recipe}}
-
-
-def test_what_does_not_touch_the_weights_may_change(output):
-    demo = open_checkpoint("demo")
-    begin_run(output, demo, asked(), resume=False)
-    other = asked(save_every=1, keep_checkpoints=1, tracker="none", max_loss_rise=1.0, eval_every=2, eval_lengths=[8])
-    other["source"]["checkpoint"] = "there"
-    begin_run(output, demo, other, resume=True)
-    shutil.rmtree(output)
-    begin_run(output, demo, asked(stages=[{"steps": 1, "save_every": 2}]), resume=False)
-    begin_run(output, demo, asked(stages=[{"steps": 1, "save_every": 3}]), resume=True)
+    assert done.stdout.splitlines() == [str([True] * 3)] * 2

@@ -12,7 +12,7 @@ from ropecli.attention import load_model
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.training.adapters import attach
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.recipe import Recipe
+from ropecli.training.settings import Recipe
 from ropecli.training.sharded_weights import build_unread, write_gathered
 
 
@@ -56,7 +56,7 @@ def in_several_files(folder, target):
     ],
     ids=["uneven", "tied", "adapter"],
 )
-def test_each_process_has_its_part_of_what_a_whole_load_gives(model_type, settings, adapter, build, tmp_path):
+def test_each_process_reads_its_part_of_a_whole_load(model_type, settings, adapter, build, tmp_path):
     folder = in_several_files(build(model_type, head_dim=32, **settings), tmp_path / "files")
     checkpoint, recipe = open_checkpoint(folder, weights=True), Recipe(data="none", adapter=adapter)
     whole = attach(load_model(checkpoint, dtype="float32", device="cpu"), recipe)
@@ -77,7 +77,7 @@ def test_each_process_has_its_part_of_what_a_whole_load_gives(model_type, settin
         assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
 
 
-def test_the_result_has_the_files_and_dtypes_of_the_source(build, tmp_path):
+def test_result_has_the_files_and_dtypes_of_the_source(build, tmp_path):
     folder = in_several_files(build("llama", head_dim=32), tmp_path / "files")
     checkpoint = open_checkpoint(folder, weights=True)
     unread = build_unread(checkpoint, dtype="float32", attn="auto")
@@ -89,16 +89,16 @@ def test_the_result_has_the_files_and_dtypes_of_the_source(build, tmp_path):
         assert (written / file.name).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "cohere"])
-def test_a_small_model_tells_what_the_head_does(model_type, build):
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_small_model_shows_what_the_head_does(model_type, build):
     checkpoint = open_checkpoint(build(model_type, head_dim=32), weights=True)
     unread = build_unread(checkpoint, dtype="float32", attn="auto")
     real = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
-    told = NextTokenLoss(unread.model, like=NextTokenLoss(unread.small()))
-    assert told._split.plain_head == real._split.plain_head
+    unread_loss = NextTokenLoss(unread.model, like=NextTokenLoss(unread.small()))
+    assert unread_loss._split.plain_head == real._split.plain_head
 
 
-def test_what_does_not_match_is_left_to_transformers(build, tmp_path):
+def test_converted_or_unknown_tensors_are_left_to_transformers(build, tmp_path):
     experts = build("mixtral", head_dim=32, num_local_experts=2)
     other = shutil.copytree(build("llama", head_dim=32), tmp_path / "other")
     save_file({**load_file(other / "model.safetensors"), "other": torch.zeros(1)}, other / "model.safetensors")
@@ -107,8 +107,7 @@ def test_what_does_not_match_is_left_to_transformers(build, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_get_what_only_transformers_can_read(build):
+def test_two_processes_get_converted_tensors(build):
     folder = build("deepseek_v3", head_dim=32, n_routed_experts=4, n_group=1)  # its routers have saved buffers
     bench = load("bench_load")
-    found = {digest for way in bench.WAYS for digest in bench.measure(folder, way)["digests"]}
-    assert len(found) == 1
+    assert len({digest for way in bench.WAYS for digest in bench.measure(folder, way)["digests"]}) == 1

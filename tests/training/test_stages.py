@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.errors import MethodError, PatchError, RecipeError
-from ropecli.training.recipe import make_recipe
+from ropecli.errors import RecipeError, RopecliError
+from ropecli.training.settings import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
 
 KEYS = {
@@ -20,11 +20,11 @@ KEYS = {
     "mixed_precision": "none",
     "gradient_checkpointing": False,
     "tracker": "none",
-    "stages": [
-        {"patch": {"method": "yarn", "factor": 2}, "length": 96},
-        {"patch": {"method": "yarn", "factor": 4}, "length": 160, "steps": 3},
-    ],
 }
+STAGES = [
+    {"patch": {"method": "yarn", "factor": 2}, "length": 96},
+    {"patch": {"method": "yarn", "factor": 4}, "length": 160, "steps": 3},
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def recipe_of(corpus, tmp_path_factory):
     path = tmp_path_factory.mktemp("recipes") / "recipe.yaml"
 
     def read(**keys):
-        path.write_text(yaml.safe_dump({"data": str(corpus), **KEYS, **keys}))
+        path.write_text(yaml.safe_dump({"data": str(corpus), **KEYS, "stages": STAGES, **keys}))
         return make_recipe(path, {})
 
     return read
@@ -60,7 +60,7 @@ def files(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(recipe_of, patched_llama):
+def test_length_defaults_to_the_context_length_or_with_gaps_to_the_pretraining_length(recipe_of, patched_llama):
     def lengths(**keys):
         (stage,) = plan_stages(open_checkpoint(patched_llama), recipe_of(stages=[], **keys))
         return stage.length, stage.position_span
@@ -74,9 +74,7 @@ def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(reci
         lengths(length=300, positions="pose")
 
 
-def test_the_second_stage_equals_patching_and_training_the_first_by_hand(
-    finished, llama, recipe_of, tmp_path, weights_of, corpus
-):
+def test_stages_equal_patching_and_training_by_hand(finished, llama, recipe_of, tmp_path, weights_of, corpus):
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.scaling.spec import make_spec
@@ -92,7 +90,7 @@ def test_the_second_stage_equals_patching_and_training_the_first_by_hand(
     assert json.loads((finished / "config.json").read_text()) == json.loads((source / "config.json").read_text())
 
 
-def test_a_run_stopped_in_its_second_stage_resumes(staged, tmp_path, finished, weights_of):
+def test_run_stopped_in_its_second_stage_resumes(staged, tmp_path, finished, weights_of):
     def stop(progress):
         if progress.step == 4:
             raise KeyboardInterrupt
@@ -104,8 +102,7 @@ def test_a_run_stopped_in_its_second_stage_resumes(staged, tmp_path, finished, w
     assert files(run) == files(finished)
 
 
-# Forks a run for every third renaming, or removal of a folder, and kills it there, until one ends by itself.
-def test_a_finished_run_is_not_run_again(staged, finished, weights_of, tmp_path):
+def test_finished_run_is_not_run_again(staged, finished, weights_of, tmp_path):
     steps, said, before = [], [], files(finished)
     staged(finished, resume=True, on_step=steps.append, said=said)
     assert steps == []
@@ -113,26 +110,20 @@ def test_a_finished_run_is_not_run_again(staged, finished, weights_of, tmp_path)
     assert files(finished) == before
 
 
-def test_a_fault_in_a_later_patch_is_found_before_anything_is_trained(staged, tmp_path):
-    first = KEYS["stages"][0]
-    for patch, error, words in [
-        ({"method": "yarn", "target_length": 32}, MethodError, "below the pretraining length, 64"),
-        ({"method": "dynamic-yarn", "factor": 4}, PatchError, "depends on the current length"),
+def test_fault_in_a_later_stage_is_found_before_training(staged, tmp_path):
+    first = STAGES[0]
+    for stages, message in [
+        ([first, {"patch": {"method": "yarn", "target_length": 32}}], "stage 2 of 2: .*below the pretraining length"),
+        ([first, {"patch": {"method": "dynamic-yarn", "factor": 4}}], "stage 2 of 2: .*the current length"),
+        ([{**first, "adapter": "lora", "save": "adapter"}, first], "stage 1 of 2: save: adapter"),
     ]:
-        with pytest.raises(error, match="stage 2 of 2: ") as caught:
-            staged(tmp_path / "run", stages=[first, {"patch": patch, "length": 96}])
-        assert words in str(caught.value)
+        with pytest.raises(RopecliError, match=message):
+            staged(tmp_path / "run", stages=stages)
         assert not (tmp_path / "run").exists()
 
 
-def test_an_adapter_is_no_beginning_for_a_later_stage(recipe_of, llama):
-    stages = [{**KEYS["stages"][0], "adapter": "lora", "save": "adapter"}, KEYS["stages"][1]]
-    with pytest.raises(RecipeError, match="stage 1 of 2: save: adapter"):
-        plan_stages(open_checkpoint(llama), recipe_of(stages=stages))
-
-
-def test_a_changed_recipe_is_refused(staged, finished):
-    one, two = KEYS["stages"]
+def test_changed_stages_are_refused_on_resume(staged, finished):
+    one, two = STAGES
     with pytest.raises(RecipeError, match=r"stages\.1\.steps: 3 then, 4 now"):
         staged(finished, resume=True, stages=[one, {**two, "steps": 4}])
     with pytest.raises(RecipeError, match=r"stages\.2\.length: .* then, 160 now"):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ropecli.errors import DataError, NotFiniteError, RecipeError
+import ropecli
+from ropecli.errors import NotFiniteError, RecipeError
 
 WINDOW, EXTENDED = 64, 128
 
@@ -17,7 +18,7 @@ def prepared():
     from ropecli.live.loading import load_model, load_tokenizer
     from ropecli.training.distributed import make_accelerator
     from ropecli.training.loss import NextTokenLoss
-    from ropecli.training.recipe import make_recipe
+    from ropecli.training.settings import make_recipe
     from ropecli.training.validation import make_validation
 
     def make(folder: Path, say=lambda message: None, **keys):
@@ -31,32 +32,20 @@ def prepared():
     return make
 
 
-@pytest.fixture(scope="session")
-def as_eval_ppl(corpus):
-    """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
-    import ropecli
-
-    def measure(folder: Path, lengths, documents):
-        report = ropecli.eval_ppl(
-            str(folder), data=str(corpus), lengths=list(lengths), max_documents=documents, protocol="tail", device="cpu"
-        )
-        rows = report.as_json()["rows"]
-        return {str(row["length"]): row["ppl"] for row in rows}, rows[0]["tokens"]
-
-    return measure
-
-
 @pytest.mark.parametrize("lengths", [(), (32, 96, 128)], ids=str)
-def test_it_is_what_eval_ppl_measures(prepared, as_eval_ppl, patched_llama, corpus, lengths):
+def test_perplexity_is_that_of_eval_ppl(prepared, patched_llama, corpus, lengths):
     evaluation, *run = prepared(patched_llama, eval_data=str(corpus), eval_lengths=lengths, eval_documents=3)
     measured = evaluation.run(*run, 50)
-    expected, tokens = as_eval_ppl(patched_llama, lengths or (WINDOW, EXTENDED), 3)
-    assert measured["ppl"] == pytest.approx(expected, rel=1e-5)
+    lengths = list(lengths or (WINDOW, EXTENDED))
+    options = {"lengths": lengths, "max_documents": 3, "protocol": "tail", "device": "cpu"}
+    rows = ropecli.eval_ppl(str(patched_llama), data=str(corpus), **options).as_json()["rows"]
+    assert measured["ppl"] == pytest.approx({str(row["length"]): row["ppl"] for row in rows}, rel=1e-5)
+    tokens = rows[0]["tokens"]
     assert {**measured, "ppl": {}} == {"step": 50, "ppl": {}, "protocol": "tail", "documents": 3, "tokens": tokens}
     json.dumps(measured, allow_nan=False)
 
 
-def test_a_model_that_is_measured_trains_to_the_same_bits(build, prepared, corpus):
+def test_measured_model_trains_to_the_same_bits(build, prepared, corpus):
     """Frequencies that follow the length too are as before."""
     import torch
 
@@ -78,13 +67,7 @@ def test_a_model_that_is_measured_trains_to_the_same_bits(build, prepared, corpu
     assert all(map(torch.equal, *trained))
 
 
-def test_lengths_without_documents_are_refused(prepared, patched_llama, tmp_path):
-    (tmp_path / "a.txt").write_text("ba de fi " * 40)
-    with pytest.raises(DataError, match=r"eval_data: No document has at least 4096 tokens.*Set eval_lengths"):
-        prepared(patched_llama, pytest.fail, eval_data=str(tmp_path), eval_lengths=(32, 4096))
-
-
-def test_a_model_that_is_broken_ends_the_run(prepared, patched_llama, corpus):
+def test_perplexity_that_is_not_finite_ends_the_run(prepared, patched_llama, corpus):
     import torch
 
     evaluation, accelerator, loss_of = prepared(patched_llama, eval_data=str(corpus))
@@ -102,7 +85,7 @@ class Grouped:
         sp_size, cp_size, sp_enabled, cp_enabled = 2, 1, True, False
 
 
-def test_what_a_group_cannot_share_is_refused(build, patched_llama):
+def test_lengths_that_processes_cannot_share_are_refused(build, patched_llama):
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.training.validation import _refuse_unshared
 
@@ -115,7 +98,7 @@ def test_what_a_group_cannot_share_is_refused(build, patched_llama):
         _refuse_unshared((64, 128), dropping, Grouped())
 
 
-def test_a_run_that_is_watched_ends_in_the_same_bits(tune, patched_llama, corpus, uninterrupted, metrics, weights_of):
+def test_run_with_validation_ends_in_the_same_bits(tune, patched_llama, corpus, uninterrupted, metrics, weights_of):
     run = tune(patched_llama, eval_data=str(corpus), eval_every=4, eval_documents=2, max_loss_rise=0.5)
     assert weights_of(run) == weights_of(uninterrupted)
     lines = metrics(run)

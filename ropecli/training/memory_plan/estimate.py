@@ -13,7 +13,7 @@ from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import rotary_tables
 from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
 from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
-from ropecli.training.recipe import Recipe
+from ropecli.training.settings import Recipe
 
 Engine = Literal["one", "ddp", "fsdp2", "ulysses"]
 GPUS = {
@@ -135,13 +135,13 @@ class MemoryEstimator:
             "optimizer": "adamw",
             "offload_activations": recipe.offload_activations and gpu,
         }
-        asked = recipe.model_copy(update=changes)
+        recipe = recipe.model_copy(update=changes)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
         shards = _shards(engine, world) if recipe.gradient_accumulation == 1 else 1
-        key = (asked.model_dump_json(), part, half, shards)
+        key = (recipe.model_dump_json(), part, half, shards)
         if key not in self._steps:
             dtype = torch.bfloat16 if half else torch.float32
-            self._steps[key] = self.fake_steps.run(asked, part, dtype, shards)
+            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe, engine: Engine, gpu: bool) -> int:
@@ -157,10 +157,8 @@ class MemoryEstimator:
 
 def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
     """Bytes that an engine holds in addition to its share of the weights."""
-    if engine == "one":
-        return 0
-    if engine == "ddp":
-        return 4 * step.trained  # gradient buckets
+    if engine in ("one", "ddp"):
+        return 4 * step.trained if engine == "ddp" else 0  # gradient buckets
     # gathered weights of two layers, and one layer's gradients before and after reduction in float32
     compute = 2 if recipe.mixed_precision == "bf16" else 4
     reduced = compute + 4 if recipe.adapter == "none" else 0
@@ -180,12 +178,8 @@ def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> flo
     gradient checkpointing is not counted, as in model FLOP utilisation.
     """
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no weight gradient
-    attended = sum(width * _seen(length, window) for width, _, window in shape.attention)
+    attended = 0.0
+    for width, _, window in shape.attention:
+        seen = min(length, window or length)
+        attended += width * seen * (1 - seen / (2 * length))  # the average number of keys that a query attends to
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
-
-
-def _seen(length: int, window: int | None) -> float:
-    """Average number of keys that a query attends to."""
-    if window is None or window >= length:
-        return length / 2
-    return window * (1 - window / (2 * length))

@@ -35,9 +35,9 @@ from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.lm_head import SplitModel
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
-from ropecli.training.loss import NextTokenLoss, enable_checkpointing
+from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.memory_plan.model_shape import build, keep_layers, layers_of
-from ropecli.training.recipe import Recipe
+from ropecli.training.settings import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,9 +134,8 @@ def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in model.parameters() for size in weight.shape}
         shorts = range(block, sys.maxsize, block)
-        chunks = loss_of._chunk * (
-            1 if loss_of._split.plain_head else _CHUNKS
-        )  # more tokens take the head no more memory
+        # more tokens take the head no more memory
+        chunks = loss_of._chunk * (1 if loss_of._split.plain_head else _CHUNKS)
         least = max(chunks, block * block // 32)  # long against the block × block scores of a block
         return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
 
@@ -154,27 +153,16 @@ def _run_layers(
         if len(layers) > 1:
             more = _run(config, sorted([*first, layers[1]]), recipe, lengths, dtype, **options)
             times = len(layers) - 1
-            totals = [_add(*steps, times=times) for steps in zip(totals, more, bases, strict=True)]
+
+            def add(total: int, with_more: int, without: int, times: int = times) -> int:
+                return total + times * (with_more - without)
+
+            totals = [_combine(add, *steps) for steps in zip(totals, more, bases, strict=True)]
     return totals
-
-
-def _add(total: FakeStep, more: FakeStep, base: FakeStep, times: int) -> FakeStep:
-    """Add the difference of two steps to the total, some times."""
-    return _combine(lambda sum_, with_more, without: sum_ + times * (with_more - without), total, more, base)
 
 
 def _combine(of_numbers: Callable[..., int], *steps: FakeStep) -> FakeStep:
     return tree_map(lambda value, *more: value if isinstance(value, Largest) else of_numbers(value, *more), *steps)
-
-
-def _run(
-    config: Any, layers: list[int], recipe: Recipe, lengths: list[int], dtype: torch.dtype, *, shards: int, counted: int
-) -> list[FakeStep]:
-    """Run the steps of a model with only some of its layers. counted: the length for which memory is counted."""
-    with _fake_model(config, layers, recipe, dtype) as model:
-        if recipe.gradient_checkpointing:
-            enable_checkpointing(model)
-        return list(_count_steps(model, recipe, lengths, shards, counted))
 
 
 @contextmanager
@@ -194,51 +182,51 @@ def _fake_model(config: Any, layers: list[int], recipe: Recipe, dtype: torch.dty
         yield model
 
 
-def _count_steps(
-    model: "PreTrainedModel", recipe: Recipe, lengths: list[int], shards: int, counted: int
-) -> Iterator[FakeStep]:
-    trained = [parameter for _, parameter in trainable(model)]
-    layers = layers_of(model)[2]
-    in_layers = {id(parameter) for parameter in layers.parameters()}
-    matrices = [module.weight for module in layers.modules() if isinstance(module, torch.nn.Linear)]
-    loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
-    _watch_gradients(trained, loss_of, shards, accumulates=recipe.gradient_accumulation > 1)
-    for length in lengths:
-        ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
-        counter = loss_of.watch(ids, counted)
-        if recipe.gradient_accumulation > 1:  # an earlier pass has already left the gradients
-            counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
-        with counter, _named_modules(counter):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-                loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-            counter.phase = "head"
-            loss.backward(inputs=trained)
-        yield FakeStep(
-            peaks=counter.peaks,
-            host=loss_of.moved,
-            trained=sum(one.numel() for one in trained),
-            quantizable=sum(one.numel() for one in matrices if not one.requires_grad),
-            layer=max(sum(one.numel() for one in layer.parameters()) for layer in layers),
-            outside=sum(one.numel() for one in model.parameters() if id(one) not in in_layers),
-            largest=counter.largest,
-        )
+def _run(
+    config: Any, layers: list[int], recipe: Recipe, lengths: list[int], dtype: torch.dtype, *, shards: int, counted: int
+) -> list[FakeStep]:
+    """Run the steps of a model with only some of its layers. counted: the length for which memory is counted."""
+    steps = []
+    with _fake_model(config, layers, recipe, dtype) as model:
+        if recipe.gradient_checkpointing:
+            enable_checkpointing(model)
+        trained = [parameter for _, parameter in trainable(model)]
+        modules = layers_of(model)[2]
+        in_layers = {id(parameter) for parameter in modules.parameters()}
+        matrices = [module.weight for module in modules.modules() if isinstance(module, torch.nn.Linear)]
+        loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
+        accumulates = recipe.gradient_accumulation > 1
 
+        def replace_gradient(parameter: Tensor) -> None:
+            """By this process's share in float32, which an earlier pass may have left already."""
+            parameter.grad = None
+            if not accumulates:
+                loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
 
-def _watch_gradients(
-    trained: list[torch.nn.Parameter], loss_of: "_WatchedLoss", shards: int, *, accumulates: bool
-) -> None:
-    """Replace each gradient by this process's share in float32. accumulates: an earlier pass has already left it."""
-
-    def count_share(parameter: Tensor) -> None:
-        loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
-
-    def drop(parameter: Tensor) -> None:
-        parameter.grad = None
-
-    for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(drop)
-        if not accumulates:
-            parameter.register_post_accumulate_grad_hook(count_share)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(replace_gradient)
+        for length in lengths:
+            ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
+            counter = loss_of.watch(ids, counted)
+            if accumulates:
+                counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
+            with counter, _named_modules(counter):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
+                    loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
+                counter.phase = "head"
+                loss.backward(inputs=trained)
+            steps.append(
+                FakeStep(
+                    peaks=counter.peaks,
+                    host=loss_of.moved,
+                    trained=sum(weight.numel() for weight in trained),
+                    quantizable=sum(weight.numel() for weight in matrices if not weight.requires_grad),
+                    layer=max(sum(weight.numel() for weight in layer.parameters()) for layer in modules),
+                    outside=sum(weight.numel() for weight in model.parameters() if id(weight) not in in_layers),
+                    largest=counter.largest,
+                )
+            )
+    return steps
 
 
 @contextmanager
@@ -406,11 +394,11 @@ class _WatchedLoss(NextTokenLoss):
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
-    def _of_plain_head(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    def _of_plain_head(self, hidden: Tensor, labels: Tensor, weigh: Weighting | None) -> Tensor:
         """Also count what linear_cross_entropy allocates inside: its operands, and the logits of a chunk."""
-        loss = super()._of_plain_head(hidden, labels, weights)
-        chunk = min(len(hidden), self._chunk), self._split.vocabulary
-        if weights is not None:  # the backward pass needs the operands, so they are counted already
+        loss = super()._of_plain_head(hidden, labels, weigh)
+        chunk = min(labels.numel(), self._chunk), self._split.vocabulary
+        if weigh is not None:  # the backward pass needs the operands, so they are counted already
             loss.new_empty(chunk)
             return loss
         operands = hidden.float(), self._split.head.weight.float()
@@ -426,9 +414,9 @@ def _independent_of_length(config: Any) -> Any:
     """Copy the config without length-dependent frequencies, which need the values of positions."""
     config = copy.deepcopy(config)
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    for one in [parameters, *parameters.values()]:
-        if isinstance(one, dict) and "rope_type" in one:
-            one["rope_type"] = "default"
+    for section in [parameters, *parameters.values()]:
+        if isinstance(section, dict) and "rope_type" in section:
+            section["rope_type"] = "default"
     return config
 
 
@@ -442,14 +430,13 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    own = model.config.get_text_config()._attn_implementation
+    configured = model.config.get_text_config()._attn_implementation
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     if attention == "eager":
         model.set_attn_implementation("eager")
         return
-    packed = any(source.sequences == "packed" for source in recipe.sources)
     # DeepSeek's sparse attention also reads the mask to choose keys
-    needed = packed or getattr(model.config.get_text_config(), "index_topk", None) is not None
+    needed = recipe.packs or getattr(model.config.get_text_config(), "index_topk", None) is not None
 
     def mask(**arguments: Any) -> Any:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed}) if attention == "sdpa" else None
@@ -459,7 +446,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
             return sdpa_attention_forward(module, query, key, value, mask, **others)
         return _memory_efficient(query, key, value, mask, others.get("scaling"))
 
-    AttentionInterface.register(_ATTENTION, _last_block(own) if method_of(own) else attend)
+    AttentionInterface.register(_ATTENTION, _last_block(configured) if method_of(configured) else attend)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
 
@@ -469,7 +456,8 @@ def _memory_efficient(
 ) -> tuple[Tensor, None]:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
     groups = query.shape[1] // key.shape[1]
-    key, value = (one.repeat_interleave(groups, dim=1) if groups > 1 else one for one in (key, value))
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]

@@ -50,7 +50,10 @@ def model_shape(model: "PreTrainedModel") -> ModelShape:
     text = model.config.get_text_config()
     head: Any = model.get_output_embeddings()
     embeddings: Any = model.get_input_embeddings()
-    share = _share_of_experts(text)
+    experts, chosen = (
+        next((value for key in keys if (value := getattr(text, key, None))), None) for keys in (_EXPERTS, _CHOSEN)
+    )
+    share = chosen / experts if experts and chosen else 1.0  # of the experts' parameters, used per token
     total = active = matmul = 0
     for name, parameter in model.named_parameters():
         used = round(parameter.numel() * (share if "experts" in name.split(".") else 1.0))
@@ -123,13 +126,6 @@ def _widths(config: Any) -> tuple[int, int]:
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     groups = getattr(config, "num_key_value_heads", None) or (1 if getattr(config, "multi_query", False) else heads)
     return heads * 2 * width, 2 * groups * width
-
-
-def _share_of_experts(config: Any) -> float:
-    """Fraction of the experts' parameters used per token."""
-    experts = next((value for key in _EXPERTS if (value := getattr(config, key, None))), None)
-    chosen = next((value for key in _CHOSEN if (value := getattr(config, key, None))), None)
-    return chosen / experts if experts and chosen else 1.0
 
 
 def kv_cache(shape: ModelShape, length: int) -> int:

@@ -1,19 +1,27 @@
 """Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
+import copy
+import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import ByteSize, TypeAdapter
 
-from ropecli.errors import RecipeError, shown
+from ropecli.errors import CheckpointError, RecipeError, shown
+from ropecli.live.devices import total_memory
+from ropecli.training.distributed import sequence_ranks
 from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
-from ropecli.training.recipe import Recipe
-from ropecli.training.refusals import sharded_weight_faults, shared_sequence_faults
+from ropecli.training.refusals import sharded_weight_faults, shards_weights, shared_sequence_faults
+from ropecli.training.settings import Recipe
 from ropecli.training.sharded_weights import is_converted
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -27,7 +35,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 GPUS_PER_HOST = 8
 _FILE = 5 * 10**9
 """Bytes of a weight file, as checkpoints on the Hub are usually cut."""
-_BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
+_CONFIGS: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ def find_setups(
     # the recipe's own adapter, then those that need less memory
     smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
     return [
-        _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory, host)
+        _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory=memory, host=host)
         for adapter in (recipe.adapter, *smaller)
         for engine in engines
     ]
@@ -92,15 +100,9 @@ def best_setup(setups: list[Setup]) -> Setup | None:
 
 
 def _smallest_change(
-    estimator: MemoryEstimator,
-    recipe: Recipe,
-    adapter: str,
-    engine: Engine,
-    length: int,
-    gpus: int,
-    memory: int,
-    host: int,
+    estimator: MemoryEstimator, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, **limits: int
 ) -> Setup:
+    """limits: memory and host, bytes."""
     with_adapter = recipe.model_copy(update={"adapter": adapter})
     if refused := next(refusals(estimator, with_adapter, length, engine, gpus), ""):
         return Setup(engine, gpus, {}, with_adapter, MemoryEstimate(), HostMemory(), False, refused)
@@ -111,7 +113,7 @@ def _smallest_change(
         changed = base.model_copy(update=change)
         estimate = estimator.estimate(changed, length, engine, gpus)
         needed = estimate_host(estimator, estimate, changed, engine, gpus)
-        fits = estimate.total <= memory and needed.most <= host
+        fits = estimate.total <= limits["memory"] and needed.most <= limits["host"]
         return Setup(engine, gpus, changes, changed, estimate, needed, fits)
 
     possible = [
@@ -122,15 +124,15 @@ def _smallest_change(
     recomputed = recipe.gradient_checkpointing == "auto"
     base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
     least = setup(base, possible[-1])
-    if least.estimate.total > memory:  # then so does every other
+    if least.estimate.total > limits["memory"]:  # then so does every other
         return least
-    base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, memory)
-    tried = []
+    base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
+    setups = []
     for change in possible:
-        tried.append(setup(base, change))
-        if tried[-1].fits:
-            return tried[-1]
-    return min(tried, key=lambda setup: setup.estimate.total)
+        setups.append(setup(base, change))
+        if setups[-1].fits:
+            return setups[-1]
+    return min(setups, key=lambda setup: setup.estimate.total)
 
 
 def estimate_host(
@@ -139,34 +141,23 @@ def estimate_host(
     """estimate: of one GPU. world: number of GPUs, of which a machine has at most eight."""
     processes = min(world, GPUS_PER_HOST)
     sharded = engine in ("fsdp2", "ulysses") and not is_converted(estimator.model)
-    return HostMemory(
-        loading=_loading(estimator, recipe, engine, processes, world, sharded=sharded),
-        training=estimate.host * processes,
-        saving=_saving(estimator, recipe, estimate.trained, sharded=sharded),
-    )
-
-
-def _loading(
-    estimator: MemoryEstimator, recipe: Recipe, engine: Engine, processes: int, world: int, *, sharded: bool
-) -> int:
+    total, item, trained = estimator.shape.total, estimator.item, estimate.trained
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
     if sharded and engine == "fsdp2":
-        return 4 * largest * processes // world  # tensor by tensor, each process its own part
-    if sharded or recipe.adapter == "qlora":
-        return 4 * largest * processes  # tensor by tensor
-    if engine in ("fsdp2", "ulysses"):
-        return 4 * estimator.shape.total  # the main process converts the tensors and sends them to the others
-    return (4 if recipe.adapter == "none" else 2) * estimator.shape.total * processes
-
-
-def _saving(estimator: MemoryEstimator, recipe: Recipe, trained: int, *, sharded: bool) -> int:
-    """On the main process: the trained weights in float32, then cast to the source's dtype."""
-    total, item = estimator.shape.total, estimator.item
-    cast = item * total if item < 4 else 0
+        loading = 4 * largest * processes // world  # tensor by tensor, each process its own part
+    elif sharded or recipe.adapter == "qlora":
+        loading = 4 * largest * processes  # tensor by tensor
+    elif engine in ("fsdp2", "ulysses"):
+        loading = 4 * total  # the main process converts the tensors and sends them to the others
+    else:
+        loading = (4 if recipe.adapter == "none" else 2) * total * processes
+    # on the main process: the trained weights in float32, then cast to the source's dtype
+    whole = 4 * total + (item * total if item < 4 else 0)
     if recipe.adapter == "none":
-        return min(item * total, _FILE) if sharded else 4 * total + cast
-    adapter = 8 * trained if sharded else 8 * trained + 2 * total
-    return adapter if recipe.save == "adapter" else adapter + 4 * total + cast
+        saving = min(item * total, _FILE) if sharded else whole
+    else:
+        saving = 8 * trained + (0 if sharded else 2 * total) + (0 if recipe.save == "adapter" else whole)
+    return HostMemory(loading, estimate.host * processes, saving)
 
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
@@ -191,15 +182,47 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
             words += ["--set", f"{key}={value}"]
-    if setup.engine == "ddp":
-        launch = ["--multi_gpu --num_machines 1"]
-    else:
-        launch = [f'--config_file "$(ropecli recipe --path {_BY_CONFIG[setup.engine]})"']
-    launch.append(f"--num_processes {setup.world}")
+    config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(setup.engine)})"'
+    launch = ["--multi_gpu --num_machines 1" if setup.engine == "ddp" else config, f"--num_processes {setup.world}"]
     if setup.engine == "ulysses":
         launch.append(f"--parallelism_config_sp_size {setup.world}")
     launch.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     return f"accelerate launch {' '.join(launch)} -m ropecli finetune {shlex.join([*words, '--output', 'OUTPUT'])}"
+
+
+def resolve_checkpointing(
+    accelerator: "Accelerator", config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
+) -> Recipe:
+    """Replace gradient_checkpointing: auto, the same on all processes, which call this together.
+
+    config: the model's. length: tokens of the whole sequence. recorded: the value of the run that is resumed, if any,
+    which is kept. say: called with the reason if layers are recomputed.
+    """
+    if recipe.gradient_checkpointing != "auto":
+        return recipe
+    if isinstance(recorded, bool):
+        return recipe.model_copy(update={"gradient_checkpointing": recorded})
+    memory = total_memory(accelerator.device)
+    if accelerator.device.type == "cpu":
+        memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes share the machine's memory
+    memory = int(accelerator.gather(torch.tensor([memory], device=accelerator.device)).min())
+    # ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more
+    unsharded: Engine = "one" if accelerator.num_processes == 1 else "ddp"
+    engine: Engine = "fsdp2" if shards_weights(accelerator) else unsharded
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the estimate counts qlora itself
+    part, gpu = -(-length // sequence_ranks(accelerator)), accelerator.device.type == "cuda"
+    try:
+        resolved = MemoryEstimator(config).resolve_checkpointing(
+            recipe, part, engine, accelerator.num_processes, memory, gpu
+        )
+    except CheckpointError as error:
+        say(f"gradient_checkpointing: auto is on. {error}")
+        return recipe.model_copy(update={"gradient_checkpointing": True})
+    if resolved.gradient_checkpointing:
+        say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {format_gb(memory)}.")
+    return resolved
 
 
 def parse_size(text: str, name: str) -> int:

@@ -1,5 +1,6 @@
-"""The recipe of a fine-tuning run: its keys, their defaults and bounds. Reports all faults at once."""
+"""The settings of a fine-tuning run: the keys of a recipe, with defaults and bounds, and the recipes of the package."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -160,13 +161,12 @@ class Recipe(_Text):
             raise ValueError("save: adapter needs an adapter")
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
             raise ValueError("keep_short needs long_from, the minimum length of long documents")
-        if self.positions != "full" and any(source.sequences == "packed" for source in self.sources):
+        if self.positions != "full" and self.packs:
             raise ValueError(f"positions: {self.positions} and sequences: packed cannot be combined")
-        if self.loss == "longce":
-            if self.positions != "full":
-                raise ValueError(f"loss: longce needs positions: full, not {self.positions}")
-            if any(source.sequences == "packed" for source in self.sources):
-                raise ValueError("loss: longce needs sequences: long or concat, not packed")
+        if self.loss == "longce" and self.positions != "full":
+            raise ValueError(f"loss: longce needs positions: full, not {self.positions}")
+        if self.loss == "longce" and self.packs:
+            raise ValueError("loss: longce needs sequences: long or concat, not packed")
         return self
 
     @property
@@ -177,18 +177,24 @@ class Recipe(_Text):
         return (Source(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
 
     @property
+    def packs(self) -> bool:
+        """Whether a source has packed documents."""
+        return any(source.sequences == "packed" for source in self.sources)
+
+    @property
     def runs(self) -> tuple["Recipe", ...]:
         """The stages as complete recipes, each with its own seed; this recipe itself if it has no stages."""
         if not self.stages:
             return (self,)
-        return tuple(Recipe(**self._keys_of(number)) for number in range(len(self.stages)))
+        return tuple(self.stage(number) for number in range(len(self.stages)))
 
-    def _keys_of(self, number: int) -> dict[str, Any]:
+    def stage(self, number: int) -> "Recipe":
+        """The stage, from 0, as a complete recipe."""
         stage = self.stages[number]
         shared = self.model_dump(exclude={"stages"}, exclude_unset=True)
         if stage.keys() & {"data", "mixture"}:  # a stage's own data replaces the shared data
             shared = {key: value for key, value in shared.items() if key not in (*Source.model_fields, "mixture")}
-        return {**shared, "seed": self.seed + number, **stage}
+        return Recipe(**{**shared, "seed": self.seed + number, **stage})
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -203,29 +209,27 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
 
     Raises RecipeError listing all faults.
     """
-    values = _read(path) if path else {}
     given = {key: value for key, value in options.items() if value is not None}
-    values = {**values, **given}
-    if isinstance(stages := values.get("stages"), list):
-        values["stages"] = [
-            {key: value for key, value in stage.items() if key not in given} if isinstance(stage, dict) else stage
-            for stage in stages
-        ]
+    values = {**(_read(path) if path else {}), **given}
+    recipe: Recipe | None = None
+    faults: list[str] = []
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(_all_faults(path, _faults(error))) from error
-    faults = []
-    for number, stage in enumerate(recipe.stages):
-        if "stages" in stage:
-            faults.append(f"  stages.{number}: a stage cannot have stages")
-            continue
-        try:
-            Recipe(**recipe._keys_of(number))
-        except ValidationError as error:
-            faults += _faults(error, f"stages.{number}.")
-    if faults:
-        raise RecipeError(_all_faults(path, faults))
+        faults += _faults(error)
+    if recipe and recipe.stages:
+        stages = [{key: value for key, value in stage.items() if key not in given} for stage in recipe.stages]
+        recipe = recipe.model_copy(update={"stages": tuple(stages)})
+        for number, stage in enumerate(stages):
+            if "stages" in stage:
+                faults.append(f"  stages.{number}: a stage cannot have stages")
+                continue
+            try:
+                recipe.stage(number)
+            except ValidationError as error:
+                faults += _faults(error, f"stages.{number}.")
+    if faults or not recipe:
+        raise RecipeError("\n".join([f"Invalid recipe{f' {path}' if path else ''}:", *faults]))
     return recipe
 
 
@@ -254,5 +258,45 @@ def _faults(error: ValidationError, prefix: str = "") -> list[str]:
     return lines
 
 
-def _all_faults(path: Path | None, faults: list[str]) -> str:
-    return "\n".join([f"Invalid recipe{f' {path}' if path else ''}:", *faults])
+@dataclass(frozen=True)
+class ShippedFile:
+    """kind: finetune, a recipe; accelerate, a configuration of `accelerate launch`."""
+
+    kind: Literal["finetune", "accelerate"]
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @property
+    def summary(self) -> str:
+        """The first comment line."""
+        return self.text.partition("\n")[0].lstrip("# ")
+
+
+def recipe_files(*kinds: Literal["finetune", "accelerate"]) -> dict[str, ShippedFile]:
+    """The files of these kinds, by name, from an installed package or the source tree."""
+    package = Path(__file__).parents[1]
+    folder = next(path for path in (package / "recipes", package.parent / "recipes") if path.is_dir())
+    files = [ShippedFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.yaml"))]
+    return {file.name: file for file in files}
+
+
+def find_file(name: str, files: dict[str, ShippedFile]) -> ShippedFile:
+    """Raises RecipeError for an unknown name."""
+    if name not in files:
+        raise RecipeError(f"Unknown recipe {name!r}.{did_you_mean(name, files)} `ropecli recipe` lists all.")
+    return files[name]
+
+
+def recipe_path(recipe: Path | None) -> Path | None:
+    """The file of a recipe that the user gave by name or by path. Raises RecipeError for an unknown name."""
+    if recipe is None or recipe.name != str(recipe) or recipe.suffix in (".yaml", ".yml"):
+        return recipe
+    files = recipe_files("finetune")
+    return recipe if recipe.is_file() and str(recipe) not in files else find_file(str(recipe), files).path
