@@ -1,15 +1,14 @@
 """The `ropecli patch` command that fixes the findings of lint.py."""
 
-import shlex
 from typing import Any
 
 from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import ORIGINAL_LENGTH, Parameters, rope_type_of
 from ropecli.config.families import is_known
 from ropecli.errors import RopecliError, shown
-from ropecli.scaling.spec import ScalingSpec
 
 _FROM_PRETRAINING_LENGTH = ("yarn", "llama3", "longrope")
 # Methods with factor = target length / pretraining length; llama3's factor is not a ratio of lengths.
@@ -67,7 +66,7 @@ def fix_command(state: CheckpointState) -> str | None:
     if main.remapping is not None and note is None:
         return None
     spec, options = main.spec, _lengths(state)
-    if note and note.layer_types and main.geometry.layer_type not in note.layer_types:
+    if note and main.geometry.layer_type not in note.layer_types:
         spec = note.spec()
         options["layer_types"] = ",".join(map(str, note.layer_types))
     lengths = {key: value for key, value in options.items() if isinstance(value, int)}
@@ -76,7 +75,18 @@ def fix_command(state: CheckpointState) -> str | None:
         plan = make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=falls_short(state), **lengths)
     except RopecliError:
         return None
-    return None if plan.unwritable else _patch_command(state, spec, by_length=falls_short(state), **options)
+    if plan.unwritable:
+        return None
+    checkpoint, by_length = state.checkpoint, falls_short(state) or spec.method.name == "none"
+    return patch_command(
+        checkpoint.name,
+        checkpoint.revision,
+        spec.method.name,
+        None if by_length else spec.factor,
+        spec.params,
+        factors_file=checkpoint.folder / CONFIG,
+        options=options if is_known(checkpoint.config) else {**options, "no_verify": None},
+    )
 
 
 def _lengths(state: CheckpointState) -> dict[str, Any]:
@@ -93,31 +103,6 @@ def _lengths(state: CheckpointState) -> dict[str, Any]:
     if written != state.main.scaled_length and written >= state.pretraining_length and not stops_early(state):
         lengths["target_length"] = written
     return lengths
-
-
-def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool, **options: object) -> str:
-    """The patch command, with placeholder DIR for the output folder. by_length: omit --factor."""
-    checkpoint = state.checkpoint
-    words = ["ropecli", "patch", checkpoint.name]
-    if checkpoint.revision is not None:
-        words += ["--revision", checkpoint.revision]
-    # custom is written as longrope, and read back as longrope
-    words += ["--method", "longrope" if spec.method.name == "custom" else spec.method.name]
-    if spec.method.name != "none" and not by_length:
-        short = f"{spec.factor:g}"
-        words += ["--factor", short if float(short) == spec.factor else repr(float(spec.factor))]
-    if any(isinstance(value, list) for value in spec.params.values()):
-        words += ["--factors-file", str(checkpoint.folder / CONFIG)]
-    else:
-        known = spec.method.signature
-        for key, value in spec.params.items():
-            if value is not None and value != known[key].default:
-                words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    for key, value in options.items():
-        words += [f"--{key.replace('_', '-')}", str(value)]
-    if not is_known(checkpoint.config):  # transformers cannot build the model, so nothing can be proved
-        words.append("--no-verify")
-    return shlex.join([*words, "--output", "DIR"])
 
 
 def key_shown(key: str) -> str:

@@ -36,6 +36,10 @@ _READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, "finetuned", *KEPT_
 _USUAL_BASE = 10000.0
 
 
+Faults = Iterator[tuple[str, str]]
+"""Rule and message of each problem."""
+
+
 class Finding(NamedTuple):
     """A problem. rule: the rule's name, for programs. fix: a command that fixes it, if there is one."""
 
@@ -55,20 +59,19 @@ _OLD_RULES = {
     "global-layers-without-rope": "far-layers-do-not-turn",
 }
 """Names of rules in release 0.2, for those that have another one now."""
+_NOT_FIXED = ("outside-text-config", "switches-with-length", "sliding-window", "global-layers-without-rope")
+"""Rules whose findings a patch does not fix."""
 
 
 def find_faults(state: CheckpointState) -> list[Finding]:
     """All findings of the rules."""
-    return [finding for rule in _RULES for finding in rule(state)]
+    faults = [("unclear", warning) for warning in state.warnings]
+    faults += [fault for rule in _RULES for fault in rule(state)]
+    fix = fix_command(state) if any(name not in _NOT_FIXED for name, _ in faults) else None
+    return [Finding(name, message, None if name in _NOT_FIXED else fix) for name, message in faults]
 
 
-def _unclear(state: CheckpointState) -> Iterator[Finding]:
-    """Warnings from reading config.json."""
-    for warning in state.warnings:
-        yield Finding("unclear", warning, fix_command(state))
-
-
-def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
+def _only_new_dialect(state: CheckpointState) -> Faults:
     section, main, family = state.section, state.main, state.settings.family
     # model types with a rope per layer type have no older dialect, unless they read flat fields
     if not section.get("rope_parameters") or family.new or (family.layers and not family.flat_means_full):
@@ -84,14 +87,13 @@ def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
     if width not in (head, int(head * (family.partial_rotary_factor or 1))) and first(section, PARTIAL_KEYS) is None:
         lost.append("partial_rotary_factor")
     if lost:
-        yield Finding(
+        yield (
             "one-dialect",
             f"older readers ignore {' and '.join(lost)}, which only rope_parameters has. Write both dialects.",
-            fix_command(state),
         )
 
 
-def _stale_rope_scaling(state: CheckpointState) -> Iterator[Finding]:
+def _stale_rope_scaling(state: CheckpointState) -> Faults:
     new, old = state.section.get("rope_parameters"), state.section.get("rope_scaling")
     if not isinstance(new, dict) or not isinstance(old, dict) or not new or not old:
         return
@@ -101,10 +103,9 @@ def _stale_rope_scaling(state: CheckpointState) -> Iterator[Finding]:
         new = mapping(new, "full_attention")
     for key in sorted(_overruled(state, new, old)):
         there = f"{shown(old[key])} in rope_scaling" if key in old else "missing from rope_scaling"
-        yield Finding(
+        yield (
             "two-scalings",
             f"{key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 uses rope_scaling.",
-            fix_command(state),
         )
 
 
@@ -127,14 +128,14 @@ def _overruled(state: CheckpointState, new: Parameters, old: Parameters) -> Iter
             yield key
 
 
-def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
+def _outside_of_text_config(state: CheckpointState) -> Faults:
     config, section = state.checkpoint.config, state.section
     if ignores_top_level(config):
         message = (
             "config.json has no text_config: transformers ignores the fields of the language model and uses the "
             f"defaults of {config['model_type']}. Use a conversion of the model to transformers' format."
         )
-        yield Finding("outside-text-config", message)
+        yield "outside-text-config", message
     if section is config:
         return
     names = ("rope_parameters", "rope_scaling", *THETA_KEYS)
@@ -144,38 +145,31 @@ def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
             f"{', '.join(stray)} outside of text_config: the text model only reads text_config. Move the correct "
             "values there, and remove the others."
         )
-        yield Finding("outside-text-config", message)
+        yield "outside-text-config", message
 
 
-def _stray_original_length(state: CheckpointState) -> Iterator[Finding]:
-    for label, inside in overruled_lengths(state):
-        yield Finding(
-            "conflicting-pretraining-lengths",
-            f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
-            f"{label}; transformers 5 uses the top level.",
-            fix_command(state),
-        )
-
-
-def _null_head_dim(state: CheckpointState) -> Iterator[Finding]:
+def _names(state: CheckpointState) -> Faults:
     if state.section.get("head_dim", 0) is None and not state.settings.family.fills_head_dim:
-        message = "head_dim is null; transformers 5 fails on that with yarn, longrope and dynamic."
-        yield Finding("null-head-dim", message, fix_command(state))
-
-
-def _old_names(state: CheckpointState) -> Iterator[Finding]:
+        yield "null-head-dim", "head_dim is null; transformers 5 fails on that with yarn, longrope and dynamic."
     for label, parameters in rope_fields(state):
-        named = parameters.get("rope_type") or parameters.get("type")
-        if named and named not in (rope_type_of(parameters), "mrope"):  # transformers 5 reads mrope as default
-            yield Finding(
-                "old-name",
-                f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "
-                f"{rope_type_of(parameters)!r}.",
-                fix_command(state),
+        rope_type, named = rope_type_of(parameters), parameters.get("rope_type") or parameters.get("type")
+        if named and named not in (rope_type, "mrope"):  # transformers 5 reads mrope as default
+            message = f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "
+            yield "old-name", f"{message}{rope_type!r}."
+        if not parameters.get("mscale_all_dim") or not _scales_softmax(state):
+            continue
+        if rope_type not in ("yarn", "default"):
+            message = (
+                f"mscale_all_dim in {label} is left over from yarn; with rope_type {rope_type!r} it still multiplies "
+                "the softmax scale of DeepSeek models."
             )
+            yield "mscale-left-over", message
+        elif parameters.get("attention_factor") is not None:
+            message = f"attention_factor and mscale_all_dim in {label} are both applied, so logits are scaled twice."
+            yield "attention-factor-twice", message
 
 
-def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
+def _unread_keys(state: CheckpointState) -> Faults:
     family = state.settings.family
     for label, parameters in rope_fields(state):
         rope_type = rope_type_of(parameters)
@@ -193,13 +187,13 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
             elif not family.known:
                 continue  # the checkpoint's own code may read it
             message = f"{key_shown(key)} in {label} is ignored for rope_type {rope_type!r}.{hint}"
-            yield Finding("unread-key", message, fix_command(state))
+            yield "unread-key", message
         if parameters.get("truncate") is False and "." in label:
             message = (
                 f"truncate in {label} is ignored: transformers 5 reads it next to the layer types. To apply it, add "
                 "--set truncate=false."
             )
-            yield Finding("unread-key", message, fix_command(state))
+            yield "unread-key", message
 
 
 def _scales_softmax(state: CheckpointState) -> bool:
@@ -207,96 +201,63 @@ def _scales_softmax(state: CheckpointState) -> bool:
     return state.settings.family.reads_mscale_all_dim or not state.settings.family.known
 
 
-def _softmax_scale(state: CheckpointState) -> Iterator[Finding]:
-    for label, parameters in rope_fields(state):
-        if not parameters.get("mscale_all_dim") or not _scales_softmax(state):
-            continue
-        if rope_type_of(parameters) not in ("yarn", "default"):
-            message = (
-                f"mscale_all_dim in {label} is left over from yarn; with rope_type {rope_type_of(parameters)!r} it "
-                "still multiplies the softmax scale of DeepSeek models."
-            )
-            yield Finding("mscale-left-over", message, fix_command(state))
-        elif parameters.get("attention_factor") is not None:
-            message = f"attention_factor and mscale_all_dim in {label} are both applied, so logits are scaled twice."
-            yield Finding("attention-factor-twice", message, fix_command(state))
-
-
-def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
-    if state.main.spec.method.name == "dynamic" and (smaller := unread_lengths(state)):
-        yield Finding(
-            "dynamic-switched-off",
-            f"dynamic uses max_position_embeddings, {state.max_position_embeddings}, as the pretraining length and "
-            f"does not scale shorter inputs; {ORIGINAL_LENGTH} {smaller[0]} is ignored.",
-            fix_command(state),
+def _lengths(state: CheckpointState) -> Faults:
+    spec, written, context = state.main.spec, state.max_position_embeddings, state.context_length
+    for label, inside in overruled_lengths(state):
+        message = (
+            f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
         )
-
-
-def _switching(state: CheckpointState) -> Iterator[Finding]:
+        yield "conflicting-pretraining-lengths", f"{message}{label}; transformers 5 uses the top level."
+    if spec.method.name == "dynamic" and (smaller := unread_lengths(state)):
+        message = (
+            f"dynamic uses max_position_embeddings, {written}, as the pretraining length and does not scale shorter "
+            f"inputs; {ORIGINAL_LENGTH} {smaller[0]} is ignored."
+        )
+        yield "dynamic-switched-off", message
     if varies_with_length(state.main):
-        yield Finding(
-            "switches-with-length",
-            f"{state.main.spec.method} has different frequencies for short and long inputs here. Batches of mixed "
-            "lengths, chunked prefill, and a KV cache that grows past the pretraining length are inexact.",
+        message = (
+            f"{spec.method} has different frequencies for short and long inputs here. Batches of mixed lengths, "
+            "chunked prefill, and a KV cache that grows past the pretraining length are inexact."
         )
-
-
-def _lengths(state: CheckpointState) -> Iterator[Finding]:
-    spec, written = state.main.spec, state.max_position_embeddings
+        yield "switches-with-length", message
     scaling = (
-        f"{spec.method} ×{spec.factor:g} extends the pretraining length of {state.pretraining_length} to "
-        f"{state.main.scaled_length}"
+        f"max_position_embeddings is {written}, but {spec.method} ×{spec.factor:g} extends the pretraining length of "
+        f"{state.pretraining_length} to {state.main.scaled_length}."
     )
     if falls_short(state):
-        yield Finding(
-            "context-beyond-scaling",
-            f"max_position_embeddings is {written}, but {scaling}. The fix raises the factor; if the model was trained "
-            "with this factor, lower max_position_embeddings instead.",
-            fix_command(state),
-        )
+        advice = "The fix raises the factor; if the model was trained with this factor, lower max_position_embeddings"
+        yield "context-beyond-scaling", f"{scaling} {advice} instead."
     if stops_early(state):
-        message = f"max_position_embeddings is {written}, but {scaling}. Inference engines stop at the smaller."
-        yield Finding("context-below-scaling", message, fix_command(state))
-
-
-def _tokenizer(state: CheckpointState) -> Iterator[Finding]:
+        yield "context-below-scaling", f"{scaling} Inference engines stop at the smaller."
     longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
-    length = state.context_length
-    if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < length:
+    if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < context:
         message = (
-            f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {length}: longer "
+            f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {context}: longer "
             "inputs are truncated or cause a warning."
         )
-        yield Finding("tokenizer-caps", message, fix_command(state))
+        yield "tokenizer-caps", message
 
 
-def _sliding(state: CheckpointState) -> Iterator[Finding]:
+def _sliding(state: CheckpointState) -> Faults:
     section, family = state.section, state.settings.family
     sliding = moot_sliding_window(section, family)
     if sliding is not None and sliding < state.max_position_embeddings:
         message = f"sliding_window is {sliding}: no layer attends further back, so extending the context has no effect."
-        yield Finding("sliding-window", message)
+        yield "sliding-window", message
     if not any(rope.far for rope in state.settings.ropes):
         message = (
             "only layers with a sliding or chunked window have rotary embeddings; layers that see the whole context "
             "have no positions to scale. patch --method none --target-length N only raises the context length."
         )
-        yield Finding("global-layers-without-rope", message)
+        yield "global-layers-without-rope", message
 
 
 _RULES = (
-    _unclear,
     _only_new_dialect,
     _stale_rope_scaling,
     _outside_of_text_config,
-    _stray_original_length,
-    _null_head_dim,
-    _old_names,
+    _names,
     _unread_keys,
-    _softmax_scale,
-    _dynamic_switched_off,
-    _switching,
     _lengths,
-    _tokenizer,
     _sliding,
 )

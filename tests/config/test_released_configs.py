@@ -13,8 +13,8 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.revert import plan_reversal, revert_to
 from ropecli.checkpoint.state import read_state
+from ropecli.checkpoint.writing import plan_reversal, revert_to
 from ropecli.scaling.spec import make_spec
 
 CONFIGS = json.loads(Path(__file__).with_name("released.json").read_text())

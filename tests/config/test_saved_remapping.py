@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.revert import plan_reversal, revert_to
 from ropecli.checkpoint.state import read_state
+from ropecli.checkpoint.writing import plan_reversal, revert_to
 from ropecli.config.saved_remapping import KEY, SavedRemapping, parse_saved_remapping, read_saved_remapping
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.live.loading import load_model
