@@ -30,30 +30,18 @@ SIGNS |= {"factors_d": "listed", "2π": "2*π", "⌊": "floor(", "⌋": ")"}
 def value(text: str, **names: object) -> np.ndarray:
     for sign, plain in SIGNS.items():
         text = text.replace(sign, plain)
-    known = {
-        "b": 10_000.0,
-        "D": 64,
-        "d": PAIRS,
-        "θ": 10_000.0 ** (-2 * PAIRS / 64),
-        "L": 2048,
-        "max": max,
-        "π": math.pi,
-    }
-    return eval(text, {"floor": math.floor, "round": np.round, **known, "listed": LISTED, **names})
-
-
-def turned(method: str, length: int, **names: object) -> np.ndarray:
-    """The angle at position 100, over 100, by the two texts."""
-    form, s = scaling_methods()[method], 4.0
-    h = re.split(", (?=or|γ|b')", form.h)[0]
-    return value(form.g, m=100.0, s=s) * value(h, s=s, l=length, **names) * np.ones(32) / 100
+    known = {"b": 10_000.0, "D": 64, "d": PAIRS, "θ": 10_000.0 ** (-2 * PAIRS / 64), "L": 2048, "listed": LISTED}
+    known |= {"max": max, "π": math.pi, "floor": math.floor, "round": np.round}
+    return eval(text, {**known, **names})
 
 
 @pytest.mark.parametrize("method", ["none", "linear", "ntk", "nope", "longrope", "dynamic", "abf", "resonance"])
 def test_a_formula_gives_the_frequencies(method):
-    for length in (3000, 8192):
-        ours = scale(GEOMETRY, make_spec(method, 4.0, PARAMETERS.get(method, {})), length)
-        np.testing.assert_allclose(ours.inv_freq, turned(method, length, new=7.0 * 10_000), rtol=1e-12)
+    """The angle at position 100, over 100, by the two texts."""
+    form, s = scaling_methods()[method], 4.0
+    g, h = value(form.g, m=100.0, s=s), value(re.split(", (?=or|γ|b')", form.h)[0], s=s, l=8192, new=7.0 * 10_000)
+    ours = scale(GEOMETRY, make_spec(method, s, PARAMETERS.get(method, {})), 8192)
+    np.testing.assert_allclose(ours.inv_freq, g * h * np.ones(32) / 100, rtol=1e-12)
 
 
 def test_what_is_targeted_goes_by_the_window():
