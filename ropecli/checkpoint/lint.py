@@ -5,18 +5,12 @@ Rules only read config.json, and report only what is certain.
 
 import difflib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ropecli.checkpoint.fixes import (
-    falls_short,
-    fix_command,
-    key_shown,
-    overruled_lengths,
-    rope_fields,
-    stops_early,
-    unread_lengths,
-)
+from ropecli.checkpoint.files import CONFIG
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.plan_warnings import moot_sliding_window
+from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import (
     KEPT_KEYS,
@@ -27,13 +21,16 @@ from ropecli.config.dialects import (
     Parameters,
     rope_type_of,
 )
-from ropecli.config.families import ignores_top_level
+from ropecli.config.families import ignores_top_level, is_known
 from ropecli.config.fields import first, mapping
-from ropecli.errors import quoted, shown
+from ropecli.errors import RopecliError, quoted, shown
 from ropecli.scaling.scale import varies_with_length
 
 _READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}  # finetuned: a note of YaRN's
 _USUAL_BASE = 10000.0
+_FROM_PRETRAINING_LENGTH = ("yarn", "llama3", "longrope")
+# Methods with factor = target length / pretraining length; llama3's factor is not a ratio of lengths.
+_BY_RATIO = ("linear", "ntk-by-parts", "yarn")
 
 
 Faults = Iterator[tuple[str, str]]
@@ -105,7 +102,7 @@ def _stale_rope_scaling(state: CheckpointState) -> Faults:
         there = f"{shown(old[key])} in rope_scaling" if key in old else "missing from rope_scaling"
         yield (
             "two-scalings",
-            f"{key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 uses rope_scaling.",
+            f"{_key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 uses rope_scaling.",
         )
 
 
@@ -151,7 +148,7 @@ def _outside_of_text_config(state: CheckpointState) -> Faults:
 def _names(state: CheckpointState) -> Faults:
     if state.section.get("head_dim", 0) is None and not state.settings.family.fills_head_dim:
         yield "null-head-dim", "head_dim is null; transformers 5 fails on that with yarn, longrope and dynamic."
-    for label, parameters in rope_fields(state):
+    for label, parameters in _rope_fields(state):
         rope_type, named = rope_type_of(parameters), parameters.get("rope_type") or parameters.get("type")
         if named and named not in (rope_type, "mrope"):  # transformers 5 reads mrope as default
             message = f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "
@@ -171,7 +168,7 @@ def _names(state: CheckpointState) -> Faults:
 
 def _unread_keys(state: CheckpointState) -> Faults:
     family = state.settings.family
-    for label, parameters in rope_fields(state):
+    for label, parameters in _rope_fields(state):
         rope_type = rope_type_of(parameters)
         read = {*NATIVE_KEYS.get(rope_type, ()), *_READ}
         for key, value in parameters.items():
@@ -186,7 +183,7 @@ def _unread_keys(state: CheckpointState) -> Faults:
                 hint = f" Did you mean {meant[0]}? Then add --set {quoted(f'{meant[0]}={setting}')}."
             elif not family.known:
                 continue  # the checkpoint's own code may read it
-            message = f"{key_shown(key)} in {label} is ignored for rope_type {rope_type!r}.{hint}"
+            message = f"{_key_shown(key)} in {label} is ignored for rope_type {rope_type!r}.{hint}"
             yield "unread-key", message
         if parameters.get("truncate") is False and "." in label:
             message = (
@@ -203,12 +200,12 @@ def _scales_softmax(state: CheckpointState) -> bool:
 
 def _lengths(state: CheckpointState) -> Faults:
     spec, written, context = state.main.spec, state.max_position_embeddings, state.context_length
-    for label, inside in overruled_lengths(state):
+    for label, inside in _overruled_lengths(state):
         message = (
             f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
         )
         yield "conflicting-pretraining-lengths", f"{message}{label}; transformers 5 uses the top level."
-    if spec.method.name == "dynamic" and (smaller := unread_lengths(state)):
+    if spec.method.name == "dynamic" and (smaller := _unread_lengths(state)):
         message = (
             f"dynamic uses max_position_embeddings, {written}, as the pretraining length and does not scale shorter "
             f"inputs; {ORIGINAL_LENGTH} {smaller[0]} is ignored."
@@ -224,10 +221,10 @@ def _lengths(state: CheckpointState) -> Faults:
         f"max_position_embeddings is {written}, but {spec.method} ×{spec.factor:g} extends the pretraining length of "
         f"{state.pretraining_length} to {state.main.scaled_length}."
     )
-    if falls_short(state):
+    if _falls_short(state):
         advice = "The fix raises the factor; if the model was trained with this factor, lower max_position_embeddings"
         yield "context-beyond-scaling", f"{scaling} {advice} instead."
-    if stops_early(state):
+    if _stops_early(state):
         yield "context-below-scaling", f"{scaling} Inference engines stop at the smaller."
     longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
     if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < context:
@@ -261,3 +258,102 @@ _RULES = (
     _lengths,
     _sliding,
 )
+
+
+def _rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
+    """All sets of RoPE parameters in config.json, each with its key path."""
+    fields: list[tuple[str, Parameters]] = []
+    for key in ("rope_parameters", "rope_scaling"):
+        value = state.section.get(key)
+        if isinstance(value, dict):
+            nested = [
+                (f"{key}.{_key_shown(label)}", inner) for label, inner in value.items() if isinstance(inner, dict)
+            ]
+            fields += nested or [(key, value)]
+    return fields
+
+
+def _falls_short(state: CheckpointState) -> bool:
+    """Return whether max_position_embeddings is longer than the scaling reaches."""
+    longer = state.max_position_embeddings > state.main.scaled_length
+    return state.main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
+
+
+def _stops_early(state: CheckpointState) -> bool:
+    """Return whether max_position_embeddings is shorter than the scaling reaches."""
+    shorter = state.max_position_embeddings < state.context_length
+    return state.main.spec.method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
+
+
+def _overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
+    """Key path and value of each pretraining length that the top-level one overrides."""
+    stray = state.section.get(ORIGINAL_LENGTH)
+    return [
+        (label, parameters[ORIGINAL_LENGTH])
+        for label, parameters in _rope_fields(state)
+        # for parameters by layer type, the top-level one is not read
+        if "." not in label and rope_type_of(parameters) in _FROM_PRETRAINING_LENGTH
+        if stray is not None and parameters.get(ORIGINAL_LENGTH) not in (None, stray)
+    ]
+
+
+def _unread_lengths(state: CheckpointState) -> list[int]:
+    """Pretraining lengths in config.json below max_position_embeddings; dynamic NTK ignores them."""
+    lengths = [
+        fields.get(ORIGINAL_LENGTH) for fields in (state.section, *(fields for _, fields in _rope_fields(state)))
+    ]
+    limit = state.max_position_embeddings
+    return [length for length in lengths if type(length) is int and 0 < length < limit]
+
+
+def fix_command(state: CheckpointState) -> str | None:
+    """The patch command that writes the same scaling again, which fixes everything that a patch can fix.
+
+    None if `patch` would refuse it, for example a distance method without ropecli.yaml.
+    """
+    main, note = state.main, state.note
+    if main.remapping is not None and note is None:
+        return None
+    spec, options = main.spec, _fixing_lengths(state)
+    if note and main.geometry.layer_type not in note.layer_types:
+        spec = note.spec()
+        options["layer_types"] = ",".join(map(str, note.layer_types))
+    lengths = {key: value for key, value in options.items() if isinstance(value, int)}
+    labels = options["layer_types"].split(",") if "layer_types" in options else None
+    try:
+        plan = make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=_falls_short(state), **lengths)
+    except RopecliError:
+        return None
+    if plan.unwritable:
+        return None
+    checkpoint, by_length = state.checkpoint, _falls_short(state) or spec.method.name == "none"
+    return patch_command(
+        checkpoint.name,
+        checkpoint.revision,
+        spec.method.name,
+        None if by_length else spec.factor,
+        spec.params,
+        factors_file=checkpoint.folder / CONFIG,
+        options=options if is_known(checkpoint.config) else {**options, "no_verify": None},
+    )
+
+
+def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
+    """Options that set the true pretraining length and keep the context length."""
+    if state.guesses_pretraining_length:
+        return {"original_length": "N"}
+    if state.main.spec.method.name == "dynamic":
+        unread = _unread_lengths(state)
+        return {"original_length": unread[0]} if unread else {}
+    lengths = {}
+    if _overruled_lengths(state):
+        lengths["original_length"] = state.pretraining_length
+    written = state.max_position_embeddings
+    if written != state.main.scaled_length and written >= state.pretraining_length and not _stops_early(state):
+        lengths["target_length"] = written
+    return lengths
+
+
+def _key_shown(key: str) -> str:
+    """A config key, quoted and shortened for a message unless it is a short identifier."""
+    return key if key.isidentifier() and len(key) <= 60 else shown(key)

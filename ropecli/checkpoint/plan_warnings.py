@@ -112,8 +112,6 @@ def _of_frequencies(settings: RopeSettings, rope: ScaledRope, spec: ScalingSpec)
             f"the new base, {rope.rope_theta:g}, is below the pretrained one, {geometry.rope_theta:g}: "
             "pairs rotate faster, which does not extend the context."
         )
-    if spec.method.name != "nope" and not rope.inv_freq.any():
-        warnings.append(f"{spec.method} with these parameters sets all frequencies to zero, like method nope.")
     if varies_with_length(rope):
         warnings.append(
             f"{spec.method} changes frequencies with the length: a KV cache that grows past the pretraining length, "

@@ -209,6 +209,7 @@ def test_who_reads_rotary_dim(rotary):
     assert types == BY_HAND["reads_rotary_dim"]
 
 
+@pytest.mark.slow
 @pinned
 def test_whose_attention_reads_mscale_all_dim(rotary):
     types = set()

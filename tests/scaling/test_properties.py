@@ -65,23 +65,3 @@ def test_yarn_stays_between_none_and_linear_or_is_refused(geometry, factor, fast
             assert (inv_freq >= base / factor * (1 - 1e-9)).all()
             slowed = inv_freq[base > 0] / base[base > 0]
             assert (np.diff(slowed) <= 1e-9).all()
-
-
-STATIC = [("linear", {}), ("yarn", {}), ("llama3", {}), ("p-rope", {"p": 0.6}), ("nope", {})]
-
-
-@pytest.mark.parametrize("carrier", ["longrope", "custom"])
-@few
-@given(given=st.sampled_from(STATIC), geometry=geometries(still=False), factor=factors)
-def test_longrope_and_custom_carry_any_static_method(carrier, given, geometry, factor):
-    """Factors of base ÷ wanted frequencies give the wanted frequencies: the universal encoding. 1e30 is for zeros."""
-    method, params = given
-    if method in WITH_A_RAMP:
-        assume_a_ramp(geometry)
-    target = scale(geometry, make_spec(method, factor, params))
-    with np.errstate(divide="ignore"):
-        divisors = np.minimum(geometry.inv_freq() / target.inv_freq, 1e30).tolist()
-    name = "long_factor" if carrier == "longrope" else "factors"
-    carried = scale(geometry, make_spec(carrier, factor, {name: divisors, "attention_factor": target.attention_factor}))
-    np.testing.assert_allclose(carried.inv_freq, target.inv_freq, rtol=1e-12, atol=1e-30)
-    assert carried.attention_factor == target.attention_factor
