@@ -159,11 +159,12 @@ def hub_link(name: str, revision: str | None) -> str:
 
 def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
     """The `ropecli patch` command that writes the same config.json."""
-    source, before, options = entry(record, "source"), read_settings(note.original), {}
+    source, before = entry(record, "source"), read_settings(note.original)
+    options: dict[str, object] = {}
     if round(note.original_length * note.factor) != note.target_length:
-        options["target_length"] = str(note.target_length)
+        options["target_length"] = note.target_length
     if before.ropes[0].geometry.original_max_position_embeddings != note.original_length:
-        options["original_length"] = str(note.original_length)
+        options["original_length"] = note.original_length
     if note.layer_types != far_layers(before):
         options["layer_types"] = ",".join(map(str, note.layer_types))
     name, commit = public_name(source.get("checkpoint", "CHECKPOINT")), source.get("commit")

@@ -5,7 +5,7 @@ If the Hub does not answer, or HF_HUB_OFFLINE is set, only the cache is used.
 
 import contextlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ropecli.checkpoint.files import CHECKPOINT_FILES, CODE, CONFIG, PROVENANCE, TOKENIZER_CONFIG, WEIGHTS
 from ropecli.errors import CheckpointError, quoted, reason_of
@@ -32,7 +32,7 @@ def fetch(name: str, revision: str | None, *, weights: bool) -> Fetched:
 
     logging.set_verbosity_error()  # no line for each retry
     problem = _ask(name, revision)
-    options = {"revision": revision, "local_files_only": problem is not None}
+    options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
     try:
         if weights:
             folder = Path(snapshot_download(name, allow_patterns=_ALL, ignore_patterns=_NONE_OF, **options))

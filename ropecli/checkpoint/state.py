@@ -64,12 +64,12 @@ class CheckpointState:
             except MethodError as error:
                 raise unreadable(self.checkpoint.folder, error) from error
         ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.before.ropes}
-        saved = read_saved_remapping(self.checkpoint.config)
-        for label in far_layers(self.before) if saved else ():
-            # as in ropecli.yaml, the factor is relative to the pretraining length
-            factor = saved.target / ropes[label].geometry.original_max_position_embeddings
-            spec = replace(saved.spec, factor=factor)
-            ropes[label] = replace(ropes[label], spec=spec, remapping=saved.remapping())
+        if saved := read_saved_remapping(self.checkpoint.config):
+            for label in far_layers(self.before):
+                # as in ropecli.yaml, the factor is relative to the pretraining length
+                factor = saved.target / ropes[label].geometry.original_max_position_embeddings
+                spec = replace(saved.spec, factor=factor)
+                ropes[label] = replace(ropes[label], spec=spec, remapping=saved.remapping())
         return ropes
 
     @cached_property
