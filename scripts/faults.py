@@ -58,7 +58,7 @@ FAULTS: list[tuple[str, str]] = [
     ("np.maximum(1.0, form(n + 1.0, pretrained))", "np.maximum(1.0, form(n + 2.0, pretrained))"),
     # remapping
     ("near_and_far(shift, lambda n: n - shift + local_window, lambda m: m)", "near_and_far(shift, lambda n: n - shift, lambda m: m)"),
-    ("trained = ropes[label].scaled_length if own else _trained_length(settings, rope)", "trained = _trained_length(settings, rope)"),
+    ("trained = ropes[label].scaled_length if frequency else _trained_length(settings, rope)", "trained = _trained_length(settings, rope)"),
     ("Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1)\n    far", "Branch(lambda n: np.maximum(n - window, 0), lambda n: n + 1)\n    far"),
     ("near_and_far(window, lambda n: np.full_like(n, window), np.zeros_like)", "near_and_far(window, lambda n: np.full_like(n, window - 1), np.zeros_like)"),
     ("window + (n - window) / slope, lambda m: m / slope", "(n - window) / slope, lambda m: m / slope"),
@@ -119,7 +119,7 @@ FAULTS: list[tuple[str, str]] = [
     ("if not off <= allowed:", "if off > 1000 * allowed:"),
     ("torch.equal(tensor.double(), value.double())", "True"),
     # checkpoint
-    ("written_length = geometry.original_max_position_embeddings if keeps_length else target", "written_length = target"),
+    ('written_length = original if spec.method.rope_type == "dynamic" else target', "written_length = target"),
     ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL", "allowed = rope.inv_freq + _STILL"),
     ("if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:", "if False:"),
     ("if not np.array_equal(axes, before):", "if False:"),
@@ -134,7 +134,7 @@ FAULTS: list[tuple[str, str]] = [
     # push
     ("return readme[:start] + block.encode() + readme[start:]", "return block.encode() + readme"),
     ("if not any(_is_of(report, checkpoint) for report in measured):", "if False:"),
-    ("return there.lfs.sha256 == addition.upload_info.sha256.hex()", "return False"),
+    ("return existing.lfs.sha256 == addition.upload_info.sha256.hex()", "return False"),
     ("if not (private or public):", "if False:"),
     ('_explain(repo, error).replace(token, "<token>")', "_explain(repo, error)"),
     # theory

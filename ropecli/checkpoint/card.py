@@ -6,14 +6,13 @@ byte for byte, so a revert can take the section out again.
 
 import contextlib
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ropecli.checkpoint.files import read_text
-from ropecli.checkpoint.opening import CONFIG, HUB_ID, Checkpoint
-from ropecli.checkpoint.provenance import Provenance, entry, read_record, tuned_weights
+from ropecli.checkpoint.opening import HUB_ID, Checkpoint
+from ropecli.checkpoint.provenance import Provenance, entry, patch_command, read_record, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers, read_state
 from ropecli.config.settings import read_settings
 from ropecli.scaling.registry import find_method
@@ -160,22 +159,17 @@ def hub_link(name: str, revision: str | None) -> str:
 
 def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
     """The `ropecli patch` command that writes the same config.json."""
-    source = entry(record, "source")
-    words = ["ropecli", "patch", public_name(source.get("checkpoint", "CHECKPOINT"))]
-    words += ["--revision", str(source["commit"])] if source.get("commit") else []
-    words += ["--method", note.method, "--factor", f"{note.factor:.17g}"]
+    source, before = entry(record, "source"), read_settings(note.original)
+    options: dict[str, object] = {}
     if round(note.original_length * note.factor) != note.target_length:
-        words += ["--target-length", str(note.target_length)]
-    before = read_settings(note.original)
+        options["target_length"] = note.target_length
     if before.ropes[0].geometry.original_max_position_embeddings != note.original_length:
-        words += ["--original-length", str(note.original_length)]
-    if note.layer_types and note.layer_types != far_layers(before):
-        words += ["--layer-types", ",".join(map(str, note.layer_types))]
-    lists = [key for key, value in note.params.items() if isinstance(value, list)]
-    words += ["--factors-file", CONFIG] if lists else []
-    for key, value in note.params.items():
-        words += [] if key in lists else ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    return clean(shlex.join([*words, "--output", "DIR"]), LONGEST_TEXT)
+        options["original_length"] = note.original_length
+    if note.layer_types != far_layers(before):
+        options["layer_types"] = ",".join(map(str, note.layer_types))
+    name, commit = public_name(source.get("checkpoint", "CHECKPOINT")), source.get("commit")
+    command = patch_command(name, commit and str(commit), note.method, note.factor, note.params, options=options)
+    return clean(command, LONGEST_TEXT)
 
 
 def rope_table(state: CheckpointState) -> str:

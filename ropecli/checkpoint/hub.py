@@ -5,7 +5,7 @@ If the Hub does not answer, or HF_HUB_OFFLINE is set, only the cache is used.
 
 import contextlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ropecli.checkpoint.files import CHECKPOINT_FILES, CODE, CONFIG, PROVENANCE, TOKENIZER_CONFIG, WEIGHTS
 from ropecli.errors import CheckpointError, quoted, reason_of
@@ -26,15 +26,18 @@ class Fetched(NamedTuple):
 
 def fetch(name: str, revision: str | None, *, weights: bool) -> Fetched:
     """Download the config files of `name`, or with `weights` all files. Raises CheckpointError."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import IncompleteSnapshotError
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # no line for each retry
     problem = _ask(name, revision)
-    get = _get_all if weights else _get_configs
+    options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
     try:
-        folder = get(name, revision, cached_only=problem is not None)
+        if weights:
+            folder = Path(snapshot_download(name, allow_patterns=_ALL, ignore_patterns=_NONE_OF, **options))
+        else:
+            folder = _get_configs(name, **options)
         if problem and weights and not any(folder.glob(WEIGHTS)):
             raise IncompleteSnapshotError("no weights", str(folder))
     except Exception as error:  # the Hub client raises many kinds; each means that there is no folder
@@ -58,26 +61,16 @@ def _ask(name: str, revision: str | None) -> Exception | None:
     return None
 
 
-def _get_configs(name: str, revision: str | None, *, cached_only: bool) -> Path:
+def _get_configs(name: str, revision: str | None, local_files_only: bool) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
-    absent = LocalEntryNotFoundError if cached_only else RemoteEntryNotFoundError
-    folder = Path(hf_hub_download(name, CONFIG, revision=revision, local_files_only=cached_only)).parent
+    absent = LocalEntryNotFoundError if local_files_only else RemoteEntryNotFoundError
+    folder = Path(hf_hub_download(name, CONFIG, revision=revision, local_files_only=local_files_only)).parent
     for optional in (TOKENIZER_CONFIG, PROVENANCE):
         with contextlib.suppress(absent):
-            hf_hub_download(name, optional, revision=folder.name, local_files_only=cached_only)
+            hf_hub_download(name, optional, revision=folder.name, local_files_only=local_files_only)
     return folder
-
-
-def _get_all(name: str, revision: str | None, *, cached_only: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(
-            name, revision=revision, allow_patterns=_ALL, ignore_patterns=_NONE_OF, local_files_only=cached_only
-        )
-    )
 
 
 def _explain(name: str, revision: str | None, error: Exception, cached: str) -> str:

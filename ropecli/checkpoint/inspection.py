@@ -1,7 +1,6 @@
 """The reports of `ropecli inspect` and `ropecli theory`."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,8 @@ from ropecli.analysis.wavelengths import float32_angle_error
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
+from ropecli.checkpoint.provenance import patch_command, read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
-from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
@@ -69,18 +67,14 @@ def _extension(state: CheckpointState) -> dict[str, Any] | None:
     if makers is None or makers.extension is None or state.note is not None:
         return None
     method, factor, source, trained = makers.extension
-    command = shlex.join(
-        ["ropecli", "patch", state.checkpoint.name, "--method", method, "--factor", f"{factor:g}", "--output", "DIR"]
-    )
-    length = round(makers.pretraining_length * factor)
     return {
         "method": method,
         "factor": factor,
         "original_max_position_embeddings": makers.pretraining_length,
-        "context_length": length,
+        "context_length": round(makers.pretraining_length * factor),
         "needs_training": trained,
         "source": source,
-        "command": command,
+        "command": patch_command(state.checkpoint.name, None, method, factor),
     }
 
 
@@ -125,8 +119,6 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
 
 
 PRETRAINED = "pretrained"
-_MOST_PAIRS = 1024
-"""Several times more than any model has. Limits memory: the score needs an array of distances × pairs."""
 
 
 @dataclass(frozen=True)
@@ -174,12 +166,6 @@ def make_study(
         if rope.spec.method.name != "none":
             name = rope.spec.label
             ropes[f"{name}, as it is" if spec is None else name] = rope
-        pairs = rope.geometry.rotary_dim // 2
-        if pairs > _MOST_PAIRS:
-            raise CheckpointError(
-                f"{checkpoint.name} has {pairs} rotary pairs per head; theory supports at most {_MOST_PAIRS}. Check "
-                "head_dim in config.json."
-            )
         target = max(target, length)
         unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))

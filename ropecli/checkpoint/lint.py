@@ -5,18 +5,12 @@ Rules only read config.json, and report only what is certain.
 
 import difflib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ropecli.checkpoint.fixes import (
-    falls_short,
-    fix_command,
-    key_shown,
-    overruled_lengths,
-    rope_fields,
-    stops_early,
-    unread_lengths,
-)
+from ropecli.checkpoint.files import CONFIG
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.plan_warnings import moot_sliding_window
+from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import (
     KEPT_KEYS,
@@ -27,13 +21,20 @@ from ropecli.config.dialects import (
     Parameters,
     rope_type_of,
 )
-from ropecli.config.families import ignores_top_level
+from ropecli.config.families import ignores_top_level, is_known
 from ropecli.config.fields import first, mapping
-from ropecli.errors import quoted, shown
+from ropecli.errors import RopecliError, quoted, shown
 from ropecli.scaling.scale import varies_with_length
 
 _READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}  # finetuned: a note of YaRN's
 _USUAL_BASE = 10000.0
+_FROM_PRETRAINING_LENGTH = ("yarn", "llama3", "longrope")
+# Methods with factor = target length / pretraining length; llama3's factor is not a ratio of lengths.
+_BY_RATIO = ("linear", "ntk-by-parts", "yarn")
+
+
+Faults = Iterator[tuple[str, str]]
+"""Rule and message of each problem."""
 
 
 class Finding(NamedTuple):
@@ -55,20 +56,19 @@ _OLD_RULES = {
     "global-layers-without-rope": "far-layers-do-not-turn",
 }
 """Names of rules in release 0.2, for those that have another one now."""
+_NOT_FIXED = ("outside-text-config", "switches-with-length", "sliding-window", "global-layers-without-rope")
+"""Rules whose findings a patch does not fix."""
 
 
 def find_faults(state: CheckpointState) -> list[Finding]:
     """All findings of the rules."""
-    return [finding for rule in _RULES for finding in rule(state)]
+    faults = [("unclear", warning) for warning in state.warnings]
+    faults += [fault for rule in _RULES for fault in rule(state)]
+    fix = fix_command(state) if any(name not in _NOT_FIXED for name, _ in faults) else None
+    return [Finding(name, message, None if name in _NOT_FIXED else fix) for name, message in faults]
 
 
-def _unclear(state: CheckpointState) -> Iterator[Finding]:
-    """Warnings from reading config.json."""
-    for warning in state.warnings:
-        yield Finding("unclear", warning, fix_command(state))
-
-
-def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
+def _only_new_dialect(state: CheckpointState) -> Faults:
     section, main, family = state.section, state.main, state.settings.family
     # model types with a rope per layer type have no older dialect, unless they read flat fields
     if not section.get("rope_parameters") or family.new or (family.layers and not family.flat_means_full):
@@ -84,14 +84,13 @@ def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
     if width not in (head, int(head * (family.partial_rotary_factor or 1))) and first(section, PARTIAL_KEYS) is None:
         lost.append("partial_rotary_factor")
     if lost:
-        yield Finding(
+        yield (
             "one-dialect",
             f"older readers ignore {' and '.join(lost)}, which only rope_parameters has. Write both dialects.",
-            fix_command(state),
         )
 
 
-def _stale_rope_scaling(state: CheckpointState) -> Iterator[Finding]:
+def _stale_rope_scaling(state: CheckpointState) -> Faults:
     new, old = state.section.get("rope_parameters"), state.section.get("rope_scaling")
     if not isinstance(new, dict) or not isinstance(old, dict) or not new or not old:
         return
@@ -101,10 +100,9 @@ def _stale_rope_scaling(state: CheckpointState) -> Iterator[Finding]:
         new = mapping(new, "full_attention")
     for key in sorted(_overruled(state, new, old)):
         there = f"{shown(old[key])} in rope_scaling" if key in old else "missing from rope_scaling"
-        yield Finding(
+        yield (
             "two-scalings",
-            f"{key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 uses rope_scaling.",
-            fix_command(state),
+            f"{_key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 uses rope_scaling.",
         )
 
 
@@ -127,14 +125,14 @@ def _overruled(state: CheckpointState, new: Parameters, old: Parameters) -> Iter
             yield key
 
 
-def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
+def _outside_of_text_config(state: CheckpointState) -> Faults:
     config, section = state.checkpoint.config, state.section
     if ignores_top_level(config):
         message = (
             "config.json has no text_config: transformers ignores the fields of the language model and uses the "
             f"defaults of {config['model_type']}. Use a conversion of the model to transformers' format."
         )
-        yield Finding("outside-text-config", message)
+        yield "outside-text-config", message
     if section is config:
         return
     names = ("rope_parameters", "rope_scaling", *THETA_KEYS)
@@ -144,40 +142,33 @@ def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
             f"{', '.join(stray)} outside of text_config: the text model only reads text_config. Move the correct "
             "values there, and remove the others."
         )
-        yield Finding("outside-text-config", message)
+        yield "outside-text-config", message
 
 
-def _stray_original_length(state: CheckpointState) -> Iterator[Finding]:
-    for label, inside in overruled_lengths(state):
-        yield Finding(
-            "conflicting-pretraining-lengths",
-            f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
-            f"{label}; transformers 5 uses the top level.",
-            fix_command(state),
-        )
-
-
-def _null_head_dim(state: CheckpointState) -> Iterator[Finding]:
+def _names(state: CheckpointState) -> Faults:
     if state.section.get("head_dim", 0) is None and not state.settings.family.fills_head_dim:
-        message = "head_dim is null; transformers 5 fails on that with yarn, longrope and dynamic."
-        yield Finding("null-head-dim", message, fix_command(state))
-
-
-def _old_names(state: CheckpointState) -> Iterator[Finding]:
-    for label, parameters in rope_fields(state):
-        named = parameters.get("rope_type") or parameters.get("type")
-        if named and named not in (rope_type_of(parameters), "mrope"):  # transformers 5 reads mrope as default
-            yield Finding(
-                "old-name",
-                f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "
-                f"{rope_type_of(parameters)!r}.",
-                fix_command(state),
+        yield "null-head-dim", "head_dim is null; transformers 5 fails on that with yarn, longrope and dynamic."
+    for label, parameters in _rope_fields(state):
+        rope_type, named = rope_type_of(parameters), parameters.get("rope_type") or parameters.get("type")
+        if named and named not in (rope_type, "mrope"):  # transformers 5 reads mrope as default
+            message = f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "
+            yield "old-name", f"{message}{rope_type!r}."
+        if not parameters.get("mscale_all_dim") or not _scales_softmax(state):
+            continue
+        if rope_type not in ("yarn", "default"):
+            message = (
+                f"mscale_all_dim in {label} is left over from yarn; with rope_type {rope_type!r} it still multiplies "
+                "the softmax scale of DeepSeek models."
             )
+            yield "mscale-left-over", message
+        elif parameters.get("attention_factor") is not None:
+            message = f"attention_factor and mscale_all_dim in {label} are both applied, so logits are scaled twice."
+            yield "attention-factor-twice", message
 
 
-def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
+def _unread_keys(state: CheckpointState) -> Faults:
     family = state.settings.family
-    for label, parameters in rope_fields(state):
+    for label, parameters in _rope_fields(state):
         rope_type = rope_type_of(parameters)
         read = {*NATIVE_KEYS.get(rope_type, ()), *_READ}
         for key, value in parameters.items():
@@ -192,14 +183,14 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
                 hint = f" Did you mean {meant[0]}? Then add --set {quoted(f'{meant[0]}={setting}')}."
             elif not family.known:
                 continue  # the checkpoint's own code may read it
-            message = f"{key_shown(key)} in {label} is ignored for rope_type {rope_type!r}.{hint}"
-            yield Finding("unread-key", message, fix_command(state))
+            message = f"{_key_shown(key)} in {label} is ignored for rope_type {rope_type!r}.{hint}"
+            yield "unread-key", message
         if parameters.get("truncate") is False and "." in label:
             message = (
                 f"truncate in {label} is ignored: transformers 5 reads it next to the layer types. To apply it, add "
                 "--set truncate=false."
             )
-            yield Finding("unread-key", message, fix_command(state))
+            yield "unread-key", message
 
 
 def _scales_softmax(state: CheckpointState) -> bool:
@@ -207,96 +198,162 @@ def _scales_softmax(state: CheckpointState) -> bool:
     return state.settings.family.reads_mscale_all_dim or not state.settings.family.known
 
 
-def _softmax_scale(state: CheckpointState) -> Iterator[Finding]:
-    for label, parameters in rope_fields(state):
-        if not parameters.get("mscale_all_dim") or not _scales_softmax(state):
-            continue
-        if rope_type_of(parameters) not in ("yarn", "default"):
-            message = (
-                f"mscale_all_dim in {label} is left over from yarn; with rope_type {rope_type_of(parameters)!r} it "
-                "still multiplies the softmax scale of DeepSeek models."
-            )
-            yield Finding("mscale-left-over", message, fix_command(state))
-        elif parameters.get("attention_factor") is not None:
-            message = f"attention_factor and mscale_all_dim in {label} are both applied, so logits are scaled twice."
-            yield Finding("attention-factor-twice", message, fix_command(state))
-
-
-def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
-    if state.main.spec.method.name == "dynamic" and (smaller := unread_lengths(state)):
-        yield Finding(
-            "dynamic-switched-off",
-            f"dynamic uses max_position_embeddings, {state.max_position_embeddings}, as the pretraining length and "
-            f"does not scale shorter inputs; {ORIGINAL_LENGTH} {smaller[0]} is ignored.",
-            fix_command(state),
-        )
-
-
-def _switching(state: CheckpointState) -> Iterator[Finding]:
-    if varies_with_length(state.main):
-        yield Finding(
-            "switches-with-length",
-            f"{state.main.spec.method} has different frequencies for short and long inputs here. Batches of mixed "
-            "lengths, chunked prefill, and a KV cache that grows past the pretraining length are inexact.",
-        )
-
-
-def _lengths(state: CheckpointState) -> Iterator[Finding]:
-    spec, written = state.main.spec, state.max_position_embeddings
-    scaling = (
-        f"{spec.method} ×{spec.factor:g} extends the pretraining length of {state.pretraining_length} to "
-        f"{state.main.scaled_length}"
-    )
-    if falls_short(state):
-        yield Finding(
-            "context-beyond-scaling",
-            f"max_position_embeddings is {written}, but {scaling}. The fix raises the factor; if the model was trained "
-            "with this factor, lower max_position_embeddings instead.",
-            fix_command(state),
-        )
-    if stops_early(state):
-        message = f"max_position_embeddings is {written}, but {scaling}. Inference engines stop at the smaller."
-        yield Finding("context-below-scaling", message, fix_command(state))
-
-
-def _tokenizer(state: CheckpointState) -> Iterator[Finding]:
-    longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
-    length = state.context_length
-    if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < length:
+def _lengths(state: CheckpointState) -> Faults:
+    spec, written, context = state.main.spec, state.max_position_embeddings, state.context_length
+    for label, inside in _overruled_lengths(state):
         message = (
-            f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {length}: longer "
+            f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
+        )
+        yield "conflicting-pretraining-lengths", f"{message}{label}; transformers 5 uses the top level."
+    if spec.method.name == "dynamic" and (smaller := _unread_lengths(state)):
+        message = (
+            f"dynamic uses max_position_embeddings, {written}, as the pretraining length and does not scale shorter "
+            f"inputs; {ORIGINAL_LENGTH} {smaller[0]} is ignored."
+        )
+        yield "dynamic-switched-off", message
+    if varies_with_length(state.main):
+        message = (
+            f"{spec.method} has different frequencies for short and long inputs here. Batches of mixed lengths, "
+            "chunked prefill, and a KV cache that grows past the pretraining length are inexact."
+        )
+        yield "switches-with-length", message
+    scaling = (
+        f"max_position_embeddings is {written}, but {spec.method} ×{spec.factor:g} extends the pretraining length of "
+        f"{state.pretraining_length} to {state.main.scaled_length}."
+    )
+    if _falls_short(state):
+        advice = "The fix raises the factor; if the model was trained with this factor, lower max_position_embeddings"
+        yield "context-beyond-scaling", f"{scaling} {advice} instead."
+    if _stops_early(state):
+        yield "context-below-scaling", f"{scaling} Inference engines stop at the smaller."
+    longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
+    if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < context:
+        message = (
+            f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {context}: longer "
             "inputs are truncated or cause a warning."
         )
-        yield Finding("tokenizer-caps", message, fix_command(state))
+        yield "tokenizer-caps", message
 
 
-def _sliding(state: CheckpointState) -> Iterator[Finding]:
+def _sliding(state: CheckpointState) -> Faults:
     section, family = state.section, state.settings.family
     sliding = moot_sliding_window(section, family)
     if sliding is not None and sliding < state.max_position_embeddings:
         message = f"sliding_window is {sliding}: no layer attends further back, so extending the context has no effect."
-        yield Finding("sliding-window", message)
+        yield "sliding-window", message
     if not any(rope.far for rope in state.settings.ropes):
         message = (
             "only layers with a sliding or chunked window have rotary embeddings; layers that see the whole context "
             "have no positions to scale. patch --method none --target-length N only raises the context length."
         )
-        yield Finding("global-layers-without-rope", message)
+        yield "global-layers-without-rope", message
 
 
 _RULES = (
-    _unclear,
     _only_new_dialect,
     _stale_rope_scaling,
     _outside_of_text_config,
-    _stray_original_length,
-    _null_head_dim,
-    _old_names,
+    _names,
     _unread_keys,
-    _softmax_scale,
-    _dynamic_switched_off,
-    _switching,
     _lengths,
-    _tokenizer,
     _sliding,
 )
+
+
+def _rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
+    """All sets of RoPE parameters in config.json, each with its key path."""
+    fields: list[tuple[str, Parameters]] = []
+    for key in ("rope_parameters", "rope_scaling"):
+        value = state.section.get(key)
+        if isinstance(value, dict):
+            nested = [
+                (f"{key}.{_key_shown(label)}", inner) for label, inner in value.items() if isinstance(inner, dict)
+            ]
+            fields += nested or [(key, value)]
+    return fields
+
+
+def _falls_short(state: CheckpointState) -> bool:
+    """Return whether max_position_embeddings is longer than the scaling reaches."""
+    longer = state.max_position_embeddings > state.main.scaled_length
+    return state.main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
+
+
+def _stops_early(state: CheckpointState) -> bool:
+    """Return whether max_position_embeddings is shorter than the scaling reaches."""
+    shorter = state.max_position_embeddings < state.context_length
+    return state.main.spec.method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
+
+
+def _overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
+    """Key path and value of each pretraining length that the top-level one overrides."""
+    stray = state.section.get(ORIGINAL_LENGTH)
+    return [
+        (label, parameters[ORIGINAL_LENGTH])
+        for label, parameters in _rope_fields(state)
+        # for parameters by layer type, the top-level one is not read
+        if "." not in label and rope_type_of(parameters) in _FROM_PRETRAINING_LENGTH
+        if stray is not None and parameters.get(ORIGINAL_LENGTH) not in (None, stray)
+    ]
+
+
+def _unread_lengths(state: CheckpointState) -> list[int]:
+    """Pretraining lengths in config.json below max_position_embeddings; dynamic NTK ignores them."""
+    lengths = [
+        fields.get(ORIGINAL_LENGTH) for fields in (state.section, *(fields for _, fields in _rope_fields(state)))
+    ]
+    limit = state.max_position_embeddings
+    return [length for length in lengths if type(length) is int and 0 < length < limit]
+
+
+def fix_command(state: CheckpointState) -> str | None:
+    """The patch command that writes the same scaling again, which fixes everything that a patch can fix.
+
+    None if `patch` would refuse it, for example a distance method without ropecli.yaml.
+    """
+    main, note = state.main, state.note
+    if main.remapping is not None and note is None:
+        return None
+    spec, options = main.spec, _fixing_lengths(state)
+    if note and main.geometry.layer_type not in note.layer_types:
+        spec = note.spec()
+        options["layer_types"] = ",".join(map(str, note.layer_types))
+    lengths = {key: value for key, value in options.items() if isinstance(value, int)}
+    labels = options["layer_types"].split(",") if "layer_types" in options else None
+    try:
+        plan = make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=_falls_short(state), **lengths)
+    except RopecliError:
+        return None
+    if plan.unwritable:
+        return None
+    checkpoint, by_length = state.checkpoint, _falls_short(state) or spec.method.name == "none"
+    return patch_command(
+        checkpoint.name,
+        checkpoint.revision,
+        spec.method.name,
+        None if by_length else spec.factor,
+        spec.params,
+        factors_file=checkpoint.folder / CONFIG,
+        options=options if is_known(checkpoint.config) else {**options, "no_verify": None},
+    )
+
+
+def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
+    """Options that set the true pretraining length and keep the context length."""
+    if state.guesses_pretraining_length:
+        return {"original_length": "N"}
+    if state.main.spec.method.name == "dynamic":
+        unread = _unread_lengths(state)
+        return {"original_length": unread[0]} if unread else {}
+    lengths = {}
+    if _overruled_lengths(state):
+        lengths["original_length"] = state.pretraining_length
+    written = state.max_position_embeddings
+    if written != state.main.scaled_length and written >= state.pretraining_length and not _stops_early(state):
+        lengths["target_length"] = written
+    return lengths
+
+
+def _key_shown(key: str) -> str:
+    """A config key, quoted and shortened for a message unless it is a short identifier."""
+    return key if key.isidentifier() and len(key) <= 60 else shown(key)

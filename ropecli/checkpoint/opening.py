@@ -87,14 +87,11 @@ class Checkpoint:
         """
         names_code = self.config.get("auto_map") or (self.tokenizer_config or {}).get("auto_map")
         patterns = [*CHECKPOINT_FILES, CODE] if names_code else CHECKPOINT_FILES
-        try:
-            paths = [path for path in sorted(self.folder.iterdir()) if not path.is_dir()]
-        except OSError as error:
-            raise CheckpointError(f"{self.folder} cannot be listed: {error.strerror}.") from error
         return [
             path
-            for path in paths
-            if path.name not in (CONFIG, PROVENANCE, TUNING, FACTORS)
+            for path in sorted(self.folder.iterdir())
+            if not path.is_dir()
+            and path.name not in (CONFIG, PROVENANCE, TUNING, FACTORS)
             and any(path.match(pattern) for pattern in patterns)
             and (path.match(WEIGHTS) or is_own_file(path))
         ]

@@ -9,13 +9,7 @@ import numpy as np
 
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import (
-    Provenance,
-    read_record,
-    tuned_for,
-    tuned_weights,
-    untuned,
-)
+from ropecli.checkpoint.provenance import Provenance, read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, edit_warning, far_layers, read_state, scale_layers
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
@@ -137,8 +131,7 @@ def make_plan(
             "--factor or --target-length, or correct the pretraining length with --original-length."
         )
     # transformers uses max_position_embeddings as dynamic NTK's pretraining length: raising it would disable the method
-    keeps_length = spec.method.rope_type == "dynamic"
-    written_length = original if keeps_length else target
+    written_length = original if spec.method.rope_type == "dynamic" else target
     scaled = {label: ropes[label] for label in labels}
     _refuse_own_positions(settings, scaled.values())
     patched, unwritable = copy.deepcopy(config), None
@@ -151,7 +144,13 @@ def make_plan(
             write_saved_remapping(patched, saved)
     except PatchError as error:
         patched, unwritable = config, str(error)
-    warnings += _of_tuned_weights(checkpoint, spec)
+    record = read_record(checkpoint.folder)
+    if tuned_weights(record) and (tuned_for := record["tuned"].get("scaling")) != spec.label:
+        tuned = (
+            f"the weights of {checkpoint.name} were tuned for {tuned_for} by `ropecli tune` and do not suit another "
+            f"scaling. The original weights are in {untuned(record)}."
+        )
+        warnings += (tuned,)
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -166,17 +165,6 @@ def make_plan(
         settings_warnings=warnings,
         scaling_warnings=(*warnings, *plan_warnings.of_scaling(config, settings, spec, scaled, target, keeps)),
         writing_warnings=tuple(plan_warnings.of_writing(config, spec, rope, written_length)),
-    )
-
-
-def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, ...]:
-    """A warning if `ropecli tune` changed the weights for another scaling."""
-    record = read_record(checkpoint.folder)
-    if not tuned_weights(record) or tuned_for(record) == spec.label:
-        return ()
-    return (
-        f"the weights of {checkpoint.name} were tuned for {tuned_for(record)} by `ropecli tune` and do not suit "
-        f"another scaling. The original weights are in {untuned(record)}.",
     )
 
 

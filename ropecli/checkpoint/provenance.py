@@ -1,13 +1,17 @@
 """Reads ropecli.yaml, the record of a patch, and restores the original config from it."""
 
 import copy
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ropecli.checkpoint.files import PROVENANCE, is_own_file, read_text
+from ropecli.checkpoint.files import CONFIG, PROVENANCE, is_own_file, read_text
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.changes import ConfigChange, get_path, put_in_order, undo
 from ropecli.errors import CheckpointError, reason_of
+from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.yaml12 import BoundedLoader, read_yaml
 
@@ -22,8 +26,7 @@ class Provenance(NamedTuple):
     original: config.json before any patch. method, factor, params: the scaling in effect, not checked.
     original_length: the pretraining length, tokens. target_length: tokens. edited: keys of config.json changed after
     the patch; if there are any, the record is out of date. tokenizer_lengths: the tokenizer's model_max_length before
-    and after, empty if it has none, None in older records. layer_types: the scaled ones, (None,) if all layers share
-    one rope; None in older records, where it means those that see the whole context.
+    and after, empty if it has none. layer_types: the scaled ones, (None,) if all layers share one rope.
     """
 
     original: dict[str, Any]
@@ -33,8 +36,8 @@ class Provenance(NamedTuple):
     original_length: int
     target_length: int
     edited: tuple[str, ...]
-    tokenizer_lengths: tuple[Any, ...] | None = None
-    layer_types: tuple[str | None, ...] | None = None
+    tokenizer_lengths: tuple[Any, ...]
+    layer_types: tuple[str | None, ...]
 
     def spec(self) -> ScalingSpec:
         """The scaling in effect. Raises MethodError if this release does not support it."""
@@ -51,7 +54,6 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         scaling = record["scaling"]
         params = {str(key): value for key, value in scaling["params"].items()}
         scaled = str(scaling["method"]), float(scaling["factor"]), params
-        layer_types = tuple(scaling["layer_types"]) if "layer_types" in scaling else None
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
         if min(lengths) < 1:
             raise ValueError(f"lengths of {lengths[0]} and {lengths[1]} tokens")
@@ -59,13 +61,10 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         original = copy.deepcopy(checkpoint.config)
         if not edited:
             original = put_in_order(undo(original, changes), record.get("key_order") or {})
-        tokenizer = record.get("tokenizer")
-        known = None if tokenizer is None else tuple(tokenizer.get("model_max_length", ()))
-        if known and len(known) != 2:
-            raise ValueError("model_max_length must have two values, before and after")
+        tokenizer = tuple(record["tokenizer"].get("model_max_length", ()))
+        return Provenance(original, *scaled, *lengths, tuple(edited), tokenizer, tuple(scaling["layer_types"]))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
-    return Provenance(original, *scaled, *lengths, tuple(edited), known, layer_types)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -106,12 +105,39 @@ def untuned(record: dict[str, Any]) -> str:
     return str(record["tuned"].get("checkpoint"))
 
 
-def tuned_for(record: dict[str, Any]) -> str:
-    """The label of the scaling that the weights were tuned for."""
-    return str(record["tuned"].get("scaling"))
-
-
 def unreadable(folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Delete it to use only config.json."
     )
+
+
+def patch_command(
+    checkpoint: str,
+    revision: str | None,
+    method: str,
+    factor: float | None,
+    params: Mapping[str, object] = MappingProxyType({}),
+    *,
+    factors_file: object = CONFIG,
+    options: Mapping[str, object] = MappingProxyType({}),
+) -> str:
+    """A `ropecli patch` command, with placeholder DIR for the output folder.
+
+    factors_file: the config.json that has the method's lists. options: further ones; None for a flag.
+    """
+    # custom is written as longrope, and read back as longrope
+    words = ["ropecli", "patch", checkpoint, *(["--revision", revision] if revision else [])]
+    words += ["--method", "longrope" if method == "custom" else method]
+    if factor is not None:
+        short = f"{factor:g}"
+        words += ["--factor", short if float(short) == factor else repr(float(factor))]
+    if any(isinstance(value, list) for value in params.values()):
+        words += ["--factors-file", str(factors_file)]
+    else:
+        known = find_method(method).signature
+        for key, value in params.items():
+            if value is not None and value != known[key].default:
+                words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    for key, value in options.items():
+        words += [f"--{key.replace('_', '-')}", *([] if value is None else [str(value)])]
+    return shlex.join([*words, "--output", "DIR"])

@@ -15,7 +15,7 @@ from ropecli.checkpoint.provenance import Provenance, read_provenance, unreadabl
 from ropecli.config.encoding import write_context_length
 from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
+from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
@@ -44,14 +44,13 @@ class CheckpointState:
     def before(self) -> RopeSettings:
         """The settings before any known patch. Raises CheckpointError."""
         if self.note is not None:
-            before = read_settings(self.note.original, self.note.original_length)
-            if {rope.geometry.layer_type for rope in before.ropes} != {
-                rope.geometry.layer_type for rope in self.settings.ropes
-            }:
-                raise unreadable(self.checkpoint.folder, ValueError("its changes are of other layer types"))
-            return before
+            return read_settings(self.note.original, self.note.original_length)
         saved = read_saved_remapping(self.checkpoint.config)
-        return self.settings if saved is None else _before_remapping(self.checkpoint.config, saved)
+        if saved is None:
+            return self.settings
+        config = copy.deepcopy(self.checkpoint.config)  # the distance method only changed the context length
+        write_context_length(section_of(config), family_of(config), saved.pretrained)
+        return read_settings(config)
 
     @cached_property
     def ropes(self) -> dict[str | None, ScaledRope]:
@@ -59,16 +58,18 @@ class CheckpointState:
 
         Raises MethodError, and CheckpointError for an incomplete distance method.
         """
-        saved = read_saved_remapping(self.checkpoint.config)
         if self.note is not None:
-            labels = self.note.layer_types or far_layers(self.before)
             try:
-                return scale_layers(self.before, self.note.spec(), labels, self.note.target_length)
+                return scale_layers(self.before, self.note.spec(), self.note.layer_types, self.note.target_length)
             except MethodError as error:
                 raise unreadable(self.checkpoint.folder, error) from error
         ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.before.ropes}
-        if saved is not None:
-            ropes |= {label: _remapped(ropes[label], saved) for label in far_layers(self.before)}
+        if saved := read_saved_remapping(self.checkpoint.config):
+            for label in far_layers(self.before):
+                # as in ropecli.yaml, the factor is relative to the pretraining length
+                factor = saved.target / ropes[label].geometry.original_max_position_embeddings
+                spec = replace(saved.spec, factor=factor)
+                ropes[label] = replace(ropes[label], spec=spec, remapping=saved.remapping())
         return ropes
 
     @cached_property
@@ -151,7 +152,11 @@ def scale_layers(
         label = rope.geometry.layer_type
         ropes[label] = scale(rope.geometry, frequency if frequency and label in labels else rope.spec.checked())
         if spec.method.remaps and label in labels:
-            _refuse_varying(ropes[label])
+            if varies_with_length(ropes[label]):
+                raise PatchError(
+                    f"The checkpoint ships with {ropes[label].spec.method}, whose frequencies depend on the length. "
+                    "Distance methods require constant frequencies."
+                )
             trained = ropes[label].scaled_length if frequency else _trained_length(settings, rope)
             ropes[label] = remap(ropes[label], spec, trained, target_length)
     return ropes
@@ -161,24 +166,3 @@ def _trained_length(settings: RopeSettings, rope: ConfiguredRope) -> int:
     """The trained context length: a checkpoint that ships with a scaling was trained on its whole context length."""
     original = rope.geometry.original_max_position_embeddings
     return original if rope.spec.method.name == "none" else max(original, settings.max_position_embeddings)
-
-
-def _refuse_varying(rope: ScaledRope) -> None:
-    if varies_with_length(rope):
-        raise PatchError(
-            f"The checkpoint ships with {rope.spec.method}, whose frequencies depend on the length. Distance methods "
-            "require constant frequencies."
-        )
-
-
-def _before_remapping(config: dict[str, Any], saved: SavedRemapping) -> RopeSettings:
-    """The settings before a distance method, which only changed max_position_embeddings."""
-    config = copy.deepcopy(config)
-    write_context_length(section_of(config), family_of(config), saved.pretrained)
-    return read_settings(config)
-
-
-def _remapped(rope: ScaledRope, saved: SavedRemapping) -> ScaledRope:
-    """`rope` with the saved remapping. The factor is relative to the pretraining length, as in ropecli.yaml."""
-    factor = saved.target / rope.geometry.original_max_position_embeddings
-    return replace(rope, spec=replace(saved.spec, factor=factor), remapping=saved.remapping())

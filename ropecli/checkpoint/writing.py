@@ -1,10 +1,14 @@
-"""Writes a patched checkpoint: config.json, ropecli.yaml, linked or copied weights, and copies of all other files."""
+"""Writes a patched checkpoint, or reverts one to its original config, from the record in ropecli.yaml.
+
+A folder has config.json, ropecli.yaml, linked or copied weights, and copies of all other files.
+"""
 
 import contextlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,11 +16,20 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
-from ropecli.checkpoint.card import README, add_section
+from ropecli.checkpoint.card import README, add_section, without_section
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.provenance import PROVENANCE, other_notes, read_provenance, read_record
-from ropecli.config.changes import diff, key_orders, undo
+from ropecli.checkpoint.provenance import (
+    PROVENANCE,
+    Provenance,
+    entry,
+    other_notes,
+    read_provenance,
+    read_record,
+    tuned_weights,
+    untuned,
+)
+from ropecli.config.changes import ConfigChange, diff, key_orders, undo
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope
@@ -53,9 +66,9 @@ def write_patch(
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
-        write_record(folder, plan, lengths, notes)
+        _write_record(folder, plan, lengths, notes)
         proved = prove(folder, plan.ropes, plan.original) if prove else 0
-        place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
+        _place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
         if (folder / README).exists():
             add_section(folder / README, Checkpoint(plan.source.name, folder, plan.config))
         check(folder)
@@ -63,26 +76,12 @@ def write_patch(
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    try:
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise PatchError(f"{path.name} would contain NaN or infinity, which JSON does not support: {error}") from error
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except UnicodeEncodeError:  # a lone surrogate must be escaped in JSON
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
-def write_record(
-    folder: Path,
-    plan: PatchPlan,
-    tokenizer_lengths: tuple[Any, ...] | None = None,
-    notes: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Write ropecli.yaml: the patch, and the changes needed to revert it. tokenizer_lengths: see Provenance.
-
-    notes: further entries.
-    """
+def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any], notes: Mapping[str, Any]) -> None:
+    """Write ropecli.yaml: the patch, the changes needed to revert it, and further entries."""
     spec, geometry = plan.spec, plan.ropes[plan.scaled[0]].geometry
     changes = diff(plan.original, plan.config)
     record = {
@@ -100,12 +99,11 @@ def write_record(
     }
     if orders := key_orders(plan.original, undo(plan.config, changes)):
         record["key_order"] = orders
-    if tokenizer_lengths is not None:
-        record["tokenizer"] = {"model_max_length": list(tokenizer_lengths)} if tokenizer_lengths else {}
-    write_notes(folder, record | other_notes(read_record(plan.source.folder)) | dict(notes))
+    record["tokenizer"] = tokenizer
+    _write_notes(folder, record | other_notes(read_record(plan.source.folder)) | dict(notes))
 
 
-def write_notes(folder: Path, record: dict[str, Any]) -> None:
+def _write_notes(folder: Path, record: dict[str, Any]) -> None:
     header = "# Record of what ropecli did to this checkpoint. Needed to patch it again or to revert it.\n"
     scaling = record.get("scaling")
     if scaling and find_method(scaling["method"]).remaps:
@@ -114,22 +112,20 @@ def write_notes(folder: Path, record: dict[str, Any]) -> None:
     (folder / PROVENANCE).write_text(header + text, encoding="utf-8")
 
 
-def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, tuple[Any, ...] | None]:
-    """The tokenizer's config to write, and its model_max_length before and after (see Provenance)."""
+def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The tokenizer's config to write, and the entry of ropecli.yaml: model_max_length before and after."""
     config, note = plan.source.tokenizer_config, read_provenance(plan.source)
     if config is None or "model_max_length" not in config:
-        return config, ()
-    before, known = config["model_max_length"], True
-    if note is not None and not note.edited:
-        known = note.tokenizer_lengths is not None
-        if note.tokenizer_lengths and note.tokenizer_lengths[1] == before:
-            before = note.tokenizer_lengths[0]
+        return config, {}
+    before = config["model_max_length"]
+    if note and not note.edited and note.tokenizer_lengths[1:] == (before,):
+        before = note.tokenizer_lengths[0]
     raises = isinstance(before, int | float) and before < plan.target_length
     after = plan.target_length if raises else before
-    return {**config, "model_max_length": after}, (before, after) if known else None
+    return {**config, "model_max_length": after}, {"model_max_length": [before, after]}
 
 
-def place_files(
+def _place_files(
     source: Checkpoint,
     folder: Path,
     tokenizer_config: dict[str, Any] | None,
@@ -174,3 +170,86 @@ def place(source: Path, target: Path, *, link: bool) -> bool:
         raise CheckpointError(f"{source} cannot be read: {error.strerror}.") from error
     shutil.copyfile(source, target)
     return False
+
+
+@dataclass(frozen=True)
+class Reversal:
+    """What a revert would write.
+
+    config, tokenizer_config: the original ones. changes, tokenizer_changes: from the current to the original ones.
+    notes: entries of ropecli.yaml that still apply, possibly none.
+    """
+
+    source: Checkpoint
+    config: dict[str, Any]
+    tokenizer_config: dict[str, Any] | None
+    changes: tuple[ConfigChange, ...]
+    tokenizer_changes: tuple[ConfigChange, ...]
+    notes: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def plan_reversal(checkpoint: Checkpoint) -> Reversal:
+    """Plan a revert. Raises PatchError if the original config is unknown."""
+    note = read_provenance(checkpoint)
+    if note is None:
+        raise PatchError(
+            f"{checkpoint.name}: {checkpoint.folder} has no {PROVENANCE} with a patch to revert. Choose a folder "
+            "written by ropecli patch."
+        )
+    if note.edited:
+        raise PatchError(
+            f"{checkpoint.name}: config.json was edited after {PROVENANCE} was written ({', '.join(note.edited)}), so "
+            f"its original values are unknown. Undo the edit; {PROVENANCE} lists the values that were written."
+        )
+    record = read_record(checkpoint.folder)
+    if tuned_weights(record):
+        raise PatchError(
+            f"{checkpoint.name}: `ropecli tune` changed the weights, which cannot be reverted. Use the checkpoint "
+            f"before tuning, {untuned(record)}."
+        )
+    before = checkpoint.tokenizer_config
+    tokenizer_config, warnings = _tokenizer_before(before, note)
+    notes = other_notes(record)
+    if "finetuned" in notes:
+        length = entry(notes, "finetuned").get("length")
+        if not isinstance(length, int) or length > note.original_length:
+            warnings.append(
+                f"the weights were fine-tuned with {note.method} ×{note.factor:g} and perform worse with the original "
+                "config. The original weights are in the checkpoint before fine-tuning."
+            )
+    return Reversal(
+        source=checkpoint,
+        config=note.original,
+        tokenizer_config=tokenizer_config,
+        changes=tuple(diff(checkpoint.config, note.original)),
+        tokenizer_changes=tuple(diff(before or {}, tokenizer_config or {})),
+        notes=notes,
+        warnings=tuple(warnings),
+    )
+
+
+def revert_to(
+    reversal: Reversal, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
+) -> None:
+    """Write the original checkpoint. link, say: see write_patch. Raises OutputError, and then writes nothing."""
+    with new_folder(output) as folder:
+        write_json(folder / CONFIG, reversal.config)
+        if reversal.notes:
+            _write_notes(folder, reversal.notes)
+        _place_files(reversal.source, folder, reversal.tokenizer_config, link=link, say=say)
+        if (readme := folder / README).exists():
+            readme.write_bytes(without_section(readme.read_bytes()))
+
+
+def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, list[str]]:
+    """The tokenizer's config with its original model_max_length, and warnings."""
+    now = (config or {}).get("model_max_length")
+    if config is None or now is None or not note.tokenizer_lengths:
+        return config, []
+    before, after = note.tokenizer_lengths
+    if now == after:
+        return {**config, "model_max_length": before}, []
+    return config, [
+        f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."
+    ]

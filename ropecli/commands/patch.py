@@ -30,7 +30,7 @@ from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
-    from ropecli.checkpoint.revert import Reversal
+    from ropecli.checkpoint.writing import Reversal
     from ropecli.scaling.spec import ScaledRope
 
 
@@ -118,8 +118,8 @@ def patch(
     """Write a copy of a checkpoint with a longer context, and prove that the patch takes effect."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.revert import plan_reversal, revert_to
     from ropecli.checkpoint.scalings import method_parameters
+    from ropecli.checkpoint.writing import plan_reversal, revert_to
     from ropecli.scaling.none import LENGTH_ONLY
     from ropecli.scaling.registry import find_method
     from ropecli.scaling.spec import make_spec

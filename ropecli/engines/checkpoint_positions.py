@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
-from ropecli.checkpoint.fixes import fix_command
+from ropecli.checkpoint.lint import fix_command
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
 from ropecli.config.dialects import (

@@ -28,7 +28,7 @@ from ropecli.engines.engine_table import (
     is_released_gpt_oss,
     without_options,
 )
-from ropecli.scaling.ntk import ntk_theta
+from ropecli.scaling.base import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
 MODEL = "model.gguf"

@@ -52,11 +52,6 @@ def longrope(
     if attention_factor is not None:
         params["attention_factor"] = attention_factor
     else:
-        if original_length < 2:
-            raise MethodError(
-                f"The pretraining length is {original_length}; the attention factor is defined from 2 on. "
-                "Set attention_factor."
-            )
         attention_factor = longrope_attention_factor(s, original_length)
     chosen = np.array(long_factor if length > original_length else short_factor, dtype=np.float64)
     with np.errstate(over="ignore"):  # scale() refuses frequencies that are not finite

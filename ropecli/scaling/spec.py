@@ -10,9 +10,8 @@ import numpy as np
 
 from ropecli.errors import MethodError
 from ropecli.rope import Remapping, RopeGeometry
-from ropecli.scaling.composition import FREQUENCY_FACTOR, own_params
 from ropecli.scaling.method import ScalingMethod
-from ropecli.scaling.registry import find_method
+from ropecli.scaling.registry import FREQUENCY_FACTOR, find_method, own_params
 
 _LARGEST_FACTOR = 10**6
 

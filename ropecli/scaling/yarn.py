@@ -31,8 +31,6 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     """
     if beta_fast < beta_slow:
         raise MethodError(f"beta_fast is {beta_fast:g}; expected at least beta_slow, {beta_slow:g}.")
-    if rope.rope_theta <= 1:
-        raise MethodError(f"rope_theta is {rope.rope_theta:g}; NTK-by-parts and YaRN require a base above 1.")
 
     def pair_with(rotations: float) -> float:
         """Fractional index of the pair that rotates this many times within the pretraining length."""

@@ -6,43 +6,28 @@ import pytest
 
 DYNAMIC = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
 YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}
-LLAMA3 = {
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
-}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_scaling": {"rope_type": "llama3", "factor": 32.0, **BANDS}}
 # max_position_embeddings is 64 in each
 LENGTHS = {
     "unscaled": ({}, 64),
     "dynamic, whose pretraining length is max_position_embeddings": (DYNAMIC, 256),
     "yarn, added as Qwen's cards say, with max_position_embeddings left": (YARN, 256),
     "llama3, whose factor is not a ratio of lengths (Llama 3.2)": (LLAMA3, 64),
+    "patched to another length than pretraining length × factor": (None, 256),
 }
 
 
 @pytest.mark.parametrize("case", LENGTHS)
 def test_every_command_reads_the_same_context_length(case, llama, edited, ropecli, corpus, tmp_path):
     scaling, length = LENGTHS[case]
-    folder = edited(llama, rope_parameters=..., rope_theta=1e4, **scaling)
-    inspected = json.loads(ropecli("inspect", folder, "--json").out)
-    theory = json.loads(ropecli("theory", folder, "--json").out)
-    exported = ropecli("export", folder, "--engine", "vllm").out
+    if scaling is None:
+        folder = tmp_path / "patched"
+        ropecli("patch", llama, "--method", "yarn", "--factor", 8, "--target-length", 256, "-o", folder)
+    else:
+        folder = edited(llama, rope_parameters=..., rope_theta=1e4, **scaling)
+    for command in ("inspect", "theory"):
+        assert json.loads(ropecli(command, folder, "--json").out)["target_length"] == length
+    assert f"--max-model-len {length}" in ropecli("export", folder, "--engine", "vllm").out
     outcome = ropecli("finetune", folder, "--data", corpus, "-o", tmp_path / "out", "--dry-run")
-    assert inspected["target_length"] == length
-    assert theory["target_length"] == length
-    assert f"--max-model-len {length}" in exported
     assert f"sequences of {length} tokens" in outcome.out, outcome.err
-
-
-def test_a_patched_checkpoint_reads_what_it_was_patched_for(llama, ropecli, corpus, tmp_path):
-    """Not the pretraining length × the factor, where both were given."""
-    folder = tmp_path / "patched"
-    ropecli("patch", llama, "--method", "yarn", "--factor", 8, "--target-length", 256, "-o", folder)
-    inspected = json.loads(ropecli("inspect", folder, "--json").out)
-    outcome = ropecli("finetune", folder, "--data", corpus, "-o", tmp_path / "out", "--dry-run")
-    assert inspected["target_length"] == 256
-    assert "sequences of 256 tokens" in outcome.out

@@ -8,7 +8,6 @@ import yaml
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.state import read_state
 from ropecli.errors import PatchError
 from ropecli.scaling.spec import make_spec
 
@@ -57,9 +56,7 @@ def patch(tmp_path):
         ("modernbert-decoder", "ntk", LAYERS[::-1]),
     ],
 )
-def test_the_layers_that_are_named_are_scaled_and_no_other(
-    name, method, chosen, model, patch, live, assert_inspection_is_live
-):
+def test_only_the_named_layer_types_are_scaled(name, method, chosen, model, patch, live, assert_inspection_is_live):
     folder = patch(model(name), chosen, method)
     before, after = live(model(name)), live(folder)
     for label in LAYERS:
@@ -75,42 +72,26 @@ def test_the_layers_that_are_named_are_scaled_and_no_other(
     assert_inspection_is_live(folder)
 
 
-@pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")
-def test_a_second_patch_starts_from_the_original_whatever_was_chosen_first(model, patch, config_of):
-    first = patch(model("olmo3"), NEAR)
-    again, afresh = patch(first, None, "yarn"), patch(model("olmo3"), None, "yarn")
-    assert config_of(again) == config_of(afresh)
-    ropes = read_state(open_checkpoint(again)).ropes
-    assert ropes["sliding_attention"].spec.method.name == "none"
-
-
-@pytest.mark.parametrize("own", [{"rope_type": "linear", "factor": 2.0}, None], ids=["scaled", "plain"])
-def test_the_older_fields_go_on_meaning_the_far_layers(own, model, edited, patch, live, config_of):
+def test_older_fields_keep_meaning_the_layers_with_full_attention(model, edited, patch, live, config_of):
     """As released Gemma 3 has them; they win over rope_parameters in transformers 5."""
-    fields = {"rope_parameters": ..., "rope_theta": 2e6, "rope_local_base_freq": 15000.0, "rope_scaling": own}
+    linear = {"rope_type": "linear", "factor": 2.0}
+    fields = {"rope_parameters": ..., "rope_theta": 2e6, "rope_local_base_freq": 15000.0, "rope_scaling": linear}
     older = edited(model("gemma3_text"), **fields)
     folder = patch(older, ["sliding_attention"], "ntk")
     np.testing.assert_array_equal(live(folder)["full_attention"].inv_freq, live(older)["full_attention"].inv_freq)
     config = config_of(folder)
-    assert (config["rope_theta"], bool(config["rope_scaling"])) == (2e6, bool(own))
+    assert (config["rope_theta"], bool(config["rope_scaling"])) == (2e6, True)
     assert config["rope_local_base_freq"] == pytest.approx(15000.0 * 4 ** (32 / 30))
 
 
-# Without a choice, the layers that see the whole context are scaled.
-
-
-@pytest.mark.parametrize(
-    "method", [pytest.param("yarn", marks=pytest.mark.transformers("5.9", "yarn by layer type is not read")), "abf"]
-)
-def test_the_older_reader_of_gemma3_finds_both_bases(method, model, patched, config_of):
-    """It reads the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
-    params = {"rope_theta": 3e6} if method == "abf" else {}
-    config = config_of(patched(model("gemma3_text"), method, **params))
+def test_older_readers_of_gemma3_find_both_bases(model, patched, config_of):
+    """They read the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
+    config = config_of(patched(model("gemma3_text"), "abf", rope_theta=3e6))
     assert config["rope_theta"] == config["rope_parameters"]["full_attention"]["rope_theta"]
     assert config["rope_local_base_freq"] == config["rope_parameters"]["sliding_attention"]["rope_theta"] == 1e4
 
 
-def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(model, edited):
+def test_the_pretraining_length_is_that_of_the_scaled_layers(model, edited):
     """The sliding layers name none of their own; max_position_embeddings is the extended one."""
     yarn = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5e5, "original_max_position_embeddings": 64}
     ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}, "full_attention": yarn}
@@ -120,17 +101,7 @@ def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(model, edi
     assert plan.config["rope_parameters"]["full_attention"]["original_max_position_embeddings"] == 64
 
 
-def test_a_sliding_window_is_warned_of_where_every_layer_slides(build):
-    """In the other half of Gemma 2's layers attention reaches as far as there is text."""
-    for name, settings, warned in (("mistral", {}, True), ("gemma2", {"layer_types": LAYERS}, False)):
-        source = open_checkpoint(build(name, head_dim=32, sliding_window=32, **settings))
-        warnings = make_plan(source, make_spec("yarn", 4.0)).warnings
-        assert any("sliding_window is 32: no layer attends further back" in one for one in warnings) is warned
-
-
 def test_a_layer_type_without_positions_is_refused(model, llama):
     for folder, message in ((llama, "does not support --layer-types"), (model("gemma3_text"), "has unknown full;")):
         with pytest.raises(PatchError, match=message):
             make_plan(open_checkpoint(folder), make_spec("linear", 4.0), layer_types=["full"])
-    with pytest.raises(PatchError, match="--layer-types is empty"):
-        make_plan(open_checkpoint(model("gemma3_text")), make_spec("linear", 4.0), layer_types=[])

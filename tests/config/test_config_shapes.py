@@ -20,15 +20,8 @@ from ropecli.scaling.spec import make_spec
 LAYERS = ["sliding_attention", "full_attention"]
 
 
-def pretrained(theta: float, width: int) -> np.ndarray:
-    return theta ** (-np.arange(0, width, 2) / width)
-
-
 def warnings_of(folder) -> str:
     return "\n".join(read_state(open_checkpoint(folder)).warnings)
-
-
-# Composite models.
 
 
 @pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")
@@ -42,7 +35,7 @@ def test_a_method_that_transformers_does_not_read_is_warned_of(written, live):
     assert "`type`" not in warnings_of(flat(rope_scaling={"rope_type": "linear", "factor": 8.0}))
 
 
-# Models some of whose pairs were pretrained still.
+# Models with pairs that were pretrained without rotation.
 
 PROPORTIONAL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -83,11 +76,6 @@ LOCAL = {"model_type": "exaone4", "sliding_window": 32}
 FAR_LAYERS = {
     "Llama 4 as released": ({"model_type": "llama4_text", "attention_chunk_size": 32}, False),
     "SmolLM3": ({"model_type": "smollm3", "no_rope_layers": [1, 0], "layer_types": LAYERS[1:] * 2}, True),
-    "SmolLM3 without rotation": (
-        {"model_type": "smollm3", "no_rope_layers": [0, 0], "layer_types": LAYERS[1:] * 2},
-        False,
-    ),
-    "Muse as released": ({"model_type": "muse_glimmer_text"}, False),
     "Granite, base 0 in the far layers": (
         {"model_type": "granite_swa", "layer_rope_theta": [1e4, 0], "layer_types": LAYERS},
         False,
@@ -98,22 +86,21 @@ FAR_LAYERS = {
 
 
 @pytest.mark.parametrize("name", FAR_LAYERS)
-def test_a_scaling_that_distant_tokens_do_not_notice_is_refused(name, tmp_path):
+def test_a_scaling_without_effect_on_distant_tokens_is_refused(name, tmp_path):
     config, rotates = FAR_LAYERS[name]
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "rope_theta": 1e4, **config}))
     source = open_checkpoint(tmp_path)
     rules = [finding.rule for finding in find_faults(read_state(source))]
     assert ("global-layers-without-rope" in rules) is not rotates
-    for method in ("yarn", "rerope"):
-        if rotates:
-            make_plan(source, make_spec(method, 4.0))
-            continue
-        with pytest.raises(PatchError, match=rf"so {method} has no effect on distant tokens\. Use --method none"):
-            make_plan(source, make_spec(method, 4.0))
+    if rotates:
+        make_plan(source, make_spec("yarn", 4.0))
+    else:
+        with pytest.raises(PatchError, match=r"so yarn has no effect on distant tokens\. Use --method none"):
+            make_plan(source, make_spec("yarn", 4.0))
     assert make_plan(source, make_spec("none", 4.0)).config["max_position_embeddings"] == 256
 
 
-# Names of their own.
+# Keys with several names.
 
 OWN = {
     "bailing_hybrid": {"qk_rope_head_dim": 16},
@@ -176,50 +163,34 @@ SCALED = {"rope_scaling": {"type": "linear", "factor": 2.0}}
         ("llava", {"rope_theta": 20000.0}, "no text_config, and transformers reads the language model of llava only"),
     ],
 )
-def test_a_config_whose_meaning_is_not_known_is_refused(model_type, fields, message, written, patched):
+def test_a_config_with_unknown_meaning_is_refused(model_type, fields, message, written, patched):
     with pytest.raises(RopecliError, match=message):
         patched(written({**TINY, "model_type": model_type, **fields}), "linear")
 
 
-def test_dbrx_keeps_its_base_where_transformers_does_not_look(written, patched, live):
-    """transformers 5 takes 10000 for the published model's 500000; a patch writes it where it is read."""
-    config = {
-        "model_type": "dbrx",
-        "d_model": 64,
-        "n_heads": 2,
-        "n_layers": 2,
-        "max_seq_len": 64,
-        "vocab_size": 512,
-        "attn_config": {"kv_n_heads": 1, "rope_theta": 500000, "clip_qkv": 8},
-        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
-    }
-    source = written(config)
-    np.testing.assert_allclose(live(source)[None].inv_freq, pretrained(1e4, 32), rtol=2e-6)
+def test_the_base_of_dbrx_is_written_where_transformers_reads_it(written, patched, live):
+    """transformers 5 uses 10000 for the published model's 500000."""
+    sizes = {"d_model": 64, "n_heads": 2, "n_layers": 2, "max_seq_len": 64, "vocab_size": 512}
+    attention = {"kv_n_heads": 1, "rope_theta": 500000, "clip_qkv": 8}
+    experts = {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1}
+    source = written({"model_type": "dbrx", **sizes, "attn_config": attention, "ffn_config": experts})
+    before, after = (live(folder)[None].inv_freq for folder in (source, patched(source, "linear")))
+    assert before[1] == pytest.approx(1e4 ** (-1 / 16), rel=2e-6)
+    assert after[1] == pytest.approx(5e5 ** (-1 / 16) / 4, rel=2e-6)
     assert "attn_config sets rope_theta to 500000, but transformers 5 ignores it" in warnings_of(source)
-    np.testing.assert_allclose(live(patched(source, "linear"))[None].inv_freq, pretrained(5e5, 32) / 4, rtol=2e-6)
 
 
-# Configs from before the RoPE fields, or that leave them to the type's defaults.
-
-SILENT = (
-    "llama",
-    "gpt_neox",
-    pytest.param("olmo3", marks=pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")),
+@pytest.mark.parametrize(
+    "model_type",
+    ["gpt_neox", pytest.param("olmo3", marks=pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields"))],
 )
-
-
-def silent(model_type: str) -> dict:
-    kinds = {"layer_types": LAYERS, "sliding_window": 32} if model_type in ("olmo3", "lfm3", "mimo_v2_flash") else {}
-    return {**TINY, **kinds, "model_type": model_type}
-
-
-@pytest.mark.parametrize("model_type", SILENT)
-def test_a_config_that_is_silent_is_read_by_the_types_defaults(model_type, written, patched, assert_inspection_is_live):
-    config = silent(model_type)
-    for without_window in (False, True):
-        if without_window:
-            del config["max_position_embeddings"]
-        folder = written(config)
-        assert_inspection_is_live(folder)
-        assert warnings_of(folder) == ""  # every reader has these defaults
-        assert_inspection_is_live(patched(folder, "yarn"))
+def test_a_config_without_rope_fields_is_read_by_the_types_defaults(
+    model_type, written, patched, assert_inspection_is_live
+):
+    config = {**TINY, "model_type": model_type}
+    config |= {"layer_types": LAYERS, "sliding_window": 32} if model_type == "olmo3" else {}
+    del config["max_position_embeddings"]
+    folder = written(config)
+    assert_inspection_is_live(folder)
+    assert warnings_of(folder) == ""  # every reader has these defaults
+    assert_inspection_is_live(patched(folder, "yarn"))

@@ -61,12 +61,8 @@ def test_the_table_is_what_the_script_makes():
 # The sets, each against all types where it can be.
 
 
-def rotary_tables(model) -> list[torch.Tensor]:
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and "original" not in name]
-
-
 @torch.no_grad()
-def hears_its_tables(model_type: str, **settings) -> bool:
+def uses_its_tables(model_type: str, **settings) -> bool:
     """Whether the logits of a tiny model change with its rotary tables."""
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**{**TINY, **settings})
@@ -75,44 +71,38 @@ def hears_its_tables(model_type: str, **settings) -> bool:
         parameter.copy_(torch.randn_like(parameter) / 5)
     ids = torch.arange(20)[None]
     before = model(ids, use_cache=False).logits
-    for table in rotary_tables(model):
-        table.mul_(0.3)
+    for name, table in model.named_buffers():
+        if name.endswith("inv_freq"):
+            table.mul_(0.3)
     return not torch.equal(before, model(ids, use_cache=False).logits)
 
 
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
 SLIDING = {
-    "afmoe": {"num_experts": 2, "num_experts_per_tok": 1, "num_dense_layers": 1},
-    "cohere2": {},
-    "cohere2_moe": {"num_experts": 2, "num_experts_per_tok": 1},
-    "cwm": {},
-    "exaone4": {},
-    "exaone_moe": {"num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
-    "flint": {},
-    "gemma2": {},
+    "afmoe": {**EXPERTS, "num_dense_layers": 1},
+    "exaone_moe": {**EXPERTS, "n_group": 1, "topk_group": 1},
     "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1},
-    "kolibri1": {"num_experts": 2, "num_experts_per_tok": 1},
-    "ministral": {},
-    "qwen2": {"use_sliding_window": True},
-    "qwen3": {"use_sliding_window": True},
-    "vaultgemma": {},
+    **dict.fromkeys(("cohere2_moe", "kolibri1"), EXPERTS),
+    **{name: {"use_sliding_window": True} for name in ("qwen2", "qwen3")},
+    **{name: {} for name in ("cohere2", "cwm", "exaone4", "flint", "gemma2", "ministral", "vaultgemma")},
 }
 
 
 @pytest.mark.parametrize("model_type", SLIDING)
-def test_where_only_sliding_layers_turn(model_type):
+def test_which_types_rotate_only_in_sliding_layers(model_type):
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"this release of transformers does not know {model_type}")
     settings = {"sliding_window": 8, **SLIDING[model_type]}
-    assert hears_its_tables(model_type, layer_types=LAYERS, **settings)
+    assert uses_its_tables(model_type, layer_types=LAYERS, **settings)
     settings |= {"layer_types": ["full_attention"] * 2}
     rotates = far_layers_rotate(settings, family_of({"model_type": model_type}))
-    assert hears_its_tables(model_type, **settings) is rotates
+    assert uses_its_tables(model_type, **settings) is rotates
     assert rotates is not (model_type in BY_HAND["rotates_only_in"])
 
 
 @pinned
-def test_no_type_with_sliding_layers_is_forgotten(rotary):
-    """Whoever mixes them by default, in one rope for all layers, is in the test above; or has no positions to lose."""
+def test_the_list_of_types_with_sliding_layers_is_complete(rotary):
+    """All types that mix layers by default, with one rope for all, are in the test above."""
     mixed = set()
     for model_type in rotary:
         config = coverage.config_of(model_type)
@@ -129,16 +119,9 @@ COMPRESSED = {
     "model_type": "deepseek_v4",
     "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
     "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4},
-    "qk_rope_head_dim": 16,
-    "q_lora_rank": 16,
-    "o_lora_rank": 16,
-    "o_groups": 2,
-    "index_head_dim": 16,
-    "index_n_heads": 2,
-    "index_topk": 4,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
+    **dict.fromkeys(("qk_rope_head_dim", "q_lora_rank", "o_lora_rank", "index_head_dim", "moe_intermediate_size"), 16),
+    **dict.fromkeys(("o_groups", "index_n_heads", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("index_topk", "n_routed_experts"), 4),
     "rope_parameters": {
         label: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
         for label in ("main", "compress")
@@ -148,8 +131,8 @@ COMPRESSED = {
 
 @pytest.mark.transformers("5.20", "deepseek_v4 is unknown")
 @torch.no_grad()
-def test_the_compressors_of_deepseek_v4_rotate_by_positions_of_their_own():
-    """In one pass over 30 tokens, not every table is asked for 30 positions."""
+def test_the_compressors_of_deepseek_v4_have_their_own_positions():
+    """In one pass over 30 tokens, not every table is used for 30 positions."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**COMPRESSED)).eval()
     lengths: dict[str, set[int]] = {}
 
@@ -164,15 +147,11 @@ def test_the_compressors_of_deepseek_v4_rotate_by_positions_of_their_own():
     assert BY_HAND["own_positions"] == {"deepseek_v4": ("compress",)}
 
 
-@pytest.mark.parametrize(
-    ("method", "params"),
-    [("dynamic", {}), ("dynamic-yarn", {}), ("longrope", {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8})],
-)
-def test_frequencies_that_follow_the_length_are_refused_there(method, params, written, patched):
+def test_frequencies_that_vary_with_the_length_are_refused_for_compressors(written, patched):
     source = open_checkpoint(written(COMPRESSED))
     with pytest.raises(PatchError, match="compressors of deepseek_v4 have their own positions"):
-        make_plan(source, make_spec(method, 4.0, params))  # what is written and what is patched in memory start here
-    patched(source.folder, "longrope", long_factor=[4.0] * 8)  # one list serves every length
+        make_plan(source, make_spec("longrope", 4.0, {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8}))
+    patched(source.folder, "longrope", long_factor=[4.0] * 8)
 
 
 def _rope_parameters(model_type: str, **fields) -> dict:
@@ -230,6 +209,7 @@ def test_who_reads_rotary_dim(rotary):
     assert types == BY_HAND["reads_rotary_dim"]
 
 
+@pytest.mark.slow
 @pinned
 def test_whose_attention_reads_mscale_all_dim(rotary):
     types = set()
@@ -245,18 +225,18 @@ LONGROPE_ALONE = [name for name, kinds in BY_HAND["rope_types"].items() if "long
 
 
 @pytest.mark.parametrize("model_type", LONGROPE_ALONE)
-def test_types_that_honour_longrope_alone(model_type, written):
-    """Any other fails there, in one way or another; so ropecli writes all of them as longrope."""
+def test_types_that_support_only_longrope(model_type, written):
+    """Other rope_types fail in transformers, so ropecli writes every method as longrope."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     extra = {"num_local_experts": 2} if model_type == "phimoe" else {}
     config = {**TINY, **extra, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
     with pytest.raises(Exception, match=r"rope|mscale|factor"):
-        turned(build_without_weights(written(config)), 3)
+        rotated(build_without_weights(written(config)), 3)
     plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), make_spec("yarn", 4.0))
     assert plan.config["rope_parameters"]["rope_type"] == "longrope"
 
 
-def turned(model, position: int) -> tuple[np.ndarray, np.ndarray]:
+def rotated(model, position: int) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of a pass that ends at `position`, at that position: shape (rotary_dim/2,) each."""
     rotary = model.model.rotary_emb
     cos, sin = rotary(torch.zeros(1, position + 1, 64), torch.arange(position + 1)[None])
@@ -264,20 +244,15 @@ def turned(model, position: int) -> tuple[np.ndarray, np.ndarray]:
     return cos[0, position, :half].double().numpy(), sin[0, position, :half].double().numpy()
 
 
-LONG = np.linspace(1, 6, 16).tolist()
-PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_per_tok": 1, "rope_theta": 1e4}
-
-
-@pytest.mark.parametrize(
-    ("method", "params"), [("longrope", {"long_factor": LONG, "attention_factor": 1.3}), ("yarn", {})]
-)
-def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, written, patched):
-    """It computes its frequencies again in each pass, and takes its temperature from short_mscale and long_mscale."""
-    source = written(PHIMOE)
-    rope = make_plan(open_checkpoint(source), make_spec(method, 4.0, params)).ropes[None]
-    model = build_without_weights(patched(source, method, **params))
-    for position in (10, 63, 64, 200):
-        cos, sin = turned(model, position)
+def test_phimoe_rotates_as_patched_below_and_above_the_pretraining_length(written, patched):
+    """It computes its frequencies in each pass, and reads its attention factor from short_mscale and long_mscale."""
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    source = written({**TINY, **sizes, "model_type": "phimoe", "rope_theta": 1e4})
+    params = {"long_factor": np.linspace(1, 6, 16).tolist(), "attention_factor": 1.3}
+    rope = make_plan(open_checkpoint(source), make_spec("longrope", 4.0, params)).ropes[None]
+    model = build_without_weights(patched(source, "longrope", **params))
+    for position in (63, 64, 200):
+        cos, sin = rotated(model, position)
         angles = position * rope.inv_freq
         np.testing.assert_allclose(cos, rope.attention_factor * np.cos(angles), atol=5e-5)
         np.testing.assert_allclose(sin, rope.attention_factor * np.sin(angles), atol=5e-5)

@@ -69,12 +69,6 @@ def assert_agrees(ours: ScaledRope, theirs: tuple[np.ndarray, float], of_the_bas
     assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-12)
 
 
-def test_linear(geometry):
-    for factor in FACTORS:
-        theirs = stock(geometry, rope_type="linear", factor=factor)
-        assert_agrees(scale(geometry, make_spec("linear", factor)), theirs)
-
-
 def test_dynamic_at_lengths_below_at_and_above_the_window(geometry):
     for stretch in (0.02, 1.0, 1.5, 7.3):
         length = max(1, round(stretch * geometry.original_max_position_embeddings))
@@ -82,29 +76,17 @@ def test_dynamic_at_lengths_below_at_and_above_the_window(geometry):
         assert_agrees(ours, stock(geometry, length, rope_type="dynamic", factor=4.0))
 
 
-def stock_yarn(geometry: RopeGeometry, factor: float, **params: object) -> tuple[np.ndarray, float]:
-    window = geometry.original_max_position_embeddings
-    return stock(geometry, rope_type="yarn", factor=factor, original_max_position_embeddings=window, **params)
-
-
 @pytest.mark.parametrize("params", YARNS.values(), ids=YARNS)
-def test_yarn(geometry, params):
-    for factor in FACTORS:
-        ours = scale(geometry, make_spec("yarn", factor, params))
-        assert_agrees(ours, stock_yarn(geometry, factor, **params), OF_THE_BASE)
-
-
-def test_ntk_by_parts_is_yarn_without_temperature(geometry):
-    for params in ({}, YARNS["narrow-whole-ramp"]):
-        theirs = stock_yarn(geometry, 8.0, attention_factor=1.0, **params)
-        assert_agrees(scale(geometry, make_spec("ntk-by-parts", 8.0, params)), theirs, OF_THE_BASE)
-
-
-def test_dynamic_yarn_is_yarn_by_the_stretch(geometry):
+def test_yarn_ntk_by_parts_and_dynamic_yarn(geometry, params):
     window = geometry.original_max_position_embeddings
-    for length in (1, window, round(2.5 * window), 32 * window):
-        theirs = stock_yarn(geometry, max(1.0, length / window))
-        assert_agrees(scale(geometry, make_spec("dynamic-yarn", 32.0), length), theirs, OF_THE_BASE)
+    for factor in FACTORS:
+        theirs = stock(geometry, rope_type="yarn", factor=factor, original_max_position_embeddings=window, **params)
+        assert_agrees(scale(geometry, make_spec("yarn", factor, params)), theirs, OF_THE_BASE)
+        ramp = {key: value for key, value in params.items() if key in ("beta_fast", "beta_slow", "truncate")}
+        assert_agrees(scale(geometry, make_spec("ntk-by-parts", factor, ramp)), (theirs[0], 1.0), OF_THE_BASE)
+        if params == ramp:
+            length = round(factor * window)
+            assert_agrees(scale(geometry, make_spec("dynamic-yarn", 32.0, ramp), length), theirs, OF_THE_BASE)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 4.0), (0.5, 9.0), (1.0, 1.0)])  # the last: Llama 4 Scout
@@ -126,14 +108,8 @@ def test_longrope_on_both_sides_of_the_window(geometry, given):
         params["attention_factor"] = 1.19
     window = geometry.original_max_position_embeddings
     for length in (1, window, window + 1):
-        theirs = stock(
-            geometry,
-            length,
-            rope_type="longrope",
-            factor=16.0,
-            original_max_position_embeddings=window,
-            **{"short_factor": long, **params},
-        )
+        written = {"rope_type": "longrope", "factor": 16.0, "short_factor": long, **params}
+        theirs = stock(geometry, length, original_max_position_embeddings=window, **written)
         assert_agrees(scale(geometry, make_spec("longrope", 16.0, params), length), theirs)
 
 

@@ -1,0 +1,53 @@
+"""Attention to the last tokens and the first few: LM-Infinite and StreamingLLM.
+
+Sources: Han et al. 2023 (arXiv:2308.16137), Λ-shaped mask and distance limit; Xiao et al. 2023 (arXiv:2309.17453),
+section 3.2: attention sinks, at their positions in the cache.
+"""
+
+import numpy as np
+
+from ropecli.errors import MethodError
+from ropecli.remapping.branches import check_window, near_and_first
+from ropecli.rope import Remapping
+from ropecli.scaling.registry import remapping_method
+
+_GLOBAL_TOKENS = 10
+"""The authors use 10 to 100. Fewer tokens stay closer to the number of keys seen in pretraining."""
+
+
+@remapping_method("lm-infinite", source="Han et al. 2023, arXiv:2308.16137", training="no",
+                  other_names=("lm_infinite", "lminfinite"))  # fmt: skip
+def lm_infinite(
+    pretrained: int, target: int, *, window: int | None = None, global_tokens: int | None = None
+) -> Remapping:
+    """LM-Infinite: attend to the last tokens and the first few, ρ = min(n - m, window). Mask everything in between.
+
+    window: L_pretrain in the paper, tokens. Default: the pretraining length. global_tokens: n_global in the paper, the
+    number of first tokens that every query sees. Default: 10 (the paper uses 10 to 100), at most the pretraining
+    length. The factor only sets the context length. Raises MethodError if either exceeds the pretraining length.
+    """
+    window = check_window("lm-infinite", "window", window or pretrained, pretrained)
+    first = check_window("lm-infinite", "global_tokens", global_tokens or min(_GLOBAL_TOKENS, pretrained), pretrained)
+    branches = near_and_first(window, first, lambda n: np.full_like(n, window), np.zeros_like)
+    return Remapping(branches, {"window": window, "global_tokens": first})
+
+
+@remapping_method("streaming", source="Xiao et al. 2023, arXiv:2309.17453, section 3.2", training="no",
+                  other_names=("streamingllm", "streaming-llm", "attention-sinks"))  # fmt: skip
+def streaming(pretrained: int, target: int, *, window: int | None = None, sinks: int = 4) -> Remapping:
+    """StreamingLLM: attend to the last tokens and the first few (attention sinks), at distances within the cache.
+
+    For the sinks, ρ = min(n, sinks + window - 1) - m. Everything in between is masked. window: number of last tokens,
+    including the query's own. Default: the pretraining length minus sinks. sinks: number of first tokens to keep.
+    The factor only sets the context length. Raises MethodError if sinks + window exceeds the pretraining length.
+    """
+    if sinks >= pretrained:
+        raise MethodError(f"streaming: sinks is {sinks}; expected less than {pretrained}, the trained context length.")
+    window = pretrained - sinks if window is None else window
+    if sinks + window > pretrained:
+        raise MethodError(
+            f"streaming: window is {window}; expected at most {pretrained - sinks} with {sinks} sinks, because the "
+            f"trained context length is {pretrained}."
+        )
+    last = sinks + window - 1
+    return Remapping(near_and_first(window, sinks, lambda n: np.minimum(n, last)), {"window": window, "sinks": sinks})
