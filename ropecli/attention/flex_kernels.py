@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from ropecli.attention.key_ranges import KeyRange, find_ranges
+from ropecli.attention.block_loop import KeyRange, find_ranges
 from ropecli.rope import Remapping
 
 _BLOCK = 128

@@ -7,9 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention import attention_function
 from ropecli.attention.patching import live_patch
-from ropecli.attention.rotation import RotationTable
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
@@ -124,28 +122,6 @@ def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, bui
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     hidden = [each(ROW, use_cache=False, output_hidden_states=True).hidden_states[1] for each in (plain, model)]
     assert_close(hidden[1], hidden[0])  # the first layer slides
-
-
-def test_a_generated_token_rotates_no_key_again(model, monkeypatch):
-    """Of 60 keys and more, the one that leaves the window, in rows of either padding; the queries are single too."""
-    mask = torch.ones_like(IDS)
-    mask[1:, :23] = 0
-    cache = model(IDS[:, :60], attention_mask=mask[:, :60]).past_key_values
-    rotated, rotate = [], RotationTable.rotate
-    monkeypatch.setattr(
-        RotationTable, "rotate", lambda self, states, first: rotated.append(states.shape) or rotate(self, states, first)
-    )
-    longest = []
-    for last in range(60, 64):
-        rotated.clear()
-        model(IDS[:, last : last + 1], attention_mask=mask[:, : last + 1], past_key_values=cache)
-        longest.append(max(shape[2] for shape in rotated))
-    assert longest[0] > 20, "the first token after the prompt rotates the keys of the prompt"
-    assert longest[1:] == [1, 1, 1]
-    layer = model.model.layers[0].self_attn
-    assert all(attention_function._ROTATED[layer].values())
-    model(IDS)
-    assert not any(attention_function._ROTATED[layer].values()), "a new text frees them"
 
 
 # copies, and all that wraps a model
