@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import yaml
-
 from ropecli.config.dialects import Parameters
 from ropecli.engines.checkpoint_positions import CheckpointPositions
 from ropecli.scaling.yarn import yarn_attention_factor
@@ -89,11 +87,6 @@ FROM_CONFIG = Case(
     "The command has no RoPE options: they would replace a part of what the engine reads from config.json.",
 )
 
-SAVED_BY_TRANSFORMERS = (
-    "The trained model keeps the scaling, but only in rope_parameters, and has no ropecli.yaml: `ropecli inspect "
-    "OUTPUT` prints the command that also writes the fields of older readers. Merge adapters with `ropecli merge`."
-)
-
 
 def without_options(p: CheckpointPositions, texts: Mapping[str, str]) -> str:
     """A note on the engine without its options. texts: by rope_type, where config.json states the context length."""
@@ -102,10 +95,6 @@ def without_options(p: CheckpointPositions, texts: Mapping[str, str]) -> str:
     if not p.raised:
         return _NOT_RAISED
     return "" if p.nested else texts.get(p.rope_type, "")
-
-
-def as_yaml(overrides: dict[str, Any]) -> str:
-    return yaml.safe_dump(overrides, sort_keys=False)
 
 
 def with_engine_names(parameters: Parameters) -> Parameters:

@@ -148,26 +148,16 @@ def trained(tokenizer, messages, **fields):
 
 
 @shapes
-@pytest.mark.parametrize("end", ["answer", "question"])
-def test_the_answers_and_their_end_markers_are_trained_on(tokenizers, shape, end):
-    _, _, before, after, _ = SHAPES[shape]
-    contents = [QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1], *([QUESTIONS[2]] if end == "question" else [])]
-    for system in (None,) if shape == "gemma" else (None, "Be brief."):
-        messages = turns(*contents, system=system)
-        assert trained(tokenizers[shape], messages) == [f"{before}{answer}{after}" for answer in ANSWERS]
-
-
-@shapes
-def test_of_an_empty_answer_the_end_marker_is_trained_on(tokenizers, shape):
-    _, _, before, after, _ = SHAPES[shape]
-    assert trained(tokenizers[shape], turns(QUESTIONS[0], "")) == [f"{before}{after}"]
-
-
-@shapes
-def test_all_is_the_rendered_text(tokenizers, shape):
-    tokenizer, messages = tokenizers[shape], turns(*QUESTIONS)
-    (document,) = tokenize_conversations([("row", Conversation(messages))], tokenizer, "all")
-    expected = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+def test_the_answers_and_their_end_markers_are_trained_on(tokenizers, shape):
+    tokenizer, (_, _, before, after, _) = tokenizers[shape], SHAPES[shape]
+    contents = [QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1]]
+    for more in ((), QUESTIONS[2:]):
+        for system in (None,) if shape == "gemma" else (None, "Be brief."):
+            messages = turns(*contents, *more, system=system)
+            assert trained(tokenizer, messages) == [f"{before}{answer}{after}" for answer in ANSWERS]
+    assert trained(tokenizer, turns(QUESTIONS[0], "")) == [f"{before}{after}"]
+    (document,) = tokenize_conversations([("row", Conversation(turns(*QUESTIONS)))], tokenizer, "all")
+    expected = tokenizer.apply_chat_template(turns(*QUESTIONS), tokenize=True, return_dict=False)
     assert document.ids.tolist() == expected
 
 
@@ -210,8 +200,9 @@ def test_roles_parts_and_fields_of_other_formats(tokenizers):
             system="Be brief.",
         ),
     ]
-    same, *found = tokenize_conversations([("row", one) for one in (Conversation(expected), *others)], tokenizer)
-    for document in found:
+    rows = [("row", conversation) for conversation in (Conversation(expected), *others)]
+    same, *converted = tokenize_conversations(rows, tokenizer)
+    for document in converted:
         np.testing.assert_array_equal(document.ids, same.ids)
         np.testing.assert_array_equal(document.trained, same.trained)
 
@@ -271,7 +262,7 @@ def test_what_cannot_be_masked_exactly_is_refused_with_the_reason(tokenizer_of, 
     ids=["conversations", "frame"],
 )
 @pytest.mark.parametrize("slow", [False, True])
-def test_of_a_template_that_may_never_end_a_warning_says_so(tokenizer_of, monkeypatch, caplog, render, slow):
+def test_a_slow_template_gives_a_warning(tokenizer_of, monkeypatch, caplog, render, slow):
     loop = ""
     if slow:
         monkeypatch.setattr(conversations, "_PATIENCE", 0.0)
