@@ -1,7 +1,4 @@
-"""The attention of a patched model in transformers' hands: what it refuses, every cache, copies, and all that wraps it.
-
-That its numbers are the method's is shown in tests/remapping/test_brute_force.py; here one way is held against another.
-"""
+"""The attention of a patched model: refusals, sliding layers, gradients and compilation."""
 
 import pytest
 import torch
@@ -26,26 +23,16 @@ SLIDING = {
 }
 
 
-def ropes(folder, method="rerope", **params):
-    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params)).ropes
-
-
-def make(folder, method="rerope", **params):
+def make(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    live_patch(model, ropes(folder, method, **params))
+    live_patch(model, make_plan(open_checkpoint(folder), make_spec("rerope", 4.0)).ropes)
     return model
 
 
 @pytest.fixture(scope="module")
 def model(llama):
     return make(llama)
-
-
-@pytest.fixture(scope="module")
-def expected(model):
-    with torch.no_grad():
-        return model(ROW, use_cache=False).logits
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +60,6 @@ def generate(model, ids=IDS[:, :60], padding=23, **options):
     )
     return actual.sequences, torch.stack(actual.logits, 1)
 
-
-# refusals
 
 PACKED = torch.cat([torch.arange(50), torch.arange(60)])[None]
 ONES = torch.ones(1, TOKENS, dtype=torch.long)
@@ -107,11 +92,8 @@ def test_dropout_is_refused(llama, edited):
         model(ROW)
 
 
-# caches
-
-
 @pytest.mark.parametrize("model_type", SLIDING)
-def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, build):
+def test_sliding_layers_stay_unchanged_beyond_their_window(model_type, build):
     folder = build(model_type, head_dim=32, **SLIDING[model_type])
     model = make(folder)
     tokens, logits = generate(model)
@@ -124,10 +106,7 @@ def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, bui
     assert_close(hidden[1], hidden[0])  # the first layer slides
 
 
-# copies, and all that wraps a model
-
-
-def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama):
+def test_gradients_are_equal_with_checkpoints_after_a_pass_for_inference(llama):
     model = make(llama)
     with torch.inference_mode():
         model(ROW)
@@ -145,8 +124,10 @@ def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama
 
 
 @pytest.mark.slow
-def test_a_compiled_model_compiles_around_it(llama, expected):
-    model = torch.compile(make(llama), backend="eager")
+def test_a_compiled_model_compiles_around_the_attention(llama):
+    model = make(llama)
+    expected = model(ROW, use_cache=False).logits
+    model = torch.compile(model, backend="eager")
     assert_close(model(ROW, use_cache=False).logits, expected)
     cache = model(ROW[:, :-1]).past_key_values
     assert_close(model(ROW[:, -1:], past_key_values=cache).logits, expected[:, -1:])

@@ -1,4 +1,4 @@
-"""How heads turn, found on live models and held against what is known of each; and what is refused, with its reason."""
+"""The layout of heads, found on live models, is the known one of each; and refusals with their reasons."""
 
 import contextlib
 
@@ -33,8 +33,8 @@ REFUSED = {
 
 
 @contextlib.contextmanager
-def left_as_it_is(model):
-    """Whatever comes of it: the attention, the hooks, the modes and what transformers knows are as before."""
+def restored(model):
+    """Checks that the attention, hooks, modes and registered functions are as before."""
 
     def state() -> list:
         modules = [
@@ -53,19 +53,19 @@ def left_as_it_is(model):
 def test_the_layout_is_the_known_one(build, model_type):
     settings, known = KNOWN[model_type]
     model = load_uneven(build(model_type, **settings))
-    with left_as_it_is(model):
+    with restored(model):
         assert find_layout(model) == known
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
-def test_what_is_not_exact_is_refused_with_its_reason(build, model_type):
+def test_an_inexact_attention_is_refused_with_its_reason(build, model_type):
     settings, reason = REFUSED[model_type]
     model = load_uneven(build(model_type, **settings))
-    with left_as_it_is(model), pytest.raises(PatchError, match=reason):
+    with restored(model), pytest.raises(PatchError, match=reason):
         find_layout(model)
 
 
-def test_one_head_that_does_not_rotate_is_noticed(build, monkeypatch):
+def test_a_single_head_that_does_not_rotate_is_noticed(build, monkeypatch):
     rotate = modeling_llama.apply_rotary_pos_emb
 
     def all_but_the_last(query, key, cos, sin):
@@ -74,5 +74,5 @@ def test_one_head_that_does_not_rotate_is_noticed(build, monkeypatch):
 
     model = load_uneven(build("llama", head_dim=16, num_attention_heads=4))
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", all_but_the_last)
-    with left_as_it_is(model), pytest.raises(PatchError, match=r"Layer 0 \(LlamaAttention\) changes queries or keys"):
+    with restored(model), pytest.raises(PatchError, match=r"Layer 0 \(LlamaAttention\) changes queries or keys"):
         find_layout(model)

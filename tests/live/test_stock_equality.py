@@ -102,8 +102,7 @@ def logits_of(model: torch.nn.Module) -> np.ndarray:
         return model(input_ids=torch.from_numpy(TOKENS)[None], use_cache=False).logits[0].numpy()
 
 
-def test_every_method_has_a_case():
-    """But for those that stock software does not have: live ones, and relative-position methods."""
+def test_every_method_that_stock_software_has_is_a_case():
     live_only = {
         name
         for name, method in scaling_methods().items()
@@ -119,7 +118,6 @@ def test_stock_logits_are_those_of_the_live_patch(name, plans, stock_logits, bas
 
 
 def test_no_two_cases_give_the_same_logits(stock_logits):
-    """So that no case passes by being written as another."""
     names = sorted({"unpatched", *CASES} - {"none", "unscaled"})
     for index, first in enumerate(names):
         for second in names[index + 1 :]:
