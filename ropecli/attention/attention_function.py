@@ -87,9 +87,15 @@ def _attend_alike(
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
     if padded == query.shape[2]:
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
-    heads = (query[:, :, padded:], key[:, :, low:high], value[:, :, low:high])
-    places = {"first_query": first_query + padded - padding, "first_key": first_key + low - padding}
-    return torch.nn.functional.pad(kernel(*heads, **places, **options), (0, 0, padded, 0))
+    result = kernel(
+        query[:, :, padded:],
+        key[:, :, low:high],
+        value[:, :, low:high],
+        first_query=first_query + padded - padding,
+        first_key=first_key + low - padding,
+        **options,
+    )
+    return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result
 
 
 _KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = WeakKeyDictionary()

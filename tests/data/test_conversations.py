@@ -19,12 +19,6 @@ CHATML = """\
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-LLAMA = """\
-{{- bos_token }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 # Without a generation prompt; the system prompt is in the first question; roles alternate
 MISTRAL = """\
 {%- set rest = messages[1:] if messages[0].role == 'system' else messages %}
@@ -46,15 +40,6 @@ GEMMA = """\
     {{- '<start_of_turn>' + role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
-DEEPSEEK = """\
-{%- set ns = namespace(system='') %}
-{%- for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
-{{- bos_token + ns.system }}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{{ '<｜User｜>' + message.content }}{% endif %}
-    {%- if message.role == 'assistant' %}{{ '<｜Assistant｜>' + message.content + eos_token }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"""
 # A text ends with eos, an answer before it; special tokens take the white space after them
 PHI = """\
 {%- for message in messages %}
@@ -81,10 +66,8 @@ IM = ("<|im_start|>", "<|im_end|>")
 # template, special tokens, what is before and after an answer that is trained on, and options of the tokenizer
 SHAPES = {
     "chatml": (CHATML, IM, "", "<|im_end|>", {}),
-    "llama": (LLAMA, ("<bos>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "", "<|eot_id|>", {}),
     "mistral": (MISTRAL, ("<bos>", "<eos>", "[INST]", "[/INST]"), " ", "<eos>", {"sentencepiece": True}),
     "gemma": (GEMMA, ("<bos>", "<start_of_turn>", "<end_of_turn>"), "", "<end_of_turn>", {"sentencepiece": True}),
-    "deepseek": (DEEPSEEK, ("<bos>", "<eos>", "<｜User｜>", "<｜Assistant｜>"), "", "<eos>", {}),
     "phi": (PHI, ("<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), "", "<|end|>", {"rstrip": True}),
     "marked": (MARKED, IM, "", "<|im_end|>", {}),
 }

@@ -92,7 +92,7 @@ def test_the_note_on_running_without_options_is_true(engine, patch_name, note, p
         assert attention_factor == pytest.approx(rope.attention_factor)
 
 
-def test_two_lists_of_longrope_are_named(patched):
+def test_two_lists_of_longrope_give_a_remark(patched):
     switching = export_checkpoint(patched("longrope", short_factor=[1.0] * 16).checkpoint, "vllm")
     assert f"once --max-model-len is above {WINDOW}" in switching.cannot[0]
     assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
