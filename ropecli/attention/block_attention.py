@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropecli.attention.block_loop import BlockLoop, KeyRange, find_ranges
-from ropecli.attention.flex_kernels import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
+from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks, suits_flex
 from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
@@ -72,9 +72,8 @@ class BlockAttention:
             masks = self._masks(*places, query.device)
             try:
                 return attend_by_flex(rotated, value, masks, scaling=scaling, softcap=softcap, sinks=sinks)
-            except Exception as error:
-                if not is_failed_compilation(error):
-                    raise
+            except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+                # no compiler, too little shared memory or too many recompilations
                 warnings.warn(f"Attention runs without fused kernels, which is slower: {error}", stacklevel=2)
         (batch, heads, queries, head_dim), dtype = query.shape, computing_dtype(query)
         kv_heads = key.shape[1]

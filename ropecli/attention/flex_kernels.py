@@ -119,12 +119,6 @@ def _merge(outputs: Sequence[Tensor], sums: Sequence[Tensor], sinks: Tensor | No
     return torch.stack(merged).sum(0)
 
 
-def is_failed_compilation(error: Exception) -> bool:
-    """Return whether a kernel failed to compile: no compiler, too little shared memory or too many recompilations."""
-    failures = torch._dynamo.exc
-    return isinstance(error, failures.TorchDynamoException | failures.FailOnRecompileLimitHit)
-
-
 @cache
 def _compiled() -> Callable[..., Any]:
     # without fullgraph, a failed compilation would allocate n × n matrices

@@ -82,23 +82,8 @@ SPLITTERS = {
     "whole": lambda: pre_tokenizers.Metaspace(split=False),
 }
 PIECES = [
-    "ba",
-    "de",
-    " ",
-    "  ",
-    "\n",
-    "\r\n",
-    " \n\n ",
-    "\t",
-    "123",
-    "4",
-    "!",
-    "?!\n",
-    "日本",
-    "e\u0301",
-    "🦜",
-    "don't",
-    "<s>",
+    *("ba", "de", "123", "4", "!", "?!\n", "日本", "e\u0301", "🦜", "don't", "<s>"),
+    *(" ", "  ", "\n", "\r\n", " \n\n ", "\t"),
 ]
 
 
