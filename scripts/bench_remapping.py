@@ -8,8 +8,8 @@
    probabilities of all heads: computed, and measured at a size that fits into memory.
 2. Wall time against F.scaled_dot_product_attention(is_causal=True). All run alternately in one process and the best of
    each is reported, so that the ratio is reliable on a busy machine.
-3. Wall time of a generated token, in the same way, with far keys rotated again at every token and with kept ones: the
-   attention of one query, and a forward pass of a model of one layer with transformers' KV cache.
+3. Wall time of a generated token, in the same way: the attention of one query, and a forward pass of a model of one
+   layer with transformers' KV cache.
 """
 
 import json
@@ -27,10 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from ropecli.attention import attention_function
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.patching import live_patch
-from ropecli.attention.rotation import RotatedKeys, Rotation
+from ropecli.attention.rotation import Rotation
 from ropecli.live.devices import peak_memory, reset_peak
 from ropecli.rope import Branch, Remapping, RopeGeometry
 from ropecli.scaling.registry import scaling_methods
@@ -43,7 +42,7 @@ THAT_FITS = 4096
 SDPA, MATRICES, UNMAPPED = "SDPA", "full matrices", "standard, in blocks"
 IDENTITY = Remapping((Branch(np.zeros_like, lambda n: n + 1),))
 TRAINED, TRAINED_HEADS, TRAINED_TOKENS = "rerope", 2, (8192, 16_384, 32_768)
-CACHED, AGAIN = (2048, 8192, 32_768), ", rotated again"
+CACHED = (2048, 8192, 32_768)
 Way = Callable[[], torch.Tensor]
 Step = Callable[[int], torch.Tensor]
 
@@ -128,10 +127,10 @@ def attention_steps(names: Sequence[str], cached: int, kv_heads: int, rounds: in
     shapes = [(1, HEADS, 1, HEAD_DIM)] + [(1, kv_heads, cached + rounds, HEAD_DIM)] * 2
     query, key, value = (torch.randn(shape) for shape in shapes)
 
-    def attend(kernel: BlockAttention, kept: RotatedKeys | None, number: int) -> torch.Tensor:
+    def attend(kernel: BlockAttention, number: int) -> torch.Tensor:
         keys = cached + number
         heads, places = (query, key[:, :, :keys], value[:, :, :keys]), {"first_query": keys - 1, "first_key": 0}
-        return kernel(*heads, **places, scaling=HEAD_DIM**-0.5, kept=kept)
+        return kernel(*heads, **places, scaling=HEAD_DIM**-0.5)
 
     def by_sdpa(number: int) -> torch.Tensor:
         keys = cached + number
@@ -139,9 +138,7 @@ def attention_steps(names: Sequence[str], cached: int, kv_heads: int, rounds: in
 
     steps: dict[str, Step] = {SDPA: by_sdpa}
     for name in names:
-        kernel = make_attention(name, max(TARGET, cached + rounds))
-        steps[name + AGAIN] = partial(attend, kernel, None)
-        steps[name] = partial(attend, kernel, RotatedKeys())
+        steps[name] = partial(attend, make_attention(name, max(TARGET, cached + rounds)))
     return steps
 
 
@@ -153,7 +150,7 @@ def model_steps(names: Sequence[str], cached: int, kv_heads: int, rounds: int) -
     width = HEADS * HEAD_DIM
     geometry = RopeGeometry(HEAD_DIM, HEAD_DIM, 10_000.0, PRETRAINED)
 
-    def make_step(name: str, keeps: bool) -> Step:
+    def make_step(name: str) -> Step:
         config = LlamaConfig(
             vocab_size=256, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
             num_attention_heads=HEADS, num_key_value_heads=kv_heads, max_position_embeddings=PRETRAINED,
@@ -163,15 +160,9 @@ def model_steps(names: Sequence[str], cached: int, kv_heads: int, rounds: int) -
             live_patch(model, {None: scale(geometry, make_spec(name, max(TARGET, 2 * cached) / PRETRAINED))})
         cache.update(*torch.randn(2, 1, kv_heads, cached, HEAD_DIM), 0)
 
-        def step(number: int) -> torch.Tensor:
-            attention_function._reads_cache = reads_cache if keeps else lambda *_: False
-            return model(torch.tensor([[number]]), past_key_values=cache).logits
+        return lambda number: model(torch.tensor([[number]]), past_key_values=cache).logits
 
-        return step
-
-    reads_cache = attention_function._reads_cache
-    steps = {name + AGAIN: make_step(name, False) for name in names} | {name: make_step(name, True) for name in names}
-    return {SDPA: make_step(SDPA, True)} | steps
+    return {name: make_step(name) for name in (SDPA, *names)}
 
 
 def compare_decoding(names: Sequence[str], kv_heads: int, rounds: int) -> Table:

@@ -67,8 +67,6 @@ FAULTS: list[tuple[str, str]] = [
     ("last = sinks + window - 1", "last = sinks + window"),
     ("(x * cos - y * sin, y * cos + x * sin)", "(x * cos + y * sin, y * cos - x * sin)"),
     ("query.flatten(1, 2) * self.scaling", "query.flatten(1, 2)"),
-    ("done = _equal_tokens(earlier, sums)", "done = min(earlier.shape[2], stop)"),
-    ("(kept[padding] or RotatedKeys()) if _reads_cache(query, key) else None", "None"),
     # evaluate
     ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),
@@ -146,7 +144,7 @@ FAULTS: list[tuple[str, str]] = [
     ("return rows if whole else islice(rows, HUB_DOCUMENTS)", "return rows"),
     # conversations
     ("return passed % 2 == 1", "return reached % 2 == 1"),
-    ("render(messages[: number + 1]).removesuffix(closing)", "render(messages[: number + 1])"),
+    ("render([*context, message]).removesuffix(closing)", "render([*context, message])"),
     ("self._separator, not self._store.masked", "self._separator, True"),
     ("self._store.masked or stop - start < self.length or stop > tokens", "stop - start < self.length or stop > tokens"),
     ("self.decoder.forward = hooked", "pass"),

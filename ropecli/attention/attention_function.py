@@ -1,12 +1,14 @@
-"""The attention function that transformers runs for checkpoints patched with a distance method.
+"""The attention and mask functions that transformers runs for checkpoints patched with a distance method.
 
-transformers rotates queries and keys as usual; this function rotates them further, to the method's distances. Cases
-that would give wrong results silently are refused here and in row_padding.py.
+transformers rotates queries and keys as usual; the attention function rotates them further, to the method's distances.
+The mask function passes the left padding of each row instead of a mask. Cases that would give wrong results silently
+are refused: dropout, packed documents, other masks, padding between tokens.
 """
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,8 +17,7 @@ from torch import Tensor
 
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.head_layout import layer_label
-from ropecli.attention.rotation import RotatedKeys, Rotation
-from ropecli.attention.row_padding import RowPadding, describe_padding, read_padding, refuse_other_positions
+from ropecli.attention.rotation import Rotation
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
@@ -66,62 +67,35 @@ def remapped_attention(
     options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "sinks": s_aux}
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
-    earlier = _ROTATED.pop(module, {})  # removed while in use, so that no other thread writes to them
-    kept = {row.padding: earlier.get(row.padding) for row in rows}
     if len(set(rows)) == 1:
-        output = _attend_alike(kernel, rows[0], query, key, value, options, kept)
+        output = _attend_alike(kernel, rows[0], query, key, value, options)
     else:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row in dict.fromkeys(rows):
             alike = torch.tensor([index for index, padded in enumerate(rows) if padded == row], device=query.device)
-            attended = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options, kept)
+            attended = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options)
             output = output.index_copy(0, alike, attended)
-    _ROTATED[module] = kept
     return output.transpose(1, 2).contiguous(), None
 
 
 def _attend_alike(
-    kernel: BlockAttention,
-    row: RowPadding,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: dict[str, Any],
-    kept: dict[int, RotatedKeys | None],
+    kernel: BlockAttention, row: "RowPadding", query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """Attend in rows with equal padding: cut off the padding and count positions from the first token.
-
-    kept: the rotated keys of earlier passes by padding; None for a pass without a KV cache.
-    """
+    """Attend in rows with equal padding: cut off the padding and count positions from the first token."""
     padding, first_query, first_key = row
     padded = min(max(padding - first_query, 0), query.shape[2])
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
     if padded == query.shape[2]:
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
-    query, key, value = query[:, :, padded:], key[:, :, low:high], value[:, :, low:high]
-    kept[padding] = (kept[padding] or RotatedKeys()) if _reads_cache(query, key) else None
     result = kernel(
-        query,
-        key,
-        value,
+        query[:, :, padded:],
+        key[:, :, low:high],
+        value[:, :, low:high],
         first_query=first_query + padded - padding,
         first_key=first_key + low - padding,
-        kept=kept[padding],
         **options,
     )
     return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result
-
-
-_ROTATED: "WeakKeyDictionary[torch.nn.Module, dict[int, RotatedKeys | None]]" = WeakKeyDictionary()
-
-
-def _reads_cache(query: Tensor, key: Tensor) -> bool:
-    """Return whether to keep the rotated keys for the next pass: when generating with a KV cache on a CPU.
-
-    On a GPU they are rotated again: kept keys need half as much memory as the KV cache, in bfloat16 as much again.
-    """
-    cached = key.shape[2] > query.shape[2] and not torch.is_grad_enabled()
-    return cached and key.device.type == "cpu" and RotatedKeys.suits(key)
 
 
 _KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = WeakKeyDictionary()
@@ -172,3 +146,100 @@ def frequencies_of(config: Any) -> dict[str, list[float]]:
     ropes = read_settings(config.to_dict()).ropes
     scaled = (scale(rope.geometry, rope.spec.checked()) for rope in ropes)
     return {rope.geometry.layer_type or "": rope.inv_freq.tolist() for rope in scaled}
+
+
+class RowPadding(NamedTuple):
+    """padding: number of padding tokens on the left. query, key: index of the first query and first key of a pass."""
+
+    padding: int
+    query: int
+    key: int
+
+
+@torch.compiler.disable
+def describe_padding(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **unused: Any,
+) -> Tensor:
+    """Mask function for transformers' AttentionMaskInterface that returns each row's padding instead of a mask.
+
+    Returns shape (batch, 1, 1, 3), int64: transformers passes on masks of four dimensions unchanged. It is on the CPU,
+    so that reading it does not wait for the device. Raises PatchError if the mask is not causal with padding at the
+    ends.
+    """
+    first = int(q_offset)
+    if use_vmap:
+        raise PatchError("The model adds its own attention mask, which distance methods do not support.")
+    # models also build the mask of sliding layers if they have none; it may hide everything
+    if mask_function is not None and local_size is None:
+        _refuse_other_masks(mask_function, batch_size, range(first, first + q_length), kv_offset, device)
+    paddings = [0] * batch_size if attention_mask is None else _left_paddings(attention_mask, first + q_length)
+    rows = [RowPadding(padding, first, kv_offset) for padding in paddings]
+    return torch.tensor(rows, device="cpu")[:, None, None]
+
+
+def read_padding(described: Tensor | None) -> list[RowPadding]:
+    """Read the rows that describe_padding returned instead of a mask. Raises PatchError for any other mask."""
+    if described is None or described.dtype != torch.int64 or described.shape[1:] != (1, 1, 3):
+        received = "no mask" if described is None else f"a mask of shape {tuple(described.shape)}"
+        raise PatchError(
+            f"The attention received {received}; distance methods require the causal mask that transformers makes from "
+            "a padding mask of shape (batch, tokens)."
+        )
+    return [RowPadding(*row) for row in described[:, 0, 0].tolist()]
+
+
+def _left_paddings(mask: Tensor, tokens: int) -> list[int]:
+    """Left padding of each row. mask: shape (batch, tokens or more), true for tokens. Raises PatchError."""
+    if mask.shape[1] < tokens:
+        raise PatchError(
+            f"The attention mask has {mask.shape[1]} tokens; expected {tokens}, including those in the KV cache."
+        )
+    mask = mask[:, :tokens].to(torch.int64)
+    first, last = mask.argmax(1), tokens - 1 - mask.flip(1).argmax(1)
+    counts = mask.sum(1)
+    if bool(((counts != last - first + 1) & (counts > 0)).any()):
+        raise PatchError("The attention mask has padding between tokens; distance methods support it only at the ends.")
+    return torch.where(counts > 0, first, tokens).tolist()
+
+
+def _refuse_other_masks(
+    mask_function: Callable[..., Any], batch: int, places: range, first_key: int, device: torch.device | str
+) -> None:
+    """Refuse masks in which a token does not see the one before it or sees the one after it. places: of the queries."""
+    at = torch.arange(places.start, places.stop, device=device)[None]
+    row, head = torch.arange(batch, device=device)[:, None], at.new_zeros(1, 1)
+    before = at[:, max(0, first_key + 1 - places.start) :]
+    if not bool(torch.as_tensor(mask_function(row, head, before, before - 1)).all()):
+        raise PatchError(
+            "The attention mask hides preceding tokens: documents are packed into one row, or the model attends in "
+            "chunks. Distance methods require one document per row."
+        )
+    if bool(torch.as_tensor(mask_function(row, head, at[:, :-1], at[:, 1:])).any()):
+        raise PatchError("The attention mask is not causal, which distance methods require.")
+
+
+def refuse_other_positions(position_ids: Tensor | None, rows: list[RowPadding], queries: int) -> None:
+    """Raise PatchError unless the positions of tokens are consecutive. Padding may have any position."""
+    if position_ids is None or queries == 1 or position_ids.shape[1:] != (queries,):
+        return
+    steps = position_ids.diff(dim=1).expand(len(rows), -1)
+    index = torch.arange(1, queries, device=steps.device)
+    begins = torch.tensor([padding - first for padding, first, _ in rows], device=steps.device)[:, None]
+    odd = (steps != 1) & (index > begins)
+    # from the first such step on, constant positions are padding at the end
+    ended = odd.cumsum(1) > 0
+    if bool((ended & (steps != 0) & (ended.cumsum(1) > 1)).any()):
+        raise PatchError(
+            "position_ids are not consecutive, as with packed documents; distance methods require consecutive "
+            "positions. Put one document in each row and omit position_ids."
+        )

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.block_loop import BlockLoop
-from ropecli.attention.flex_kernels import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
-from ropecli.attention.key_ranges import KeyRange, find_ranges
-from ropecli.attention.rotation import RotatedKeys, Rotation, RotationTable, computing_dtype
+from ropecli.attention.block_loop import BlockLoop, KeyRange, find_ranges
+from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks, suits_flex
+from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
 _SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
@@ -53,15 +52,13 @@ class BlockAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         last_block_alone: bool = False,
-        kept: RotatedKeys | None = None,
     ) -> Tensor:
         """query: shape (batch, heads, queries, head_dim); key: (batch, kv heads, keys, head_dim); value: (batch, kv
         heads, keys, width), all on one device. Query i is at position first_query + i, key j at first_key + j.
 
         scaling: multiplies the scores. softcap: scores become softcap·tanh(score/softcap). sinks: shape (heads,), extra
         scores in the softmax, without values. Scores and sums are float32, or float64 for float64 inputs.
-        last_block_alone: see BlockLoop. kept: the layer's rotated keys of earlier passes; not for training. Returns
-        shape (batch, heads, queries, width), in value's dtype.
+        last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in value's dtype.
         """
         if self.remapping.score_factor is not None:
             factors = self.remapping.score_factor(np.arange(first_query, first_query + query.shape[2]))
@@ -71,13 +68,12 @@ class BlockAttention:
         ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
             every_key = {keys.branch.key: key.shape[2] for keys in ranges if keys.branch.key}  # as the masks count them
-            rotated = self._rotate(ranges, query, key, first_query, self._rotate_keys(every_key, key, first_key))
+            rotated = self._rotate(ranges, query, key, first_query, first_key, every_key)
             masks = self._masks(*places, query.device)
             try:
                 return attend_by_flex(rotated, value, masks, scaling=scaling, softcap=softcap, sinks=sinks)
-            except Exception as error:
-                if not is_failed_compilation(error):
-                    raise
+            except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+                # no compiler, too little shared memory or too many recompilations
                 warnings.warn(f"Attention runs without fused kernels, which is slower: {error}", stacklevel=2)
         (batch, heads, queries, head_dim), dtype = query.shape, computing_dtype(query)
         kv_heads = key.shape[1]
@@ -86,12 +82,11 @@ class BlockAttention:
         for keys in ranges:
             if keys.branch.key:
                 seen[keys.branch.key] = max(seen.get(keys.branch.key, 0), int(keys.stop[-1]))
-        earlier = {} if kept is None else self._rotate_keys(seen, key, first_key, kept)
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(keys.stop - keys.first for keys in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
         # with one query, keys that are converted or rotated here are larger than the scores
-        copied = key.shape[2] if key.dtype != dtype else 0 if earlier else sum(seen.values())
+        copied = key.shape[2] if key.dtype != dtype else sum(seen.values())
         units = max(1, limit // max(rows * scores, copied * head_dim))
         loop = BlockLoop(ranges, rows, scaling, softcap, last_block_alone)
         states = [query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)]
@@ -101,9 +96,7 @@ class BlockAttention:
         for begin in range(0, batch * kv_heads, units):
             part = slice(begin, begin + units)
             part_query, part_key, *values_and_sinks = (tensor[part].to(dtype) for tensor in states)
-            rotated_keys = {positions: tensor.flatten(0, 1)[part] for positions, tensor in earlier.items()}
-            rotated_keys = rotated_keys or self._rotate_keys(seen, part_key, first_key)
-            rotated = self._rotate(ranges, part_query, part_key, first_query, rotated_keys)
+            rotated = self._rotate(ranges, part_query, part_key, first_query, first_key, seen)
             results.append(loop.run(rotated, *values_and_sinks).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
 
@@ -113,18 +106,14 @@ class BlockAttention:
         query: Tensor,
         key: Tensor,
         first_query: int,
-        rotated_keys: Mapping[Positions, Tensor],
+        first_key: int,
+        seen: Mapping[Positions, int],
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the queries and keys of each branch. query, key: at their own positions, (..., tokens, head_dim)."""
+        """Yield the queries and keys of each branch. query, key: at their own positions, (..., tokens, head_dim).
+
+        seen: number of keys to rotate to other positions.
+        """
+        rotated_keys = {to: self._tables[to].rotate(key[..., :count, :], first_key) for to, count in seen.items()}
         for branch in (keys.branch for keys in ranges):
             rotated = self._tables[branch.query].rotate(query, first_query) if branch.query else query
             yield rotated, rotated_keys[branch.key] if branch.key else key
-
-    def _rotate_keys(
-        self, seen: Mapping[Positions, int], key: Tensor, first: int, kept: RotatedKeys | None = None
-    ) -> dict[Positions, Tensor]:
-        """The first keys at other positions. seen: number of keys. kept: the rotated keys of earlier passes."""
-        tables = {positions: (self._tables[positions], key[..., :keys, :]) for positions, keys in seen.items()}
-        if kept is None:
-            return {positions: table.rotate(states, first) for positions, (table, states) in tables.items()}
-        return {positions: kept.rotate(table, states, first) for positions, (table, states) in tables.items()}

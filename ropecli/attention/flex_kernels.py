@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from ropecli.attention.key_ranges import KeyRange, find_ranges
+from ropecli.attention.block_loop import KeyRange, find_ranges
 from ropecli.rope import Remapping
 
 _BLOCK = 128
@@ -117,12 +117,6 @@ def _merge(outputs: Sequence[Tensor], sums: Sequence[Tensor], sinks: Tensor | No
     weights = weights / total.masked_fill(total == 0, 1.0)
     merged = [weight[..., None] * output.float() for weight, output in zip(weights, outputs, strict=True)]
     return torch.stack(merged).sum(0)
-
-
-def is_failed_compilation(error: Exception) -> bool:
-    """Return whether a kernel failed to compile: no compiler, too little shared memory or too many recompilations."""
-    failures = torch._dynamo.exc
-    return isinstance(error, failures.TorchDynamoException | failures.FailOnRecompileLimitHit)
 
 
 @cache

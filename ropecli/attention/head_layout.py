@@ -2,22 +2,24 @@
 
 The proof runs two passes over the same tokens, the second at twice the positions. Queries and keys must differ by
 exactly one more rotation by the positions. The second pass reuses the attention outputs of the first, so that every
-layer sees the same hidden states and any other effect of the positions changes the model's output.
+layer sees the same hidden states and any other effect of the positions changes the model's output. For these passes, an
+attention function and a mask function for transformers' interfaces replace the model's own and record their arguments.
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, attending_by
 from ropecli.attention.rotation import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
 from ropecli.live.devices import input_device
-from ropecli.live.rotary import RotaryTable, rotary_tables
+from ropecli.live.rotary import RotaryTable, rotary_tables, unpatched_after
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
 _TOKENS = 24
 # Relative to a head's norm. Rounding gives about 1e-7 (float32), 5e-4 (float16), 4e-3 (bfloat16); a wrong layout, 0.5.
 _ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+_NAME = "ropecli:layout"
+# arguments that do not change the attention or that the methods support
+_UNDERSTOOD = {
+    *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
+}
 
 
 class HeadLayout(NamedTuple):
@@ -37,6 +46,117 @@ class HeadLayout(NamedTuple):
     neighbours: bool
 
 
+class AttentionCall(NamedTuple):
+    """The arguments of one call of the attention function; query, key, value: shape (batch, heads, tokens, width)."""
+
+    module: Any
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    slides: bool
+
+    @property
+    def name(self) -> str:
+        index, name = getattr(self.module, "layer_idx", None), type(self.module).__name__
+        return name if index is None else f"Layer {index} ({name})"
+
+
+class AttentionProbe:
+    """An attention function that records its arguments, and a mask function whose mask it must receive."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+        self._outputs: list[Tensor] = []
+        self._replays = False
+        self._causal: list[bool] = []  # whether each mask is exactly causal
+
+    def replay(self) -> None:
+        """Start a second pass, in which each call returns its output of the first pass."""
+        self._replays, self.calls, self._causal = True, [], []
+
+    def mask(self, *, batch_size: int, mask_function: Any = None, **unused: Any) -> Tensor:
+        """The mask function. Each mask holds only a number that identifies it."""
+        from transformers.masking_utils import causal_mask_function
+
+        number = len(self._causal)
+        self._causal.append(mask_function is causal_mask_function)
+        return torch.full((batch_size, 1, 1, 3), number)
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **arguments: Any,
+    ) -> tuple[Tensor, None]:
+        """The attention function: causal attention, or the output of the same call in the first pass."""
+        slides = arguments.get("sliding_window") is not None
+        if not self._replays:
+            self._check(type(module).__name__, attention_mask, slides, arguments)
+            self._outputs.append(causal_attention(query, key, value, scaling))
+        output = self._outputs[len(self.calls)]
+        self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), slides))
+        return output, None
+
+    def _check(self, name: str, mask: Any, slides: bool, arguments: dict[str, Any]) -> None:
+        """Raise PatchError for anything other than standard causal attention. name: the module, for messages."""
+        unknown = sorted(key for key, value in arguments.items() if value is not None and key not in _UNDERSTOOD)
+        if unknown:
+            raise PatchError(f"{name} passes unsupported arguments to its attention: {unknown}.")
+        if mask is None or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
+            raise PatchError(
+                f"{name} changes the attention mask, which is not supported (sparse attention, for example)."
+            )
+        causal = self._causal[mask.flatten()[0]]
+        if not (slides or causal):
+            raise PatchError(f"{name} has a mask that hides part of the context, but no sliding_window.")
+        if slides and causal:
+            raise PatchError(f"{name} has a sliding_window, but its mask shows the whole context.")
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Causal attention. Returns shape (batch, tokens, heads, width), as transformers expects."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    return output.transpose(1, 2).contiguous()
+
+
+@contextlib.contextmanager
+def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
+    """Run the model with `probe` as its attention, in evaluation mode and without gradients; restore it at the end.
+
+    probe: an attention function with a method `mask`, the mask function.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_NAME, probe)
+    AttentionMaskInterface.register(_NAME, probe.mask)
+    try:
+        with torch.no_grad(), quiet_transformers(), in_evaluation(model), unpatched_after(model):
+            model.set_attn_implementation(_NAME)
+            yield
+    finally:
+        # the interface has no public way to unregister
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(_NAME)
+
+
+@contextlib.contextmanager
+def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
 class _Seen(NamedTuple):
     """A layer's attention call at the model's positions (before) and at twice the positions (after)."""
 
@@ -45,9 +165,8 @@ class _Seen(NamedTuple):
 
     @property
     def rotates(self) -> bool:
-        return _difference(self.before.query, self.after.query) > _allowed(self.before.query) or (
-            _difference(self.before.key, self.after.key) > _allowed(self.before.key)
-        )
+        pairs = ((self.before.query, self.after.query), (self.before.key, self.after.key))
+        return any(_difference(first, second) > _ALLOWED[first.dtype] for first, second in pairs)
 
 
 def find_layout(model: "PreTrainedModel") -> HeadLayout:
@@ -130,9 +249,9 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
                 f"{before.name} has queries, keys or values that are not finite: some weights are not finite, or "
                 f"{str(before.query.dtype).removeprefix('torch.')} overflows."
             )
-        if _difference(before.value, after.value) > _allowed(before.value):
+        if _difference(before.value, after.value) > _ALLOWED[before.value.dtype]:
             raise PatchError(f"{before.name}: the values depend on the positions, not only queries and keys.")
-    if _difference(*(logits.reshape(1, 1, 1, -1) for logits in (output, output_of_second))) > _allowed(output):
+    if _difference(*(logits.reshape(1, 1, 1, -1) for logits in (output, output_of_second))) > _ALLOWED[output.dtype]:
         raise PatchError("Some layers use the rotary tables without calling the attention function.")
     return layers
 
@@ -187,7 +306,7 @@ def _rotates_by(layer: _Seen, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
         return False
     rotation, by = Rotation(inv_freq, *layout), np.arange(tokens)
     pairs = ((before.query, after.query), (before.key, after.key))
-    return all(_difference(rotation.rotate(first, by), second) <= _allowed(first) for first, second in pairs)
+    return all(_difference(rotation.rotate(first, by), second) <= _ALLOWED[first.dtype] for first, second in pairs)
 
 
 def _difference(first: Tensor, second: Tensor) -> float:
@@ -195,7 +314,3 @@ def _difference(first: Tensor, second: Tensor) -> float:
     first, second = first.cpu().double(), second.cpu().double()  # MPS has no float64
     norm = first.norm(dim=(2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
     return float(((first - second).norm(dim=(2, 3)) / norm).max())
-
-
-def _allowed(states: Tensor) -> float:
-    return _ALLOWED[states.dtype]

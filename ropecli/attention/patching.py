@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from ropecli.attention.attention_function import frequencies_of
-from ropecli.attention.attention_probe import in_evaluation
-from ropecli.attention.head_layout import find_layout
+from ropecli.attention.head_layout import find_layout, in_evaluation
 from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_patch

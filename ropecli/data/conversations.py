@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -70,14 +69,24 @@ def tokenize_conversations(
     train_on: assistant, the answers; all. Raises DataError with the number of unusable rows and the first one, after
     all others.
     """
-    _refuse_tokenizer(tokenizer, train_on)
-    numbered, faults = enumerate(rows), _Faults()
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
+            "checkpoint's folder, or render the conversations into a column of text."
+        )
+    if train_on == "assistant" and not tokenizer.is_fast:
+        raise DataError(
+            "train_on: assistant needs a fast tokenizer, which reports where its tokens are. Use train_on: all."
+        )
+    numbered, faults = enumerate(rows), list[tuple[int, str]]()
     while batch := list(islice(numbered, _BATCH)):
         rendered = []
         with warn_if_slow():
             for number, (name, conversation) in batch:
-                with faults.collected(number, name):
+                try:
                     rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
+                except DataError as error:
+                    faults.append((number, f"{name}: {error}"))
         if not rendered:
             continue
         texts = [text for _, _, text, _ in rendered]
@@ -86,10 +95,14 @@ def tokenize_conversations(
         encoded = encode(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=masked)
         for index, (number, name, text, spans) in enumerate(rendered):
             ids = np.array(encoded["input_ids"][index], dtype=np.int64)
-            with faults.collected(number, name):
+            try:
                 trained = _trained(text, encoded["offset_mapping"][index], spans) if masked else None
+            except DataError as error:
+                faults.append((number, f"{name}: {error}"))
+            else:
                 yield Document(name, ids, trained=trained)
-    faults.refuse()
+    if faults:
+        raise DataError(min(faults)[1] + (f" {len(faults):,} rows have such faults." if len(faults) > 1 else ""))
 
 
 @contextmanager
@@ -105,41 +118,20 @@ def warn_if_slow() -> Iterator[None]:
         timer.cancel()
 
 
-class _Faults:
-    """Counts the rows that cannot be used, and keeps the first one's message."""
-
-    def __init__(self) -> None:
-        self._count, self._first = 0, (sys.maxsize, "")
-
-    @contextmanager
-    def collected(self, number: int, name: str) -> Iterator[None]:
-        try:
-            yield
-        except DataError as error:
-            self._count += 1
-            self._first = min(self._first, (number, f"{name}: {error}"))
-
-    def refuse(self) -> None:
-        if self._count:
-            total = f" {self._count:,} rows have such faults." if self._count > 1 else ""
-            raise DataError(self._first[1] + total)
-
-
-def _refuse_tokenizer(tokenizer, train_on: str) -> None:
-    if not getattr(tokenizer, "chat_template", None):
-        raise DataError(
-            "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
-            "checkpoint's folder, or render the conversations into a column of text."
-        )
-    if train_on == "assistant" and not tokenizer.is_fast:
-        raise DataError(
-            "train_on: assistant needs a fast tokenizer, which reports where its tokens are. Use train_on: all."
-        )
-
-
 def _render(conversation: Conversation, tokenizer, train_on: str) -> tuple[str, Spans]:
     """The whole text and its answers."""
-    messages, tools = _messages(conversation), _tools(conversation.tools)
+    if not conversation.messages:
+        raise DataError("the conversation is empty.")
+    messages = [_message(number, message) for number, message in enumerate(conversation.messages)]
+    if not isinstance(conversation.system, str | None):
+        raise DataError(f"system is {shown(conversation.system)}; expected text.")
+    if conversation.system and messages[0]["role"] not in ("system", "developer"):
+        messages.insert(0, {"role": "system", "content": conversation.system})
+    try:
+        tools = conversation.tools
+        tools = _without_none(json.loads(tools) if isinstance(tools, str) else tools) or None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"tools is not JSON: {error}") from error
 
     def render(part: Messages, prompt: bool = False) -> str:
         try:
@@ -235,17 +227,6 @@ def _trained(text: str, offsets: list[tuple[int, int]], spans: Spans) -> np.ndar
     return passed % 2 == 1
 
 
-def _messages(conversation: Conversation) -> Messages:
-    if not conversation.messages:
-        raise DataError("the conversation is empty.")
-    messages = [_message(number, message) for number, message in enumerate(conversation.messages)]
-    if not isinstance(conversation.system, str | None):
-        raise DataError(f"system is {shown(conversation.system)}; expected text.")
-    if conversation.system and messages[0]["role"] not in ("system", "developer"):
-        messages.insert(0, {"role": "system", "content": conversation.system})
-    return messages
-
-
 def _message(number: int, given: Any) -> dict[str, Any]:
     message = _without_none(given)
     if not isinstance(message, dict):
@@ -260,9 +241,7 @@ def _message(number: int, given: Any) -> dict[str, Any]:
         )
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        texts = [part.get("text", "") for part in content]
-        if all(isinstance(text, str) for text in texts):
-            content = message["content"] = "".join(texts)
+        content = message["content"] = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise DataError(f"message {number} has the content {shown(content)}; expected text.")
     return message
@@ -273,10 +252,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(part) for key, part in value.items() if part is not None}
     return [_without_none(part) for part in value] if isinstance(value, list) else value
-
-
-def _tools(given: Any) -> list[Any] | None:
-    try:
-        return _without_none(json.loads(given) if isinstance(given, str) else given) or None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"tools is not JSON: {error}") from error

@@ -193,22 +193,23 @@ def tokenize(
             yield Document(name, np.array(encoding.ids[:count], dtype=np.int64), ends, spans)
 
 
-def _encode(texts: Sequence[str], tokenizer, enough: int | None) -> list[tuple[Any, int]]:
+def _encode(
+    texts: Sequence[str], tokenizer, enough: int | None, characters: int | None = None
+) -> list[tuple[Any, int]]:
     """(encoding, number of tokens that equal those of the whole text) for each text or a head of it.
 
-    enough: tokens that a head must yield; None to encode whole texts.
+    enough: tokens that a head must yield; None to encode whole texts. characters: of the heads.
     """
-    encodings: dict[int, tuple[Any, int]] = {}
-    characters = None if enough is None else _CHARACTERS * enough
-    while pending := [index for index in range(len(texts)) if index not in encodings]:
-        heads = [texts[index][:characters] for index in pending]
-        for index, head, encoding in zip(pending, heads, encode(tokenizer, heads).encodings, strict=True):
-            whole = len(head) == len(texts[index])
-            count = len(encoding) if whole else _final_tokens(head, encoding)
-            if whole or count >= (enough or 0):
-                encodings[index] = encoding, count
-        characters = characters and _CHARACTERS * characters
-    return [encodings[index] for index in range(len(texts))]
+    characters = characters or (None if enough is None else _CHARACTERS * enough)
+    heads, pairs = [text[:characters] for text in texts], []
+    for text, head, encoding in zip(texts, heads, encode(tokenizer, heads).encodings, strict=True):
+        if len(head) == len(text):
+            pairs.append((encoding, len(encoding)))
+        elif (count := _final_tokens(head, encoding)) >= (enough or 0):
+            pairs.append((encoding, count))
+        else:
+            pairs += _encode([text], tokenizer, enough, _CHARACTERS * len(head))
+    return pairs
 
 
 def _final_tokens(head: str, encoding) -> int:

@@ -1,10 +1,19 @@
-"""Random choices in the training data: which documents of a source are used, and which source comes next.
+"""Random choices in the training data: documents of a source, the source that comes next, positions with gaps.
 
 Per-source length upsampling follows Fu et al. 2024, arXiv:2402.10171, section 3, and its released code: keep all
 documents of at least 4,096 tokens and a tenth of the shorter ones, and read each source until its token budget (its
 share of the original mixture) is used up. The mixture stays the same and the lengths change. Unlike that code,
 lengths are counted in tokens, not estimated from characters; the last document is cut at the budget; and the shares
 of a mixture are separate weights (`Mixture`).
+
+Positions with gaps let short sequences cover a longer context length. `pose`: Zhu et al. 2023, arXiv:2309.10400,
+section 3.2, equations 3 and 4. A sequence is split into N chunks of random lengths. The positions of chunk i are
+shifted by a skipping bias u_i, uniform on {u_{i-1}, ..., context length − length}, with u_0 = 0. The paper does not
+specify the distribution of the chunk lengths; here all splits are equally likely (the authors' code for N = 2 keeps the
+first chunk in the first half). The text skips along, v_i = u_i in equation 5, an alternative that the paper mentions,
+up to the document's end: a document only needs to fill a sequence, not the context length.
+`randomized`: Ruoss et al. 2023, arXiv:2305.16843, section 3. Positions are drawn from the context length without
+replacement, sorted, and shifted to start at 0: transformers treats position 0 as the start of a document.
 """
 
 import zlib
@@ -13,6 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+
+from ropecli.errors import RecipeError
 
 BLOCK = 1000
 """Stream positions per block; each block contains every source's exact share."""
@@ -27,8 +38,7 @@ def seeded_generator(seed: int, purpose: str, *numbers: int) -> np.random.Genera
 class Selection:
     """documents: shape (used,), int64, ascending. lengths: the same shape, tokens used of each.
 
-    of: number of documents in the source. too_short, not_drawn, over_budget: numbers of skipped ones. cut: whether
-    the budget cut a document.
+    of: number of documents in the source. too_short, not_drawn, over_budget: numbers of skipped ones.
     """
 
     documents: np.ndarray
@@ -37,7 +47,6 @@ class Selection:
     too_short: int
     not_drawn: int
     over_budget: int
-    cut: bool
 
 
 def select_documents(
@@ -77,7 +86,6 @@ def select_documents(
         too_short=int(len(lengths) - long_enough.sum()),
         not_drawn=int(long_enough.sum() - drawn.sum()),
         over_budget=int(len(documents) - within.sum()),
-        cut=bool((used[within] < lengths[documents[within]]).any()),
     )
 
 
@@ -119,3 +127,35 @@ def _arrange(shares: tuple[int, ...], seed: int, block: int) -> tuple[np.ndarray
     ranks = np.empty(len(sources), dtype=np.int64)
     ranks[by_source] = np.concatenate([np.arange(share) for share in shares])
     return sources, ranks
+
+
+def refuse_impossible_positions(kind: str, length: int, context_length: int, chunks: int) -> None:
+    """Raise RecipeError if sequences of `length` tokens cannot have positions of this kind."""
+    if kind == "full":
+        return
+    if context_length < length:
+        raise RecipeError(
+            f"positions: {kind} cannot fit sequences of {length} tokens into {context_length} positions. "
+            "Use a longer context or shorter sequences."
+        )
+    if kind == "pose" and chunks > length:
+        raise RecipeError(f"pose_chunks: {chunks} chunks need at least {chunks} tokens, but a sequence has {length}.")
+
+
+def positions_of(kind: str, length: int, context_length: int, chunks: int, seed: int, at: int) -> np.ndarray:
+    """Positions of a sequence, shape (length,), int64, increasing from 0 to at most context_length − 1.
+
+    at: index of the sequence in the stream; part of the random seed, so positions differ in every epoch.
+    """
+    if kind == "full":
+        return np.arange(length)
+    draw = seeded_generator(seed, "positions", at)
+    if kind == "randomized":
+        drawn = np.sort(draw.choice(context_length, length, replace=False, shuffle=False))
+        return drawn - drawn[0]
+    borders = 1 + np.sort(draw.choice(length - 1, chunks - 1, replace=False, shuffle=False))
+    bias, positions = 0, np.arange(length)
+    for start, stop in zip(borders, [*borders[1:], length], strict=True):
+        bias = int(draw.integers(bias, context_length - length, endpoint=True))
+        positions[start:stop] += bias
+    return positions

@@ -10,10 +10,24 @@ from typing import Any
 import numpy as np
 
 from ropecli.data.documents import none_long_enough, special_tokens
-from ropecli.data.gapped_positions import positions_of, refuse_impossible_positions
-from ropecli.data.sampling import Mixture, Selection, seeded_generator, select_documents
-from ropecli.data.sequence_layouts import SHORTEST, SequenceLayout, concatenate, cut_long, pack
-from ropecli.data.sequences import UNSCORED, SourceSequences, TrainingSequence, describe_source
+from ropecli.data.sampling import (
+    Mixture,
+    Selection,
+    positions_of,
+    refuse_impossible_positions,
+    seeded_generator,
+    select_documents,
+)
+from ropecli.data.sequences import (
+    SHORTEST,
+    UNSCORED,
+    SequenceLayout,
+    SourceSequences,
+    TrainingSequence,
+    concatenate,
+    cut_long,
+    pack,
+)
 from ropecli.data.sources import HUB_DOCUMENTS, is_hub_dataset
 from ropecli.data.token_store import TokenStore, open_store
 from ropecli.errors import DataError
@@ -203,3 +217,40 @@ def _lay_out(
             f"skips {selection.not_drawn}{budget}. Use more documents or shorter sequences."
         )
     return selection, layout
+
+
+def describe_source(name: str, part: SourceSequences, kind: str, share: float | None) -> str:
+    """Summarize a source. share: its fraction of the stream; None if it is the only source."""
+    selection, layout = part.selection, part.layout
+    sizes = np.minimum(layout.stop, selection.lengths[layout.document]) - layout.start  # without separators
+    pieces = np.bincount(layout.document[sizes > 0], minlength=len(selection.documents))
+    of_document = np.bincount(layout.document, weights=sizes, minlength=len(selection.documents))
+    is_cut = (pieces > 1) | (of_document < part.document_lengths)
+    used, cut, tokens = int((pieces > 0).sum()), int((is_cut & (pieces > 0)).sum()), int(sizes.sum())
+    documents = f"{used:,} of {selection.of:,} documents, {_share(used, selection.of)}"
+    parts = [f"{name}: {len(part):,} sequences ({kind}) from {documents}"]
+    if share is not None:
+        parts.append(f"{share:.1%} of the stream")
+    reasons = {
+        "too short": selection.too_short,
+        "skipped by keep_short": selection.not_drawn,
+        "beyond max_tokens": selection.over_budget,
+        "not in any sequence" if part.dropped else "left over at the end": len(selection.documents) - used,
+    }
+    parts += [f"{_share(count, selection.of)} of the documents are {why}" for why, count in reasons.items() if count]
+    if cut:
+        parts.append(f"{_share(cut, used)} of those used are cut")
+    if left := int(selection.lengths.sum()) - tokens:
+        parts.append(f"{_share(left, int(selection.lengths.sum()))} of their tokens are unused")
+    if part.targets is not None:
+        parts.append(f"{_share(int(part.targets.sum()), len(layout) * part.length)} of the tokens are trained on")
+    if part.dropped:
+        parts.append(f"{part.dropped:,} sequences without a token to train on are skipped")
+    if padding := len(layout) * part.length - int((layout.stop - layout.start).sum()):
+        parts.append(f"{_share(padding, len(layout) * part.length)} of the sequences is padding")
+    return "; ".join(parts) + "."
+
+
+def _share(part: int, whole: int) -> str:
+    """Percentage; never 0.0% for a non-empty part."""
+    return f"{part / whole:.1%}" if part / whole >= 0.0005 else "under 0.1%"

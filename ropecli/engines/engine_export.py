@@ -9,7 +9,7 @@ from typing import Any
 
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.engines import axolotl, llama_cpp, mlx, ollama, sglang, trl, vllm
+from ropecli.engines import llama_cpp, mlx, sglang, trainers, vllm
 from ropecli.engines.checkpoint_positions import CheckpointPositions, read_positions
 from ropecli.engines.engine_table import Case
 from ropecli.errors import MethodError, OutputError, PatchError, did_you_mean
@@ -39,12 +39,12 @@ class Export:
 
 _ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx"}
 ENGINES = {
-    "axolotl": axolotl.ENGINE,
-    "llama.cpp": llama_cpp.ENGINE,
+    "axolotl": trainers.AXOLOTL,
+    "llama.cpp": llama_cpp.LLAMA_CPP,
     "mlx": mlx.ENGINE,
-    "ollama": ollama.ENGINE,
+    "ollama": llama_cpp.OLLAMA,
     "sglang": sglang.ENGINE,
-    "trl": trl.ENGINE,
+    "trl": trainers.TRL,
     "vllm": vllm.ENGINE,
 }
 
@@ -79,7 +79,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, positions)),
-        notes=(*positions.warnings, *_texts((engine.without_options(positions), *engine.notes), positions)),
+        notes=(*positions.warnings, *_texts(engine.notes, positions)),
         file_name=file_name,
         file_text=file_text,
         written=output is not None,

@@ -1,5 +1,6 @@
-"""Flags for llama.cpp, checked in the source of llama-cpp-python 0.3.36 (llama.cpp commit 0c1e570).
+"""Flags for llama.cpp, and a Modelfile for Ollama, which runs llama.cpp.
 
+llama.cpp, checked in the source of llama-cpp-python 0.3.36 (llama.cpp commit 0c1e570):
 - Kernel (ggml-cpu/ops.cpp, rope_yarn): θ = m·b^(-2i/d) / factors[i]; interpolated θ/s; YaRN's ramp over pairs, its
   ends always rounded (ggml.c, ggml_rope_yarn_corr_dims); cos and sin times attn_factor·(1 + 0.1·ln s).
 - Context (llama-context.cpp): YaRN overwrites --yarn-attn-factor so that the product is 1 + 0.1·ln s. The file's
@@ -10,6 +11,13 @@
   mistral3). Of mscale_all_dim, deepseek2 and mistral3 store what transformers computes for mscale = mscale_all_dim.
 - Layers (src/models/*.cpp): the flags do not reach sliding-window layers, which read base and scale from the file.
 - The server caps a request at the file's context_length.
+
+Ollama, checked in the source of release 0.33.0-rc2 (llm/{server,llama_server}.go, convert/*.go):
+- It runs the llama-server of llama.cpp b10488 with `-c num_ctx` and without --rope options: the scaling is what the
+  GGUF stores. `num_ctx` defaults to 4k, 32k or 256k, by the GPU's memory; it is cut to the file's context_length with
+  only a line in the server's log.
+- `FROM` a folder of safetensors uses Ollama's own converter. For Llama it stores linear and llama3 and silently drops
+  yarn, longrope and dynamic.
 """
 
 import math
@@ -26,13 +34,12 @@ from ropecli.engines.engine_table import (
     Case,
     EngineTable,
     is_released_gpt_oss,
-    without_options,
 )
 from ropecli.scaling.base import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
-MODEL = "model.gguf"
-CONVERTER = "convert_hf_to_gguf.py"
+_MODEL = "model.gguf"
+_CONVERTER = "convert_hf_to_gguf.py"
 # model_type -> general.architecture in the converted file, as --override-kv needs it.
 _ARCHITECTURES = {
     **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
@@ -55,7 +62,7 @@ _MSCALE_IN_FILE = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "min
 
 def _command(p: CheckpointPositions) -> tuple[object, ...]:
     flags = (word for pair in _flags(p).items() for word in pair)
-    return ("llama-server", "-m", MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
+    return ("llama-server", "-m", _MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
 
 
 def _overrides(p: CheckpointPositions) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def _overrides(p: CheckpointPositions) -> dict[str, Any]:
 def _flags(p: CheckpointPositions) -> dict[str, str]:
     if p.scales_softmax:
         return {} if _betas(p) == _USUAL_BETAS else _beta_flags(p)
-    if differs_by_layer(p):
+    if _differs_by_layer(p):
         return {}
     if p.rope_type == "linear":
         return _scaling("linear", p.rope.rope_theta, p.factor)
@@ -128,9 +135,9 @@ def _unrounded_ramp(p: CheckpointPositions) -> bool:
     return not np.allclose(rounded, p.rope.inv_freq, rtol=1e-6, atol=0)
 
 
-def stored_in_file(p: CheckpointPositions) -> bool:
+def _stored_in_file(p: CheckpointPositions) -> bool:
     """Return whether the converted file has the whole scaling, so that llama.cpp needs no --rope options."""
-    if differs_by_layer(p):
+    if _differs_by_layer(p):
         if not p.scaled and not p.patched:
             return True
         if p.rope_type not in _BY_LAYER.get(p.text_type, ()) or not p.only_main_scaled:
@@ -145,7 +152,7 @@ def stored_in_file(p: CheckpointPositions) -> bool:
     return p.rope_type != "dynamic"
 
 
-def differs_by_layer(p: CheckpointPositions) -> bool:
+def _differs_by_layer(p: CheckpointPositions) -> bool:
     """Return whether layers differ in their positions: by layer type, or for sliding windows."""
     return p.nested or p.text_type in _BY_LAYER
 
@@ -165,13 +172,12 @@ def _stores_longrope(p: CheckpointPositions) -> bool:
 
 
 _CHECKED = {*_BY_LAYER, *_LLAMA3_IN_FILE, *_MSCALE_IN_FILE, "minicpm3"}
-_CARRIED = f"{MODEL} already contains all of it: llama.cpp gives the same results without the --rope options."
-CONVERSION_NOTES = (
-    Case(lambda p: not p.on_hub, f"To make {MODEL}: {CONVERTER} {{p.quoted}} --outfile {MODEL}."),
+_CONVERSION_NOTES = (
+    Case(lambda p: not p.on_hub, f"To make {_MODEL}: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}."),
     Case(
         lambda p: p.on_hub,
-        f"To make {MODEL}: hf download {{p.quoted}} prints a local folder, DIR; "
-        f"then run {CONVERTER} DIR --outfile {MODEL}.",
+        f"To make {_MODEL}: hf download {{p.quoted}} prints a local folder, DIR; "
+        f"then run {_CONVERTER} DIR --outfile {_MODEL}.",
     ),
     Case(
         lambda p: p.model_type not in _ARCHITECTURES and p.text_type not in _CHECKED,
@@ -180,23 +186,7 @@ CONVERSION_NOTES = (
 )
 
 
-def _without_options(p: CheckpointPositions) -> str:
-    if not p.raised and p.rope_type != "dynamic":
-        return (
-            "config.json states a context length of {p.written_length} tokens, at which llama-server stops. Raise "
-            "max_position_embeddings before the conversion."
-        )
-    if not _flags(p):
-        return ""
-    partly = f"{MODEL} contains YaRN's factor and pretraining length, but not its betas and attention factor."
-    texts = {
-        **dict.fromkeys(("default", "linear", "llama3"), _CARRIED),
-        "yarn": _CARRIED if stored_in_file(p) else partly,
-    }
-    return without_options(p, texts)
-
-
-ENGINE = EngineTable(
+LLAMA_CPP = EngineTable(
     title="llama.cpp",
     command=_command,
     overrides=_overrides,
@@ -204,11 +194,11 @@ ENGINE = EngineTable(
         LATENT,
         PROPORTIONAL_FACTOR,
         Case(
-            lambda p: p.nested and not stored_in_file(p),
+            lambda p: p.nested and not _stored_in_file(p),
             "its flags apply to all layers, but the parameters differ by layer type. Serve the folder with vLLM.",
         ),
         Case(
-            lambda p: differs_by_layer(p) and not stored_in_file(p),
+            lambda p: _differs_by_layer(p) and not _stored_in_file(p),
             "its flags do not apply to the sliding-window layers of {p.model_type}, and its files do not store all of "
             "this {p.rope_type} scaling for them. Serve the folder with vLLM.",
         ),
@@ -249,7 +239,7 @@ ENGINE = EngineTable(
         ROUNDS_GPT_OSS,
         Case(
             lambda p: p.rope_type == "llama3",
-            f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {CONVERTER} writes.",
+            f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {_CONVERTER} writes.",
         ),
         Case(
             lambda p: p.rope_type == "llama3" and p.patched,
@@ -261,9 +251,54 @@ ENGINE = EngineTable(
             "request uses the long ones.",
         ),
     ),
-    without_options=_without_options,
     notes=(
-        Case(lambda p: not _flags(p), f"{MODEL} contains all of RoPE: the command needs no --rope options."),
-        *CONVERSION_NOTES,
+        Case(
+            lambda p: not p.raised and p.rope_type != "dynamic",
+            "config.json states a context length of {p.written_length} tokens, at which llama-server stops. Raise "
+            "max_position_embeddings before the conversion.",
+        ),
+        Case(lambda p: not _flags(p), f"{_MODEL} contains all of RoPE: the command needs no --rope options."),
+        *_CONVERSION_NOTES,
+    ),
+)
+
+_OLLAMA_NAME = "my-model"
+OLLAMA = EngineTable(
+    title="Ollama",
+    command=lambda p: ("ollama", "create", _OLLAMA_NAME, "-f"),
+    overrides=lambda p: {"FROM": f"./{_MODEL}", "PARAMETER num_ctx": p.length},
+    file_name="Modelfile",
+    file_text=lambda overrides: "".join(f"{instruction} {value}\n" for instruction, value in overrides.items()),
+    refused=(
+        LATENT,
+        PROPORTIONAL_FACTOR,
+        Case(
+            lambda p: _differs_by_layer(p) and not _stored_in_file(p),
+            "it has no RoPE options, and the layers of {p.model_type} differ. Serve the folder with vLLM.",
+        ),
+        Case(
+            lambda p: not _stored_in_file(p),
+            f"it has no RoPE options, and {_CONVERTER} does not store all of this {{p.rope_type}} scaling for "
+            "{p.model_type}. Patch with linear, ntk, abf, or yarn with its default betas and attention factor; or "
+            "serve it with another engine.",
+        ),
+        Case(
+            lambda p: not p.raised,
+            "it reads no more than max_position_embeddings, {p.written_length} tokens; the scaling reaches {p.length}. "
+            "Raise max_position_embeddings.",
+        ),
+    ),
+    cannot=(ROUNDS_GPT_OSS,),
+    notes=(
+        *_CONVERSION_NOTES,
+        Case(
+            lambda p: p.rope_type in ("yarn", "longrope"),
+            f"Keep FROM ./{_MODEL}: Ollama's own converter of safetensors folders silently drops {{p.rope_type}}.",
+        ),
+        Case(
+            lambda p: p.has_two_factor_lists,
+            "Once num_ctx is above {p.original_length}, every request uses long_factor.",
+        ),
+        f"Then: ollama run {_OLLAMA_NAME}.",
     ),
 )

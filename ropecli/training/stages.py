@@ -28,7 +28,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.data import sources
-from ropecli.data.gapped_positions import refuse_impossible_positions
+from ropecli.data.sampling import refuse_impossible_positions
 from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ropecli.attention.attention_probe import attending_by, causal_attention
-from ropecli.attention.head_layout import HeadLayout, find_rotating_layers, layer_label
+from ropecli.attention.head_layout import HeadLayout, attending_by, causal_attention, find_rotating_layers, layer_label
 from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables
 

@@ -1,15 +1,10 @@
-"""The attention of a patched model in transformers' hands: what it refuses, every cache, copies, and all that wraps it.
-
-That its numbers are the method's is shown in tests/remapping/test_brute_force.py; here one way is held against another.
-"""
+"""The attention of a patched model: refusals, sliding layers, gradients and compilation."""
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention import attention_function
 from ropecli.attention.patching import live_patch
-from ropecli.attention.rotation import RotationTable
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
@@ -28,26 +23,16 @@ SLIDING = {
 }
 
 
-def ropes(folder, method="rerope", **params):
-    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params)).ropes
-
-
-def make(folder, method="rerope", **params):
+def make(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    live_patch(model, ropes(folder, method, **params))
+    live_patch(model, make_plan(open_checkpoint(folder), make_spec("rerope", 4.0)).ropes)
     return model
 
 
 @pytest.fixture(scope="module")
 def model(llama):
     return make(llama)
-
-
-@pytest.fixture(scope="module")
-def expected(model):
-    with torch.no_grad():
-        return model(ROW, use_cache=False).logits
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +60,6 @@ def generate(model, ids=IDS[:, :60], padding=23, **options):
     )
     return actual.sequences, torch.stack(actual.logits, 1)
 
-
-# refusals
 
 PACKED = torch.cat([torch.arange(50), torch.arange(60)])[None]
 ONES = torch.ones(1, TOKENS, dtype=torch.long)
@@ -109,11 +92,8 @@ def test_dropout_is_refused(llama, edited):
         model(ROW)
 
 
-# caches
-
-
 @pytest.mark.parametrize("model_type", SLIDING)
-def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, build):
+def test_sliding_layers_stay_unchanged_beyond_their_window(model_type, build):
     folder = build(model_type, head_dim=32, **SLIDING[model_type])
     model = make(folder)
     tokens, logits = generate(model)
@@ -126,32 +106,7 @@ def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, bui
     assert_close(hidden[1], hidden[0])  # the first layer slides
 
 
-def test_a_generated_token_rotates_no_key_again(model, monkeypatch):
-    """Of 60 keys and more, the one that leaves the window, in rows of either padding; the queries are single too."""
-    mask = torch.ones_like(IDS)
-    mask[1:, :23] = 0
-    cache = model(IDS[:, :60], attention_mask=mask[:, :60]).past_key_values
-    rotated, rotate = [], RotationTable.rotate
-    monkeypatch.setattr(
-        RotationTable, "rotate", lambda self, states, first: rotated.append(states.shape) or rotate(self, states, first)
-    )
-    longest = []
-    for last in range(60, 64):
-        rotated.clear()
-        model(IDS[:, last : last + 1], attention_mask=mask[:, : last + 1], past_key_values=cache)
-        longest.append(max(shape[2] for shape in rotated))
-    assert longest[0] > 20, "the first token after the prompt rotates the keys of the prompt"
-    assert longest[1:] == [1, 1, 1]
-    layer = model.model.layers[0].self_attn
-    assert all(attention_function._ROTATED[layer].values())
-    model(IDS)
-    assert not any(attention_function._ROTATED[layer].values()), "a new text frees them"
-
-
-# copies, and all that wraps a model
-
-
-def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama):
+def test_gradients_are_equal_with_checkpoints_after_a_pass_for_inference(llama):
     model = make(llama)
     with torch.inference_mode():
         model(ROW)
@@ -169,8 +124,10 @@ def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama
 
 
 @pytest.mark.slow
-def test_a_compiled_model_compiles_around_it(llama, expected):
-    model = torch.compile(make(llama), backend="eager")
+def test_a_compiled_model_compiles_around_the_attention(llama):
+    model = make(llama)
+    expected = model(ROW, use_cache=False).logits
+    model = torch.compile(model, backend="eager")
     assert_close(model(ROW, use_cache=False).logits, expected)
     cache = model(ROW[:, :-1]).past_key_values
     assert_close(model(ROW[:, -1:], past_key_values=cache).logits, expected[:, -1:])

@@ -1,4 +1,4 @@
-"""Every method, on every architecture, is what a brute force in float64 says: however the tokens come to the model."""
+"""Every method equals a brute force in float64, on every architecture and over frequency methods."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from reference import Reference
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+import ropecli.attention  # noqa: F401
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
@@ -15,6 +18,15 @@ from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.spec import make_spec
 
+# rotary dimensions of 32: phi3 and glm 16, gpt_neox 8, all others 32
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 32},
+    "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20, "attn_logit_softcapping": 5.0},
+    "qwen3": {"head_dim": 32},
+    "phi3": {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64},
+    "gpt_neox": {"rotary_pct": 0.25},
+    "glm": {"head_dim": 32, "partial_rotary_factor": 0.5},
+}
 TOKENS = 110
 IDS = torch.from_numpy(np.random.default_rng(3).integers(1, 512, (4, TOKENS)))
 PADDING = (0, 31, 31, 95)
@@ -44,28 +56,28 @@ class Case(NamedTuple):
 
     method: str
     params: dict[str, Any]
-    subject: Any
+    model: Any
+    reference: Reference
     rows: list[Tensor]
 
-    @property
-    def model(self) -> Any:
-        return self.subject.patched
 
-
-def ropes_of(subject: Any, method: str, params: dict[str, Any]) -> dict:
-    factor = 1.0 if method == "string" else 4.0
-    return make_plan(open_checkpoint(subject.folder), make_spec(method, factor, params)).ropes
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def subject(request, build) -> tuple[Any, Any, Reference]:
+    """(checkpoint, model in float32, brute force in float64) of an architecture."""
+    folder = build(request.param, **ARCHITECTURES[request.param])
+    # transformers 5.20's sdpa leaves out soft caps
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model.generation_config.eos_token_id = None
+    return open_checkpoint(folder), model, Reference(folder, neighbours=request.param == "glm")
 
 
 @pytest.fixture(scope="session", params=METHODS)
 def case(subject, request) -> Iterator[Case]:
-    method, params = request.param, METHODS[request.param]
-    with unpatched_after(subject.patched):
-        live_patch(subject.patched, ropes_of(subject, method, params))
-        rows = [
-            subject.reference.logits(ids[padding:], method, params) for ids, padding in zip(IDS, PADDING, strict=True)
-        ]
-        yield Case(method, params, subject, rows)
+    method, params, (checkpoint, model, reference) = request.param, METHODS[request.param], subject
+    with unpatched_after(model):
+        live_patch(model, make_plan(checkpoint, make_spec(method, 1.0 if method == "string" else 4.0, params)).ropes)
+        rows = [reference.logits(ids[padding:], method, params) for ids, padding in zip(IDS, PADDING, strict=True)]
+        yield Case(method, params, model, reference, rows)
 
 
 @pytest.fixture(autouse=True)
@@ -101,17 +113,16 @@ def assert_rows(actual: Iterable[Tensor], case: Case) -> None:
         assert difference(row[padding:], expected) < WITHIN
 
 
-def test_in_one_pass_and_in_chunks_with_a_cache(case):
+def test_one_pass_and_chunks_with_a_cache(case):
     actual = case.model(IDS[:1], use_cache=False).logits[0]
     assert difference(actual, case.rows[0]) < WITHIN
-    plain = case.subject.reference.logits(IDS[0])
-    assert difference(actual, plain) > 100 * WITHIN, "the method shows"
+    assert difference(actual, case.reference.logits(IDS[0])) > 100 * WITHIN, "the method shows"
     for sizes in ([64, 46], [7, 1, 50, 37, *[1] * 15]):
         assert difference(read_in_pieces(case.model, IDS[:1], sizes)[0], case.rows[0]) < WITHIN, sizes
 
 
 @pytest.mark.parametrize("subject", BATCHED, indirect=True)
-def test_in_a_batch_with_left_padding(case):
+def test_a_batch_with_left_padding(case):
     """As generate makes the positions: from the mask, so that every row counts from its own first token."""
     ids, mask = padded()
     for positions in ({"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}, {}):
@@ -122,7 +133,7 @@ def test_in_a_batch_with_left_padding(case):
 @pytest.mark.parametrize("cache", [{}, {"prefill_chunk_size": 40}, {"use_cache": False}], ids=str)
 @pytest.mark.parametrize("subject", BATCHED, indirect=True)
 def test_generating(case, cache):
-    """With left padding. The KV cache keeps rotated keys, which the prefill in chunks rotates a chunk at a time."""
+    """With left padding."""
     ids, mask = padded()
     rows = [0, 3]
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -132,13 +143,43 @@ def test_generating(case, cache):
     logits = torch.stack(actual.logits, 1)
     for row, tokens, of_row in zip(rows, actual.sequences, logits, strict=True):
         assert len(tokens) == TOKENS + 6
-        expected = case.subject.reference.logits(tokens[PADDING[row] : -1], case.method, case.params)[-6:]
+        expected = case.reference.logits(tokens[PADDING[row] : -1], case.method, case.params)[-6:]
         assert difference(of_row, expected) < WITHIN
 
 
 @pytest.mark.parametrize("subject", BATCHED, indirect=True)
-def test_in_a_batch_with_right_padding(case):
+def test_a_batch_with_right_padding(case):
     ids = torch.stack([row.roll(-padding) for row, padding in zip(IDS, PADDING, strict=True)])
     mask = padded()[1].flip(1)
     actual = case.model(ids * mask, attention_mask=mask, use_cache=False).logits
     assert_rows([row.roll(padding, 0) for row, padding in zip(actual, PADDING, strict=True)], case)
+
+
+LONGER = torch.from_numpy(np.random.default_rng(3).integers(1, 512, 150))
+FAR = {"chunk": 50, "local_window": 9, "log_n": True}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "frequencies", "params"),
+    [
+        ("llama", "yarn", {"beta_fast": 4.0}),
+        ("llama", "abf+yarn+cope", {"beta": 3.0, "clipped_pairs": 5}),
+        ("glm", "yarn+resonance", {}),
+    ],
+)
+def test_dual_chunk_over_frequencies(architecture, frequencies, params, build, patched):
+    """The reference reads the folder of the frequency method alone, at the distances of the papers' formula."""
+    folder = build(architecture, **ARCHITECTURES[architecture])
+    scaled = patched(folder, frequencies, 2.0, **params)
+    reference = Reference(scaled, neighbours=architecture == "glm")
+    expected = reference.logits(LONGER, "dual-chunk", FAR, trained=128)
+    assert difference(reference.logits(LONGER), expected) > 100 * WITHIN, "the distances show"
+
+    method, all_params = f"{frequencies}+dual-chunk", {**params, **FAR, "frequency_factor": 2.0}
+    whole = patched(scaled, method, 8.0, **all_params)
+    model = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).eval()
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    live_patch(plain, make_plan(open_checkpoint(folder), make_spec(method, 8.0, all_params)).ropes)
+    for patched_model in (model, plain):
+        assert difference(patched_model(LONGER[None], use_cache=False).logits[0], expected) < WITHIN
+    assert difference(read_in_pieces(model, LONGER[None], [70, 80])[0], expected) < WITHIN

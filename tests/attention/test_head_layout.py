@@ -1,10 +1,10 @@
-"""How heads turn, found on live models and held against what is known of each; and what is refused, with its reason."""
+"""The layout of heads, found on live models, is the known one of each; and refusals with their reasons."""
 
 import contextlib
 
 import pytest
 import torch
-from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH, PARTIAL
+from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.llama import modeling_llama
 from uneven import load_uneven
@@ -12,29 +12,16 @@ from uneven import load_uneven
 from ropecli.attention.head_layout import HeadLayout, find_layout
 from ropecli.errors import PatchError
 
-HALVES, NEIGHBOURS = HeadLayout(0, False), HeadLayout(0, True)
-KNOWN = {
-    "llama": ({"head_dim": 32}, HALVES),
-    "gemma3_text": ({"head_dim": 32, **ONE_OF_EACH}, HALVES),
-    "glm": ({"head_dim": 32}, NEIGHBOURS),
-    "gpt_oss": ({"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, **EXPERTS}, HALVES),
-    "phi3": (PARTIAL, HALVES),
-    "deepseek_v2": (LATENT, HeadLayout(32, True)),
-    "deepseek_v3": (LATENT, HeadLayout(32, False)),
-}
-NO_POSITIONS = r"1 of \d layers with full attention do not rotate by the rotary tables"
 REFUSED = {
     "falcon": ({}, "No layer uses transformers' attention interface"),
-    "hunyuan_v1_dense": ({"head_dim": 32}, r"Layer 0 \(HunYuanDenseV1Attention\) changes queries or keys after the"),
     "llama4_text": ({"head_dim": 32, **EXPERTS, "intermediate_size_mlp": 96}, "hides part of the context"),
     "mistral": ({"sliding_window": 16}, "All layers have a sliding window"),
-    "smollm3": ({"no_rope_layers": [1, 0]}, NO_POSITIONS),
 }
 
 
 @contextlib.contextmanager
-def left_as_it_is(model):
-    """Whatever comes of it: the attention, the hooks, the modes and what transformers knows are as before."""
+def restored(model):
+    """Checks that the attention, hooks, modes and registered functions are as before."""
 
     def state() -> list:
         modules = [
@@ -49,23 +36,29 @@ def left_as_it_is(model):
     assert state() == before
 
 
-@pytest.mark.parametrize("model_type", KNOWN)
-def test_the_layout_is_the_known_one(build, model_type):
-    settings, known = KNOWN[model_type]
+@pytest.mark.parametrize(
+    ("model_type", "settings", "known"),
+    [
+        ("gemma3_text", {"head_dim": 32, **ONE_OF_EACH}, HeadLayout(0, False)),
+        ("deepseek_v2", LATENT, HeadLayout(32, True)),
+    ],
+)
+def test_the_layout_is_the_known_one(build, model_type, settings, known):
+    """test_small_model.py has all types."""
     model = load_uneven(build(model_type, **settings))
-    with left_as_it_is(model):
+    with restored(model):
         assert find_layout(model) == known
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
-def test_what_is_not_exact_is_refused_with_its_reason(build, model_type):
+def test_an_inexact_attention_is_refused_with_its_reason(build, model_type):
     settings, reason = REFUSED[model_type]
     model = load_uneven(build(model_type, **settings))
-    with left_as_it_is(model), pytest.raises(PatchError, match=reason):
+    with restored(model), pytest.raises(PatchError, match=reason):
         find_layout(model)
 
 
-def test_one_head_that_does_not_rotate_is_noticed(build, monkeypatch):
+def test_a_single_head_that_does_not_rotate_is_noticed(build, monkeypatch):
     rotate = modeling_llama.apply_rotary_pos_emb
 
     def all_but_the_last(query, key, cos, sin):
@@ -74,5 +67,5 @@ def test_one_head_that_does_not_rotate_is_noticed(build, monkeypatch):
 
     model = load_uneven(build("llama", head_dim=16, num_attention_heads=4))
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", all_but_the_last)
-    with left_as_it_is(model), pytest.raises(PatchError, match=r"Layer 0 \(LlamaAttention\) changes queries or keys"):
+    with restored(model), pytest.raises(PatchError, match=r"Layer 0 \(LlamaAttention\) changes queries or keys"):
         find_layout(model)

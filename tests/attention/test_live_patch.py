@@ -43,10 +43,6 @@ def plan_of(folder, method: str, **params) -> PatchPlan:
     return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params))
 
 
-def ropes_of(folder, method: str, **params) -> dict[str | None, ScaledRope]:
-    return plan_of(folder, method, **params).ropes
-
-
 def fixed(ropes: dict[str | None, ScaledRope], length: int) -> dict[str | None, ScaledRope]:
     """What the ropes are at one length, as ropes that no longer follow any."""
     at_length = {label: scale(rope.geometry, rope.spec, length) for label, rope in ropes.items()}
@@ -63,12 +59,9 @@ def folder(request):
     return request.getfixturevalue(request.param)
 
 
-# Every pass by its own length.
-
-
 @pytest.mark.parametrize("method", SWITCHING)
 def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
-    ropes, model = ropes_of(folder, method, **SWITCHING[method]), load(folder)
+    ropes, model = plan_of(folder, method, **SWITCHING[method]).ropes, load(folder)
     live_patch(model, ropes)
     for length in (200, 10, WINDOW, WINDOW + 1, TARGET, 10, 200):
         expected = load(folder)
@@ -78,17 +71,14 @@ def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
     assert (logits(model, 40) - logits(expected, 40)).abs().max() > 1e-3, "the frequencies do switch"
 
 
-# What was patched before leaves no trace.
-
-
 @pytest.mark.parametrize("method", ["yarn", "dynamic"])
-def test_unpatched_after_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
+def test_unpatched_after_restores_the_model_to_the_bit_also_after_an_error(method, folder):
     model = load(folder)
     tables = rotary_tables(model)
     before = [logits(model, length) for length in (30, 200)]
     states = [(dict(table.module.__dict__), table.inv_freq, table.attention_factor) for table in tables]
     with contextlib.suppress(KeyError), unpatched_after(model):
-        live_patch(model, ropes_of(folder, method, **SWITCHING.get(method, {})))
+        live_patch(model, plan_of(folder, method, **SWITCHING.get(method, {})).ropes)
         assert not torch.equal(logits(model, 200), before[1])
         raise KeyError
     for length, expected in zip((30, 200), before, strict=True):
@@ -101,54 +91,38 @@ def test_unpatched_after_gives_the_model_back_to_the_bit_after_an_error_too(meth
         assert table.rope_type == "default"
 
 
-def test_a_model_that_works_out_its_frequencies_anew_is_refused(build):
+def test_a_model_that_computes_its_frequencies_in_each_pass_is_refused(build):
     source = build("phimoe", num_local_experts=2, num_experts_per_tok=1)
     with pytest.raises(PatchError, match=r"rotary_emb computes its frequencies again .* Write the patch to a folder"):
-        live_patch(load(source), ropes_of(source, "yarn"))
+        live_patch(load(source), plan_of(source, "yarn").ropes)
 
 
-def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
+def test_a_softmax_scale_set_at_building_is_refused(build):
     """It was taken from the config when the model was built: scaled in memory, the old temperature would stay."""
-    parameters = {
-        "rope_type": "yarn",
-        "rope_theta": 1e4,
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    }
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    parameters = {**yarn, "mscale": 1.0, "mscale_all_dim": 1.0}
     folder = build("minicpm3", rope_parameters=parameters, q_lora_rank=16, kv_lora_rank=16)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    plan = make_plan(open_checkpoint(folder), make_spec("linear", 8.0))
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
-        live_patch(model, plan.ropes)
+        live_patch(load(folder), plan_of(folder, "linear").ropes)
 
 
-TWO = {"switching-static": (("dynamic", {}), ("linear", {})), "static-switching": (("yarn", {}), ("dynamic", {}))}
-
-
-@pytest.mark.parametrize("two", TWO)
-def test_a_second_patch_takes_the_place_of_the_first(two, folder):
-    (first, params), (then, more) = TWO[two]
+@pytest.mark.parametrize(("first", "second", "hooks"), [("dynamic", "linear", 0), ("yarn", "dynamic", 1)])
+def test_a_second_patch_replaces_the_first(first, second, hooks, folder):
     model, fresh = load(folder), load(folder)
-    live_patch(model, ropes_of(folder, first, **params))
+    live_patch(model, plan_of(folder, first).ropes)
     logits(model, 200)
     for each in (model, fresh):
-        live_patch(each, ropes_of(folder, then, **more))
+        live_patch(each, plan_of(folder, second).ropes)
     for length in (30, 200):
         assert torch.equal(logits(model, length), logits(fresh, length))
-    hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
-    assert set(hooks) == {1 if then in SWITCHING else 0}
+    assert {len(table.module._forward_pre_hooks) for table in rotary_tables(model)} == {hooks}
 
 
-# Distance methods.
-
-
-def test_a_loaded_checkpoint_has_its_own_back_after_another(llama, patched):
+def test_a_loaded_distance_method_is_restored_after_another_patch(llama, patched):
     model = load(patched(llama, "rerope"))
     before = logits(model)
     with unpatched_after(model):
-        live_patch(model, ropes_of(llama, "yarn"))
+        live_patch(model, plan_of(llama, "yarn").ropes)
         assert model.config._attn_implementation == "sdpa"
         assert not torch.equal(logits(model), before)
     assert torch.equal(logits(model), before)
@@ -169,7 +143,7 @@ def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp
     assert list(tmp_path.iterdir()) == []
     model = load(llama)
     with pytest.raises(PatchError, match="too short for rerope to change any distance"):
-        live_patch(model, ropes_of(llama, "rerope"))
+        live_patch(model, plan_of(llama, "rerope").ropes)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -177,7 +151,7 @@ def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp
     ("names", "warned"),
     [({"AutoModelForCausalLM": "own.Own"}, True), ({"AutoConfig": "own.Own"}, False), (["AutoModel"], False)],
 )
-def test_code_of_the_checkpoints_own_is_warned_of(names, warned, llama, edited):
+def test_custom_code_of_the_checkpoint_gives_a_warning(names, warned, llama, edited):
     """It may run an attention of its own under the method's name."""
     source = edited(llama, auto_map=names)
     assert any("custom code (auto_map)" in warning for warning in plan_of(source, "rerope").writing_warnings) is warned

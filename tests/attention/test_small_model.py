@@ -106,7 +106,7 @@ def layout_of(folder):
 @pytest.mark.skipif(
     importlib.metadata.version("transformers") != PINNED, reason=f"other releases than {PINNED} know other types"
 )
-def test_the_counts_are_those_that_are_told():
+def test_the_counts_are_those_of_the_page():
     types = set(rotary_types())
     assert set(REFUSED) | NEIGHBOURS | set(LATER_START) | AT_ONCE <= types
     assert (len(types - set(REFUSED)), len(REFUSED)) == (WORKS, REFUSES)
@@ -131,7 +131,7 @@ def test_the_attention_is_kept_and_the_rest_is_small():
     assert not small.training
 
 
-def test_what_transformers_does_not_build_or_run_is_told():
+def test_errors_of_transformers_are_reported():
     with pytest.raises(CheckpointError, match=r"cannot build a small model of type llama: .*no such thing"):
         make_small_model(llama(num_key_value_heads=4, num_attention_heads=4, hidden_act="no such thing"))
     small = make_small_model(coverage.config_of("deepseek_v2", hidden_size=64, num_hidden_layers=2, q_lora_rank=8))

@@ -19,12 +19,6 @@ CHATML = """\
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-LLAMA = """\
-{{- bos_token }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 # Without a generation prompt; the system prompt is in the first question; roles alternate
 MISTRAL = """\
 {%- set rest = messages[1:] if messages[0].role == 'system' else messages %}
@@ -46,15 +40,6 @@ GEMMA = """\
     {{- '<start_of_turn>' + role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
-DEEPSEEK = """\
-{%- set ns = namespace(system='') %}
-{%- for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
-{{- bos_token + ns.system }}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{{ '<｜User｜>' + message.content }}{% endif %}
-    {%- if message.role == 'assistant' %}{{ '<｜Assistant｜>' + message.content + eos_token }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"""
 # A text ends with eos, an answer before it; special tokens take the white space after them
 PHI = """\
 {%- for message in messages %}
@@ -81,10 +66,8 @@ IM = ("<|im_start|>", "<|im_end|>")
 # template, special tokens, what is before and after an answer that is trained on, and options of the tokenizer
 SHAPES = {
     "chatml": (CHATML, IM, "", "<|im_end|>", {}),
-    "llama": (LLAMA, ("<bos>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "", "<|eot_id|>", {}),
     "mistral": (MISTRAL, ("<bos>", "<eos>", "[INST]", "[/INST]"), " ", "<eos>", {"sentencepiece": True}),
     "gemma": (GEMMA, ("<bos>", "<start_of_turn>", "<end_of_turn>"), "", "<end_of_turn>", {"sentencepiece": True}),
-    "deepseek": (DEEPSEEK, ("<bos>", "<eos>", "<｜User｜>", "<｜Assistant｜>"), "", "<eos>", {}),
     "phi": (PHI, ("<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), "", "<|end|>", {"rstrip": True}),
     "marked": (MARKED, IM, "", "<|im_end|>", {}),
 }
@@ -148,26 +131,16 @@ def trained(tokenizer, messages, **fields):
 
 
 @shapes
-@pytest.mark.parametrize("end", ["answer", "question"])
-def test_the_answers_and_their_end_markers_are_trained_on(tokenizers, shape, end):
-    _, _, before, after, _ = SHAPES[shape]
-    contents = [QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1], *([QUESTIONS[2]] if end == "question" else [])]
-    for system in (None,) if shape == "gemma" else (None, "Be brief."):
-        messages = turns(*contents, system=system)
-        assert trained(tokenizers[shape], messages) == [f"{before}{answer}{after}" for answer in ANSWERS]
-
-
-@shapes
-def test_of_an_empty_answer_the_end_marker_is_trained_on(tokenizers, shape):
-    _, _, before, after, _ = SHAPES[shape]
-    assert trained(tokenizers[shape], turns(QUESTIONS[0], "")) == [f"{before}{after}"]
-
-
-@shapes
-def test_all_is_the_rendered_text(tokenizers, shape):
-    tokenizer, messages = tokenizers[shape], turns(*QUESTIONS)
-    (document,) = tokenize_conversations([("row", Conversation(messages))], tokenizer, "all")
-    expected = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+def test_the_answers_and_their_end_markers_are_trained_on(tokenizers, shape):
+    tokenizer, (_, _, before, after, _) = tokenizers[shape], SHAPES[shape]
+    contents = [QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1]]
+    for more in ((), QUESTIONS[2:]):
+        for system in (None,) if shape == "gemma" else (None, "Be brief."):
+            messages = turns(*contents, *more, system=system)
+            assert trained(tokenizer, messages) == [f"{before}{answer}{after}" for answer in ANSWERS]
+    assert trained(tokenizer, turns(QUESTIONS[0], "")) == [f"{before}{after}"]
+    (document,) = tokenize_conversations([("row", Conversation(turns(*QUESTIONS)))], tokenizer, "all")
+    expected = tokenizer.apply_chat_template(turns(*QUESTIONS), tokenize=True, return_dict=False)
     assert document.ids.tolist() == expected
 
 
@@ -210,8 +183,9 @@ def test_roles_parts_and_fields_of_other_formats(tokenizers):
             system="Be brief.",
         ),
     ]
-    same, *found = tokenize_conversations([("row", one) for one in (Conversation(expected), *others)], tokenizer)
-    for document in found:
+    rows = [("row", conversation) for conversation in (Conversation(expected), *others)]
+    same, *converted = tokenize_conversations(rows, tokenizer)
+    for document in converted:
         np.testing.assert_array_equal(document.ids, same.ids)
         np.testing.assert_array_equal(document.trained, same.trained)
 
@@ -271,7 +245,7 @@ def test_what_cannot_be_masked_exactly_is_refused_with_the_reason(tokenizer_of, 
     ids=["conversations", "frame"],
 )
 @pytest.mark.parametrize("slow", [False, True])
-def test_of_a_template_that_may_never_end_a_warning_says_so(tokenizer_of, monkeypatch, caplog, render, slow):
+def test_a_slow_template_gives_a_warning(tokenizer_of, monkeypatch, caplog, render, slow):
     loop = ""
     if slow:
         monkeypatch.setattr(conversations, "_PATIENCE", 0.0)

@@ -1,16 +1,67 @@
-"""Sequences of one source: tokens, labels and positions at the borders; an order that depends only on position."""
+"""Sequences of one source: layouts against token-by-token references; tokens, labels, positions, skips and order."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ropecli.data.sampling import select_documents
-from ropecli.data.sequence_layouts import concatenate, cut_long, pack
-from ropecli.data.sequences import UNSCORED, SourceSequences
+from ropecli.data.sampling import positions_of, select_documents
+from ropecli.data.sequences import SHORTEST, UNSCORED, SourceSequences, concatenate, cut_long, pack
 
 LENGTHS = (9, 8, 23, 1, 4, 5, 31, 3)
 END = 999_999
+lengths_of_documents = st.lists(st.integers(1, 40), max_size=30).map(lambda lengths: np.array(lengths, dtype=np.int64))
+lengths_of_sequences = st.integers(2, 17)
+
+
+def tokens_of(layout):
+    """Each sequence as (document, token) pairs."""
+    return [
+        [(document, token) for document, start, stop in layout.pieces(k) for token in range(start, stop)]
+        for k in range(len(layout))
+    ]
+
+
+@given(lengths_of_documents, lengths_of_sequences)
+def test_long_cuts_documents_into_consecutive_sequences(lengths, length):
+    expected = [
+        [(document, start + offset) for offset in range(length)]
+        for document, tokens in enumerate(lengths)
+        for start in range(0, tokens - length + 1, length)
+    ]
+    assert tokens_of(cut_long(lengths, length)) == expected
+
+
+@given(lengths_of_documents, lengths_of_sequences, st.booleans(), st.integers(0, 5))
+def test_concat_is_one_text_cut_where_a_sequence_is_full(lengths, length, separated, seed):
+    order = np.random.default_rng(seed).permutation(len(lengths)).tolist()
+    text = [(document, token) for document in order for token in range(lengths[document] + separated)]
+    expected = [text[start : start + length] for start in range(0, len(text) - length + 1, length)]
+    assert tokens_of(concatenate(lengths, length, np.random.default_rng(seed), separated=separated)) == expected
+
+
+@given(lengths_of_documents, lengths_of_sequences)
+def test_packed_has_every_token_once_in_a_best_fit_decreasing_packing(lengths, length):
+    sequences = tokens_of(pack(lengths, length))
+    expected = [
+        (document, token)
+        for document, tokens in enumerate(lengths.tolist())
+        for token in range(tokens - (tokens % length if tokens % length < SHORTEST else 0))
+    ]
+    assert sorted(token for sequence in sequences for token in sequence) == expected
+    pieces = [length] * int((lengths // length).sum())
+    pieces += sorted((rest for rest in (lengths % length).tolist() if rest >= SHORTEST), reverse=True)
+    rooms = []
+    for piece in pieces:
+        fitting = [at for at, room in enumerate(rooms) if room >= piece]
+        if fitting:
+            rooms[min(fitting, key=lambda at: rooms[at])] -= piece
+        else:
+            rooms.append(length - piece)
+    assert sorted(map(len, sequences)) == sorted(length - room for room in rooms)
 
 
 def long(store, length=8, **options):
@@ -25,43 +76,27 @@ def packed(store, length=8, **options):
 
 def concat(store, length=8, separator=END, **options):
     chosen = select_documents(store.lengths, 1)
-    draw = np.random.default_rng(0)
-    layout = concatenate(chosen.lengths, length, draw, separated=separator is not None)
+    layout = concatenate(chosen.lengths, length, np.random.default_rng(0), separated=separator is not None)
     return SourceSequences(store, chosen, layout, length, separator=separator, **options)
 
 
-def all_ids(part):
-    return [part.row(index).ids.tolist() for index in range(len(part))]
+layouts = pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
 
 
-def epoch(part, number):
-    return [part.at(number * len(part) + index).ids.tolist() for index in range(len(part))]
+def rows_of(part):
+    return [part.row(index) for index in range(len(part))]
 
 
-@pytest.mark.parametrize("layout", [long, concat], ids=["long", "concat"])
-def test_a_label_is_the_next_token_of_the_sequence(numbered, layout):
-    part = layout(numbered(*LENGTHS))
-    for index in range(len(part)):
-        row = part.row(index)
-        assert row.labels.tolist() == [*row.ids[1:].tolist(), UNSCORED]
-        assert row.positions.tolist() == list(range(8))
+@layouts
+def test_a_label_is_the_next_token_and_packed_labels_end_with_the_document(numbered, layout):
+    for row in rows_of(layout(numbered(*LENGTHS))):
+        starts = [*np.flatnonzero(row.positions == 0), len(row.ids)] if layout is packed else [0, 8]
+        for start, stop in pairwise(starts):
+            ids = row.ids[start:stop].tolist()
+            assert row.positions[start:stop].tolist() == list(range(len(ids)))
+            padding = layout is packed and ids[0] == END
+            assert row.labels[start:stop].tolist() == [*([UNSCORED] * (len(ids) - 1) if padding else ids[1:]), UNSCORED]
         assert row.ids.dtype == row.labels.dtype == row.positions.dtype == np.int64
-
-
-def documents_in(row):
-    """Split a packed row where positions restart: the tokens of each document."""
-    starts = [*np.flatnonzero(row.positions == 0), len(row.ids)]
-    return [slice(starts[at], starts[at + 1]) for at in range(len(starts) - 1)]
-
-
-def test_packed_labels_end_with_the_document(numbered):
-    part = packed(numbered(*LENGTHS))
-    for row in map(part.row, range(len(part))):
-        for piece in documents_in(row):
-            ids, labels, positions = row.ids[piece], row.labels[piece], row.positions[piece]
-            np.testing.assert_array_equal(positions, np.arange(len(ids)))
-            expected = [*ids[1:].tolist(), UNSCORED] if ids[0] != END else [UNSCORED] * len(ids)
-            assert labels.tolist() == expected
 
 
 def answers(ids):
@@ -69,19 +104,18 @@ def answers(ids):
     return np.isin(ids % 1000, [0, 3, 7, 8, 9]) & (ids < 6000)
 
 
-@pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
+@layouts
 def test_labels_are_the_tokens_to_train_on_and_sequences_without_any_are_dropped(numbered, layout):
     whole, masked = layout(numbered(*LENGTHS)), layout(numbered(*LENGTHS, trained=answers))
     expected = []
-    for row in map(whole.row, range(len(whole))):
+    for row in rows_of(whole):
         labels = [label if label != END and answers(label) else UNSCORED for label in row.labels.tolist()]
         if set(labels) != {UNSCORED}:
             expected.append((row.ids.tolist(), labels, row.positions.tolist()))
-    found = [masked.row(index) for index in range(len(masked))]
-    assert [(row.ids.tolist(), row.labels.tolist(), row.positions.tolist()) for row in found] == expected
+    rows = [(row.ids.tolist(), row.labels.tolist(), row.positions.tolist()) for row in rows_of(masked)]
+    assert rows == expected
     assert masked.dropped == len(whole) - len(expected) > 0
     assert masked.targets.tolist() == [sum(label != UNSCORED for label in labels) for _, labels, _ in expected]
-    assert masked.largest_id == whole.largest_id
     positions = np.arange(8) * 3  # text with masked tokens does not skip
     for at in range(len(masked)):
         row = masked.skipping_at(at, positions)
@@ -89,19 +123,18 @@ def test_labels_are_the_tokens_to_train_on_and_sequences_without_any_are_dropped
         np.testing.assert_array_equal(row.positions, positions)
 
 
-@pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
+@layouts
 @pytest.mark.parametrize("trained", [None, lambda ids: (ids % 1000 > 2) & (ids % 3 > 0)], ids=["text", "conversations"])
 def test_the_labels_of_a_document_are_counted_in_all_of_its_pieces(numbered, layout, trained):
-    part = layout(numbered(*LENGTHS, trained=trained), by_document=True)
-    found = []
-    for row in map(part.row, range(len(part))):
+    counts = []
+    for row in rows_of(layout(numbered(*LENGTHS, trained=trained), by_document=True)):
         scored = row.labels != UNSCORED
-        found += zip(row.labels[scored].tolist(), row.document_labels[scored].tolist(), strict=True)
+        counts += zip(row.labels[scored].tolist(), row.document_labels[scored].tolist(), strict=True)
     owners: list[int] = []
-    for label, _ in found:
+    for label, _ in counts:
         owners.append(owners[-1] if label == END else label // 1000)  # a separator belongs to the document before it
     labels = Counter(owners)
-    assert [count for _, count in found] == [labels[owner] for owner in owners]
+    assert [count for _, count in counts] == [labels[owner] for owner in owners]
     assert max(labels.values()) > 8  # in several sequences
 
 
@@ -111,17 +144,34 @@ def test_text_that_skips_ahead_counts_as_the_labels_of_its_document(numbered):
     assert counts == {35, 7}
 
 
-@pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
-def test_every_epoch_covers_every_sequence_once(numbered, layout):
-    part = layout(numbered(80, 41, 100))
-    for number in (0, 1, 7):
-        assert sorted(epoch(part, number)) == sorted(all_ids(part))
-
-
-def test_the_first_source_has_the_order_of_a_source_alone(numbered):
+def test_every_epoch_has_every_sequence_once_in_the_order_of_seed_and_epoch(numbered):
     """The order never changes between releases: a permutation by seed and epoch."""
     seed = 2**62
     part = long(numbered(800), seed=seed)
-    for number in (0, 1, 5):
-        order = np.random.default_rng([seed, number]).permutation(100)
-        assert epoch(part, number) == [all_ids(part)[index] for index in order]
+    for epoch in (0, 1, 5):
+        ids = [part.at(100 * epoch + index).ids.tolist() for index in range(100)]
+        order = np.random.default_rng([seed, epoch]).permutation(100)
+        assert ids == [part.row(index).ids.tolist() for index in order]
+
+
+@pytest.mark.parametrize(
+    "layout", [long, lambda store: concat(store, separator=None), concat], ids=["long", "concat", "separated"]
+)
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=8).filter(lambda lengths: max(lengths) >= 8),
+    *(st.integers(0, 60), st.integers(2, 8), st.integers(0, 999)),
+)
+def test_text_skips_with_the_positions_up_to_the_end_of_its_only_document(numbered, layout, lengths, more, chunks, at):
+    """A sequence of several documents, or with a separator, does not skip."""
+    positions, part = positions_of("pose", 8, 8 + more, chunks, 0, at), layout(numbered(*lengths))
+    for at in range(len(part)):
+        plain, row = part.at(at), part.skipping_at(at, positions)
+        document, start = divmod(int(plain.ids[0]), 1000)
+        ids, labels = plain.ids.tolist(), plain.labels.tolist()
+        if document < len(lengths) and ids == list(range(1000 * document + start, 1000 * document + start + 8)):
+            text = [*range(1000 * document, 1000 * document + lengths[document]), UNSCORED]
+            left = lengths[document] - start - 8
+            places = [start + token + min(position - token, left) for token, position in enumerate(positions.tolist())]
+            ids, labels = [text[place] for place in places], [text[place + 1] for place in places]
+        assert (row.ids.tolist(), row.labels.tolist()) == (ids, labels)
+        np.testing.assert_array_equal(row.positions, positions)

@@ -14,7 +14,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from ropecli.data.documents import Document
-from ropecli.data.token_store import TokenStore, cache_folder, open_documents, source_identity, tokenizer_digest
+from ropecli.data.token_store import TokenStore, open_documents, source_identity, tokenizer_digest
 from ropecli.errors import OutputError
 
 
@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_made_is_named(tmp_path, monkeypatch):
         open_documents("key", documents)
 
 
-def test_processes_at_once_tokenize_once_and_one_takes_over_from_a_killed_one(cache, tmp_path, digest):
+def test_processes_at_once_tokenize_once_and_another_takes_over_from_a_killed_one(cache, tmp_path, digest):
     code = f"""
 def counted():
     open({str(tmp_path / "started")!r}, "a").write("x")
@@ -120,9 +120,15 @@ def flipped(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["ids.bin", "lengths.bin", "trained.bin", "digest"])
-@pytest.mark.parametrize("damage", [truncated, flipped, os.unlink])
-def test_a_damaged_store_is_made_again(cache, digest, damage, name):
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        *((truncated, name) for name in ("ids.bin", "lengths.bin", "digest")),
+        *((flipped, name) for name in ("ids.bin", "lengths.bin", "trained.bin")),
+        (os.unlink, "trained.bin"),
+    ],
+)
+def test_a_damaged_store_is_written_again(cache, digest, damage, name):
     open_documents("key", documents)
     (path,) = cache.rglob(name)
     damage(path)
@@ -143,65 +149,43 @@ def test_a_full_disk_is_said_and_leaves_nothing(cache):
     assert not list(cache.rglob("*.bin"))
 
 
-def test_the_cache_is_where_the_user_or_the_desktop_says_or_else_at_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "desktop"))
-    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "mine"))
-    assert cache_folder() == tmp_path / "mine"
-    monkeypatch.delenv("ROPECLI_CACHE")
-    assert cache_folder() == tmp_path / "desktop" / "ropecli"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == tmp_path / ".cache" / "ropecli"
+def identity(source, tmp_path, split="train"):
+    return json.dumps(source_identity(str(source), split, tmp_path / "cache"))
 
 
-class TestIdentity:
-    def of(self, source, tmp_path, split="train"):
-        return json.dumps(source_identity(str(source), split, tmp_path / "cache"))
+def test_a_file_is_identified_by_path_size_and_times(tmp_path):
+    """By its ctime as well, since cp -p, tar and rsync -t set mtime back."""
+    path = tmp_path / "a.txt"
+    path.write_text("some text")
+    os.utime(path, ns=(1, 1))
+    before = identity(path, tmp_path)
+    assert identity(path, tmp_path) == before
+    (tmp_path / "b.txt").write_text("some text")
+    os.utime(tmp_path / "b.txt", ns=(1, 1))
+    assert identity(tmp_path / "b.txt", tmp_path) != before
+    time.sleep(0.02)  # the file system's clock ticks every few milliseconds
+    path.write_text("more text")
+    os.utime(path, ns=(1, 1))
+    assert identity(path, tmp_path) != before
 
-    def test_a_file_is_its_path_size_and_time(self, tmp_path):
-        (tmp_path / "a.txt").write_text("some text")
-        before = self.of(tmp_path / "a.txt", tmp_path)
-        assert self.of(tmp_path / "a.txt", tmp_path) == before
-        os.utime(tmp_path / "a.txt", ns=(1, 1))
-        assert self.of(tmp_path / "a.txt", tmp_path) != before
-        (tmp_path / "b.txt").write_text("some text")
-        os.utime(tmp_path / "b.txt", ns=(1, 1))
-        assert self.of(tmp_path / "b.txt", tmp_path) != self.of(tmp_path / "a.txt", tmp_path)
 
-    def test_another_text_of_one_size_is_not_hidden_by_a_time_set_back(self, tmp_path):
-        """Set mtime like cp -p, tar and rsync -t."""
-        path = tmp_path / "a.txt"
-        path.write_text("some text")
-        os.utime(path, ns=(1, 1))
-        before = self.of(path, tmp_path)
-        time.sleep(0.02)  # the file system's clock ticks every few milliseconds
-        path.write_text("more text")
-        os.utime(path, ns=(1, 1))
-        assert self.of(path, tmp_path) != before
+def test_a_dataset_is_identified_by_its_commit_and_offline_by_the_last_one_seen(tmp_path, monkeypatch):
+    import huggingface_hub
 
-    def test_a_dataset_is_its_commit_and_offline_the_one_seen_last(self, tmp_path, monkeypatch):
-        import huggingface_hub
+    def at(commit, split="train"):
+        def dataset_info(self, dataset, timeout):
+            if commit is None:
+                raise OSError("no network")
+            return type("Info", (), {"sha": commit})()
 
-        def hub(commit):
-            def dataset_info(self, dataset, timeout):
-                assert dataset == "owner/name"
-                if commit is None:
-                    raise OSError("no network")
-                return type("Info", (), {"sha": commit})()
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+        return identity("owner/name", tmp_path, split)
 
-            monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-
-        hub(None)
-        alone = self.of("owner/name", tmp_path)
-        assert "owner/name" in alone
-        hub("abc")
-        known = self.of("owner/name", tmp_path)
-        assert "abc" in known
-        hub(None)
-        assert self.of("owner/name", tmp_path) == known != alone
-        hub("def")
-        assert self.of("owner/name", tmp_path) not in (known, alone)
-        assert self.of("owner/name", tmp_path, split="test") != self.of("owner/name", tmp_path)
+    unknown, known = at(None), at("abc")
+    assert "owner/name" in unknown
+    assert "abc" in known
+    assert at(None) == known
+    assert len({unknown, known, at("def"), at("def", split="test")}) == 4
 
 
 def test_what_splits_the_text_changes_the_digest_of_a_tokenizer_and_its_last_call_does_not(tokenizer):

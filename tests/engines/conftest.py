@@ -79,3 +79,17 @@ def patched_model(build, tmp_path):
         return ropecli.open_checkpoint(tmp_path / "patched")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def transformers_logits():
+    """transformers_logits(folder, tokens) -> the logits of stock transformers in one pass, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def read(folder: Path, tokens: list[int] | np.ndarray) -> np.ndarray:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        with torch.no_grad():
+            return model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
+
+    return read

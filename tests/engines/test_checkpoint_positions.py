@@ -26,19 +26,12 @@ TRAINERS = {name for name, engine in ENGINES.items() if engine.trains}
 SERVING = [name for name in ENGINES if name not in TRAINERS]
 
 
-def on_hub(checkpoint, revision: str):
-    return dataclasses.replace(checkpoint, name="someone/model", revision=revision, commit="0" * 40)
-
-
-def all_texts(checkpoint, engine: str) -> str:
-    export = export_checkpoint(checkpoint, engine)
-    return "\n".join([export.command, export.file_text, *export.notes])
-
-
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_revision_is_handed_on(engine, config_only):
+def test_the_revision_is_in_the_command_or_a_note(engine, config_only):
     raised = config_only(rope_scaling=YARN, max_position_embeddings=TARGET)  # Ollama reads no further
-    assert AT_REVISION[engine] in all_texts(on_hub(raised, "v1"), engine)
+    on_hub = dataclasses.replace(raised, name="someone/model", revision="v1", commit="0" * 40)
+    export = export_checkpoint(on_hub, engine)
+    assert AT_REVISION[engine] in "\n".join([export.command, export.file_text, *export.notes])
 
 
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -141,7 +134,7 @@ REFUSED = [  # engines, rope_scaling, other fields of config.json, part of the m
 
 
 @pytest.mark.parametrize(("engines", "scaling", "fields", "message"), REFUSED)
-def test_what_an_engine_reads_differently_is_refused(engines, scaling, fields, message, config_only):
+def test_a_scaling_that_an_engine_reads_differently_is_refused(engines, scaling, fields, message, config_only):
     for engine in engines:
         with pytest.raises(PatchError, match=message):
             export_checkpoint(config_only(head_dim=32, rope_scaling=scaling, **fields), engine)
@@ -169,7 +162,7 @@ def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine
 
 
 @pytest.mark.transformers("5.20", "gemma3 saves null for a layer type without layers")
-def test_vllm_is_told_which_layers_are_scaled(patched_model):
+def test_vllm_gets_the_scaling_of_each_layer_type(patched_model):
     export = export_checkpoint(patched_model("gemma3_text", "linear", ["sliding_attention"]), "vllm")
     parameters = export.overrides["rope_parameters"]
     assert {label: (fields["rope_type"], fields["rope_theta"]) for label, fields in parameters.items()} == {

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import ropecli
-from ropecli.attention.patching import patch_to
 from ropecli.data.documents import read_documents
 from ropecli.data.sources import read_texts
 from ropecli.engines.engine_export import export_checkpoint
@@ -28,6 +27,7 @@ POSITIONS = [200, 400, 700, 1000]
 AGREES = 5e-4
 """Largest difference in log-probability over the 2048 words. Two float32 programs differ by up to 1.2e-4 here."""
 DIFFERS = 0.2
+YARN_IN_FILE = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
 FROM_FLAGS = ["yarn", "linear", "ntk", "ntk-by-parts", "dynamic"]
 
 
@@ -66,20 +66,6 @@ def weights(tmp_path_factory):
 
 
 @pytest.fixture
-def patched(tmp_path):
-    """patched(method, **params) -> the demo checkpoint, ×4."""
-
-    def patch(method: str, **params: object):
-        plan = ropecli.make_plan(
-            ropecli.open_checkpoint("demo"), ropecli.make_spec(method, TARGET / WINDOW, params), target_length=TARGET
-        )
-        patch_to(plan, tmp_path / method)
-        return ropecli.open_checkpoint(tmp_path / method)
-
-    return patch
-
-
-@pytest.fixture
 def by_llama_cpp(engine, weights, tokens, tmp_path):
     """by_llama_cpp(command, metadata, tensors) -> log-probabilities at POSITIONS.
 
@@ -90,25 +76,11 @@ def by_llama_cpp(engine, weights, tokens, tmp_path):
         model, output = str(tmp_path / "model.gguf"), str(tmp_path / "logits.npy")
         config = ropecli.open_checkpoint("demo").config
         stored = {"llama.rope.freq_base": config["rope_theta"], **(metadata or {})}
-        engine(
-            "convert",
-            tmp_path,
-            config=config,
-            weights=str(weights),
-            model=model,
-            metadata=stored,
-            tensors=tensors or {},
-        )
-        engine(
-            "logits",
-            tmp_path,
-            model=model,
-            arguments=arguments_of(command),
-            tokens=tokens,
-            positions=POSITIONS,
-            output=output,
-        )
-        return log_softmax(np.load(output).astype(np.float64))
+        made = {"config": config, "weights": str(weights), "metadata": stored, "tensors": tensors or {}}
+        engine("convert", tmp_path, model=model, **made)
+        read = {"arguments": arguments_of(command), "tokens": tokens, "positions": POSITIONS}
+        engine("logits", tmp_path, model=model, output=output, **read)
+        return log_probabilities(np.load(output))
 
     return run
 
@@ -127,7 +99,9 @@ def arguments_of(command: str) -> dict:
         elif flag == "--rope-scale":
             arguments["rope_freq_scale"] = 1 / float(value)
         elif flag == "--override-kv":
-            arguments["kv_overrides"] = dict(overridden(item) for item in value.split(","))
+            key, _, typed = value.partition("=")
+            kind, _, number = typed.partition(":")
+            arguments["kv_overrides"] = {key: {"int": int, "float": float}[kind](number)}
         elif flag == "--yarn-orig-ctx":
             arguments["yarn_orig_ctx"] = int(value)
         else:
@@ -135,30 +109,10 @@ def arguments_of(command: str) -> dict:
     return arguments
 
 
-def overridden(item: str) -> tuple[str, int | float]:
-    key, _, typed = item.partition("=")
-    kind, _, value = typed.partition(":")
-    return key, {"int": int, "float": float}[kind](value)
-
-
-def by_transformers(checkpoint, tokens) -> np.ndarray:
-    """Log-probabilities at POSITIONS, in one pass of stock transformers over all tokens, in float32."""
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([tokens])).logits[0, POSITIONS]
-    return log_softmax(logits.double().numpy())
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def command_of(checkpoint) -> str:
-    return export_checkpoint(checkpoint, "llama.cpp").command
+    return torch.tensor(logits).double().log_softmax(-1).numpy()
 
 
 def largest(difference: np.ndarray) -> np.ndarray:
@@ -167,20 +121,23 @@ def largest(difference: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", FROM_FLAGS)
-def test_the_flags_give_what_transformers_gives(method, patched, by_llama_cpp, tokens):
-    checkpoint = patched(method)
-    expected = by_transformers(checkpoint, tokens)
-    agreed = largest(by_llama_cpp(command_of(checkpoint)) - expected)
+def test_the_flags_give_what_transformers_gives(method, patched, by_llama_cpp, transformers_logits, tokens):
+    checkpoint = patched(method).checkpoint
+    expected = log_probabilities(transformers_logits(checkpoint.folder, tokens)[POSITIONS])
+    agreed = largest(by_llama_cpp(export_checkpoint(checkpoint, "llama.cpp").command) - expected)
     without = largest(by_llama_cpp(f"llama-server -m model.gguf -np 1 -c {TARGET}") - expected)
     assert (agreed < AGREES).all()
     assert (without > DIFFERS).all()
 
 
-def test_llama3_rides_in_the_file(patched, by_llama_cpp, tokens):
-    checkpoint = patched("llama3")
+def test_llama3_is_stored_in_the_file(patched, by_llama_cpp, transformers_logits, tokens):
+    checkpoint = patched("llama3").checkpoint
     rope = ropecli.make_plan(checkpoint, ropecli.make_spec("llama3", TARGET / WINDOW)).ropes[None]
     factors = {"rope_freqs.weight": (rope.geometry.inv_freq() / rope.inv_freq).tolist()}
-    expected, command = by_transformers(checkpoint, tokens), command_of(checkpoint)
+    expected, command = (
+        log_probabilities(transformers_logits(checkpoint.folder, tokens)[POSITIONS]),
+        export_checkpoint(checkpoint, "llama.cpp").command,
+    )
     agreed = largest(by_llama_cpp(command, tensors=factors) - expected)
     without = largest(by_llama_cpp(command) - expected)
     assert (agreed < AGREES).all()
@@ -191,20 +148,17 @@ def test_llama3_rides_in_the_file(patched, by_llama_cpp, tokens):
     ("method", "stored"),
     [
         ("linear", {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
-        (
-            "yarn",
-            {
-                "llama.rope.scaling.type": "yarn",
-                "llama.rope.scaling.factor": 4.0,
-                "llama.rope.scaling.original_context_length": WINDOW,
-            },
-        ),
+        ("yarn", {**YARN_IN_FILE, "llama.rope.scaling.original_context_length": WINDOW}),
     ],
 )
-def test_ollama_needs_no_flags_for_what_the_file_stores(method, stored, patched, by_llama_cpp, tokens):
+def test_ollama_needs_no_flags_for_what_the_file_stores(
+    method, stored, patched, by_llama_cpp, transformers_logits, tokens
+):
     """Ollama runs llama.cpp with -c and without --rope options."""
-    checkpoint = patched(method)
+    checkpoint = patched(method).checkpoint
     num_ctx = export_checkpoint(checkpoint, "ollama").overrides["PARAMETER num_ctx"]
     command = f"llama-server -m model.gguf -c {num_ctx} -np 1"
-    agreed = largest(by_llama_cpp(command, stored) - by_transformers(checkpoint, tokens))
+    agreed = largest(
+        by_llama_cpp(command, stored) - log_probabilities(transformers_logits(checkpoint.folder, tokens)[POSITIONS])
+    )
     assert (agreed < AGREES).all()

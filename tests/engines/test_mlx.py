@@ -73,7 +73,7 @@ RELEASED = {
 
 
 @pytest.fixture(scope="module")
-def folders(build, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
+def folders(build, transformers_logits, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
     """(folder, logits of stock transformers by name) of each type and method that has a command; type/none for all."""
     home, expected = tmp_path_factory.mktemp("mlx"), {}
     tokens = np.random.default_rng(1).integers(0, 60, 200)
@@ -93,7 +93,7 @@ def folders(build, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
             )
             patch_to(plan, home / name, verify=False)
             np.save(home / name / "tokens.npy", tokens)
-            expected[name] = by_transformers(home / name, tokens)
+            expected[name] = transformers_logits(home / name, tokens)
     for model_type, (settings, fields) in RELEASED.items():
         name = f"{model_type}-released"
         shutil.copytree(build(model_type, **{"head_dim": 32, **settings}), home / name)
@@ -102,17 +102,8 @@ def folders(build, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
             del config["rope_parameters"]
         (home / name / "config.json").write_text(json.dumps({**config, **fields}))
         np.save(home / name / "tokens.npy", tokens)
-        expected[name] = by_transformers(home / name, tokens)
+        expected[name] = transformers_logits(home / name, tokens)
     return home, expected
-
-
-def by_transformers(folder: Path, tokens: np.ndarray) -> np.ndarray:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        return model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ They run in environments of their own, which pytest's cache keeps; what is not p
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,6 @@ from tiny_settings import ONE_OF_EACH
 
 import ropecli
 from ropecli.attention.patching import patch_to
-from ropecli.checkpoint.lint import find_faults
-from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import PatchError
 
@@ -129,25 +126,3 @@ def test_the_trainer_loads_the_patch(engine, plans, run, texts):
             assert table["attention_factor"] == pytest.approx(rope.attention_factor, rel=1e-6), name
         assert results[name]["max_length"] == plan.target_length
         assert results[name].get("packing", 0.0) < 1e-4, name
-
-
-@pytest.mark.slow
-def test_what_trl_trained_has_the_patch(plans, run, texts, tmp_path):
-    """One step and a save by TRL's script; what it drops is written again by the command that `inspect` prints."""
-    plan, folder = plans["llama-yarn"]
-    export = export_checkpoint(ropecli.open_checkpoint(folder), "trl", tmp_path / "trl.yaml")
-    assert export.command == f"trl sft --config {tmp_path / 'trl.yaml'}"
-    words = ["-m", "trl.scripts.sft", "--config", tmp_path / "trl.yaml", "--dataset_name", texts]
-    words += ["--use_cpu", "true", "--attn_implementation", "sdpa", "--bf16", "false", "--report_to", "none"]
-    run("trl", *words, "--max_steps", "1", "--output_dir", tmp_path / "trained", cwd=tmp_path)
-    trained = ropecli.open_checkpoint(tmp_path / "trained")
-    state = read_state(trained)
-    np.testing.assert_allclose(state.main.inv_freq, plan.ropes[None].inv_freq)
-    assert (state.main.attention_factor, state.context_length) == (YARN["attention_factor"], plan.target_length)
-    assert "rope_scaling" not in trained.config
-    [finding] = [fault for fault in find_faults(state) if fault.rule == "one-dialect"]
-    words = shlex.split(finding.fix.replace("DIR", str(tmp_path / "fixed")))
-    subprocess.run([sys.executable, "-m", *words], check=True, **TEXT)
-    fixed = ropecli.open_checkpoint(tmp_path / "fixed")
-    assert fixed.config["rope_scaling"]["attention_factor"] == YARN["attention_factor"]
-    np.testing.assert_allclose(read_state(fixed).main.inv_freq, plan.ropes[None].inv_freq)

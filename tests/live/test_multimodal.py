@@ -37,7 +37,7 @@ def test_mrope_keeps_which_axis_rotates_which_pair(model_type, method, build, tm
 
 
 @pytest.mark.parametrize("sections", [[6, 5, 5], [4, 5, 7]])
-def test_other_mrope_sections_are_caught(sections, build, tmp_path):
+def test_other_mrope_sections_are_refused(sections, build, tmp_path):
     wrong = plan(build("qwen2_vl"))
     wrong.config["text_config"]["rope_parameters"]["mrope_section"] = sections
     wrong.config["text_config"]["rope_scaling"]["mrope_section"] = sections
@@ -46,7 +46,7 @@ def test_other_mrope_sections_are_caught(sections, build, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mrope_sections_that_do_not_fit_the_head_are_a_fault_of_the_config(build, edited, config_of, tmp_path):
+def test_mrope_sections_that_do_not_fit_the_head_are_refused(build, edited, config_of, tmp_path):
     source = build("qwen2_vl")
     text = config_of(source)["text_config"]
     text["rope_parameters"]["mrope_section"] = [4, 6, 8]
@@ -54,7 +54,7 @@ def test_mrope_sections_that_do_not_fit_the_head_are_a_fault_of_the_config(build
         patch_to(plan(edited(source, text_config=text)), tmp_path / "out")
 
 
-def test_a_text_config_that_names_only_what_differs(written, live):
+def test_a_text_config_with_only_what_differs_from_the_defaults(written, live):
     """LLaVA 1.5 has no hidden_size, heads or base there: transformers takes the defaults of Llama."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 512}
     folder = written({"model_type": "llava", "text_config": text, "vision_config": {"model_type": "clip_vision_model"}})
@@ -74,11 +74,9 @@ UNKNOWN = {**TINY, "model_type": "lama", "rope_theta": 1e4, "head_dim": 32}
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("option", [["--dry-run"], ["--output", "out"]], ids=["dry-run", "written"])
-def test_an_unknown_type_is_refused_alike_and_patched_unproved(option, fields, advice, ropecli, written, monkeypatch):
+def test_an_unknown_type_is_refused_and_patched_only_without_the_proof(fields, advice, ropecli, written):
     source = written({**UNKNOWN, **fields})
-    monkeypatch.chdir(source)
-    command = ["patch", source, "--method", "yarn", "--factor", "4", *option]
+    command = ["patch", source, "--method", "yarn", "--factor", "4", "--output", source / "out"]
     refused = ropecli(*command)
     assert refused.code == 2
     assert "does not know model_type 'lama'" in refused.err
@@ -98,7 +96,7 @@ def test_a_patch_of_the_text_part_is_proved_and_the_vision_part_stays(model_type
     assert after["text_config"]["max_position_embeddings"] == 256
 
 
-@pytest.mark.parametrize("method", ["none", "yarn", "ntk"])
+@pytest.mark.parametrize("method", ["none", "yarn"])
 def test_a_qwen2_vl_config_as_on_the_hub(method, written, config_of, tmp_path):
     """Flat, without text_config, and with the rope_type `mrope` of transformers 4."""
     source = written(

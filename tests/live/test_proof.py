@@ -34,61 +34,46 @@ def tampered(plan, **rope_parameters: object):
     return dataclasses.replace(plan, config=config)
 
 
-@pytest.mark.parametrize(
-    ("method", "change"),
-    [
-        ("linear", {"factor": 4.001}),
-        ("yarn", {"beta_slow": 0.5, "betaslow": 1.0}),
-        ("yarn", {"truncate": False}),
-        ("yarn", {"rope_type": "default", "type": "default"}),
-        ("llama3", {"low_freq_factor": 1.01}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_frequencies_that_the_live_model_does_not_have(method, change, llama, tmp_path):
-    with pytest.raises(ProofError, match=r"rotary_emb: pair \d+ rotates by .* in the live module"):
-        patch_to(tampered(plan(llama, method), **change), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+WRONG = {  # method and parameters, change to config.json, message
+    "linear": ("linear", {}, {"factor": 4.001}, r": pair \d+ rotates by .* in the live module"),
+    "beta": ("yarn", {}, {"beta_slow": 0.5, "betaslow": 1.0}, r": pair \d+ rotates by"),
+    "truncate": ("yarn", {}, {"truncate": False}, r": pair \d+ rotates by"),
+    "rope_type": ("yarn", {}, {"rope_type": "default", "type": "default"}, r": pair \d+ rotates by"),
+    "llama3": ("llama3", {}, {"low_freq_factor": 1.01}, r": pair \d+ rotates by"),
+    "factor": (
+        "yarn",
+        {"attention_factor": 1.5},
+        {"attention_factor": 1.0001},
+        r": the live attention factor is 1\.0001",
+    ),
+    "no factor": (
+        "longrope",
+        {**TWO_LISTS, "attention_factor": 1.5},
+        {"attention_factor": ...},
+        "live attention factor",
+    ),
+    # compared on both sides of the pretraining length
+    "short": ("longrope", TWO_LISTS, {"short_factor": [1.2] * 16}, " at length 1: pair"),
+    "long": ("longrope", TWO_LISTS, {"long_factor": [4.1] * 16}, " at length 65: pair"),
+    "early switch": ("longrope", TWO_LISTS, {"original_max_position_embeddings": 32}, " at length 64: pair"),
+    "late switch": ("longrope", TWO_LISTS, {"original_max_position_embeddings": 128}, " at length 65: pair"),
+    # transformers takes it for dynamic NTK's pretraining length; raised, it switches the method off
+    "dynamic": ("dynamic", {}, {"max_position_embeddings": 256}, " at length 65"),
+}
 
 
-@pytest.mark.parametrize(("method", "factor"), [("yarn", 1.0001), ("longrope", ...)])
-def test_an_attention_factor_that_the_live_model_does_not_have(method, factor, llama, tmp_path):
-    params = {"long_factor": [2.0] * 16} if method == "longrope" else {}
-    wrong = tampered(plan(llama, method, attention_factor=1.5, **params), attention_factor=factor)
-    with pytest.raises(ProofError, match=r"rotary_emb: the live attention factor is 1\.\d+, the patch's 1\.5"):
+@pytest.mark.parametrize(("method", "params", "change", "message"), WRONG.values(), ids=WRONG)
+def test_a_config_that_differs_from_the_patch_is_refused_and_leaves_nothing(
+    method, params, change, message, llama, tmp_path
+):
+    wrong = tampered(plan(llama, method, **params), **change)
+    wrong.config.update({key: value for key, value in change.items() if key in wrong.config})  # the one at the top wins
+    with pytest.raises(ProofError, match=f"rotary_emb.*{message}"):
         patch_to(wrong, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        ({"short_factor": [1.2] * 16}, "at length 1"),
-        ({"long_factor": [4.1] * 16}, "at length 65"),
-        ({"original_max_position_embeddings": 32}, "at length 64"),
-        ({"original_max_position_embeddings": 128}, "at length 65"),
-    ],
-    ids=["short", "long", "early-switch", "late-switch"],
-)
-def test_frequencies_that_switch_are_compared_on_both_sides_of_the_window(change, where, llama, tmp_path):
-    wrong = tampered(plan(llama, "longrope", **TWO_LISTS), **change)
-    if "original_max_position_embeddings" in change:
-        wrong.config.update(change)  # the one at the top wins
-    with pytest.raises(ProofError, match=f"rotary_emb {where}: pair"):
-        patch_to(wrong, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_window_raised_under_dynamic_is_caught(llama, tmp_path):
-    """transformers takes max_position_embeddings for dynamic NTK's pretraining length; raised, it switches it off."""
-    dynamic = plan(llama, "dynamic")
-    dynamic.config["max_position_embeddings"] = 256
-    with pytest.raises(ProofError, match="rotary_emb at length 65"):
-        patch_to(dynamic, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_one_layer_type_of_two_is_caught_by_its_name(build, tmp_path):
+def test_a_wrong_layer_type_of_two_is_refused_by_its_name(build, tmp_path):
     gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
     wrong = plan(gemma, "linear")
     ropes = dict(wrong.ropes)
@@ -102,7 +87,7 @@ def test_one_layer_type_of_two_is_caught_by_its_name(build, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
+def test_a_difference_of_one_in_ten_thousand_in_a_single_pair_is_refused(llama, tmp_path):
     patch_to(plan(llama), tmp_path / "out")
     rope = plan(llama).ropes[None]
     assert prove(tmp_path / "out", {None: rope}) == 1
@@ -113,7 +98,7 @@ def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
 
 
 @pytest.mark.parametrize(("method", "params"), [("llama3", {}), ("yarn", {"truncate": False})])
-def test_what_float32_loses_in_a_large_model_is_no_error(method, params, llama, edited, tmp_path):
+def test_float32_rounding_in_a_large_model_is_no_error(method, params, llama, edited, tmp_path):
     """A ramp that mixes two frequencies far apart carries the rounding of the larger one."""
     large = edited(
         llama,
@@ -125,7 +110,7 @@ def test_what_float32_loses_in_a_large_model_is_no_error(method, params, llama, 
     assert patch_to(plan(large, method, 128.0, **params), tmp_path / "out") == 1
 
 
-def test_an_error_in_the_code_of_transformers_is_told_as_such(written):
+def test_an_error_in_the_code_of_transformers_is_reported_as_such(written):
     """Its yarn multiplies a head_dim of null."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     config = {"vocab_size": 8, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "head_dim": None}
