@@ -33,9 +33,7 @@ class MethodList:
 
 
 @command
-def methods(
-    method: Annotated[str | None, Doc("The method to explain. Default: list all.")] = None,
-) -> MethodList:
+def methods(method: Annotated[str | None, Doc("The method to explain. Default: list all.")] = None) -> MethodList:
     """List the scaling methods, or explain one: its formula, parameters and source."""
     from ropecli.scaling.registry import find_method, scaling_methods
 
