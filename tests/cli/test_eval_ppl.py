@@ -78,11 +78,6 @@ def test_whole_documents_can_be_skipped_and_cut(evaluate, few):
     assert "1 document shorter than 60 tokens: scored with less context" in outcome.said
 
 
-def test_a_table_is_read_by_its_column(evaluate, tmp_path, corpus):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"body": (corpus / "text00.txt").read_text()}) + "\n")
-    evaluate("--text-column", "body", data=tmp_path / "rows.jsonl", lengths="24").succeeds()
-
-
 @pytest.mark.parametrize(
     ("processes", "address", "warned"),
     [(2, None, True), (1, None, False), (1, "node17", False)],  # the address as exported by a cluster's script

@@ -1,6 +1,5 @@
 """Hub ids instead of folders: the Hub's own client against a small server with the same protocol."""
 
-import gzip
 import json
 import os
 import re
@@ -189,17 +188,3 @@ def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tm
     assert "Reading at most 3 documents of owner/texts:en. To read more, set max_documents." in said[0]
     assert "Reading at most" not in said[1]
     assert [int(re.search(r"(\d+) documents", text[text.index("owner/texts:en:") :])[1]) for text in said] == [3, 5]
-
-
-def test_a_mixture_of_compressed_files_texts_and_conversations(texts, ropecli, source, chat_template, tmp_path):
-    (source / "chat_template.jinja").write_text(chat_template)
-    rows = "".join(json.dumps({"text": body}) + "\n" for body in texts["en"])
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
-    sources = [{"data": str(tmp_path / "rows.jsonl.gz")}, {"data": f"{TEXTS}:de", "weight": 2, "max_documents": 4}]
-    sources.append({"data": f"{TEXTS}:chat", "train_on": "assistant"})
-    keys = {"mixture": sources, "steps": 1, "length": 16, "gradient_accumulation": 1}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys))
-    outcome = ropecli("finetune", source, "--recipe", tmp_path / "recipe.yaml", "-o", tmp_path / "out").succeeds()
-    assert re.search(rf"{TEXTS}:chat.*tokens are trained on", outcome.err)
-    for name, count in ((tmp_path / "rows.jsonl.gz", 12), (f"{TEXTS}:de", 4), (f"{TEXTS}:chat", 12)):
-        assert re.search(rf"{re.escape(str(name))}.*{count} documents", outcome.err)

@@ -1,17 +1,13 @@
 """`ropecli methods`: all methods at a glance, or one in full."""
 
-import io
 import shlex
 
-import pytest
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 
 from ropecli.cli import terminal
 from ropecli.cli.app import app
-from ropecli.cli.render import method_details, method_overview
 from ropecli.commands.methods import example
-from ropecli.reporting.terminal_table import TerminalTable
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.scale import scale
@@ -32,33 +28,15 @@ WRITTEN_AS = {name: kind for kind, names in WRITTEN.items() for name in names.sp
 NUMBERS = {"longrope": {"long_factor": [1.0] * 16}, "custom": {"factors": [1.0] * 16}}  # what FILE.json holds
 
 
-def rendered(what, width: int) -> str:
-    """The letters of what is drawn, without frames, spaces and line breaks."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(what)
-    text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    return "".join(text.replace("│", "").split())
-
-
-@pytest.mark.parametrize("width", [80, 200])
-def test_nothing_is_cut_off_at_any_width(width):
+def test_the_command_shows_every_fact_and_an_example_in_one_line(ropecli, monkeypatch):
+    monkeypatch.setattr(terminal, "out", Console(width=100))
     for name, method in scaling_methods().items():
-        row = rendered(method_overview([method]), width)
-        for fact in (name, method.training, WRITTEN_AS[name]):
-            assert "".join(fact.split()) in row
-        page = rendered(Group(*map(TerminalTable, method_details(method))), width)
-        facts = (name, method.description, method.source, method.training, *method.other_names)
-        for fact in (*facts, *(part for knob in method.parameters for part in (knob.name, knob.kind))):
-            assert "".join(fact.split()) in page
-
-
-def test_the_command_ends_with_an_example_in_one_line(ropecli, monkeypatch):
-    monkeypatch.setattr(terminal, "out", Console(width=40))
-    for name in ("yarn", "rerope"):
         outcome = ropecli("methods", name).succeeds()
-        assert outcome.out.splitlines()[-1] == example(find_method(name))
+        assert outcome.out.splitlines()[-1] == example(method)
+        assert "…" not in outcome.out
+        text = "".join(outcome.out.replace("│", "").split())
+        for fact in (name, method.description, method.training, *(knob.name for knob in method.parameters)):
+            assert "".join(fact.split()) in text
 
 
 def test_an_example_is_understood_and_does_something():

@@ -228,19 +228,6 @@ def test_the_current_folder_cannot_be_the_output(refused, source, tmp_path, monk
     assert "is the current folder or a mount point" in refused(source / "missing", *YARN, "-o", output).err
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a file system")
-def test_a_mount_point_cannot_be_the_output(refused, source, tmp_path):
-    mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mounted], capture_output=True).returncode:
-        pytest.skip("may not mount here")
-    try:
-        outcome = refused(source / "missing", *YARN, "-o", mounted)
-        assert f"--output {mounted / 'checkpoint'}" in outcome.err
-    finally:
-        subprocess.run(["umount", mounted], check=True)
-
-
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_messages_name_no_temporary_folder(method, refused, edited, llama, tmp_path):
     """transformers says where it read: the folder that is filled, or one for a config alone."""

@@ -103,12 +103,6 @@ def test_a_checkpoint_is_drawn_by_every_kind(ropecli, llama, tmp_path, kind):
     assert all(f"{method} ×4" in (tmp_path / "plot.svg").read_text() for method in DEFAULT_METHODS[kind])
 
 
-def test_methods_with_their_parameters(ropecli, llama, tmp_path):
-    chosen = ["-k", "frequencies", "--methods", "yarn,abf", "--factor", "8", "--set", "abf.beta=50"]
-    ropecli("plot", llama, *chosen, "-o", tmp_path / "plot.svg").succeeds()
-    assert {"yarn ×8", "abf ×8 (beta 50)"} <= set(texts(tmp_path / "plot.svg"))
-
-
 def test_a_page_is_written_over_an_earlier_one_and_not_over_its_report(ropecli, files, tmp_path):
     page, report = tmp_path / "page.html", tmp_path / "report.html"
     for _ in range(2):

@@ -131,53 +131,22 @@ def test_a_dry_run_sends_no_request_and_skips_what_is_no_checkpoint(writable, ro
 
 
 PRIVATE = ("credentials.json", "trainer_state.json", "notes.txt", "training_config.json")
+# fmt: off
 PUSHED = [
-    "config.json",
-    "ropecli.yaml",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
+    "config.json", "ropecli.yaml", "generation_config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json",
 ]
 PUBLIC = [
-    "config.json",
-    "generation_config.json",
-    "configuration.json",
-    "params.json",
-    "ropecli.yaml",
-    "model.safetensors",
-    "tune.json",
-    "factors.json",
-    "model.safetensors.index.json",
-    "model-00001-of-00002.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "tokenizer.model",
-    "tiktoken.model",
-    "qwen.tiktoken",
-    "tekken.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "quantize_config.json",
-    "hf_quant_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "README.md",
-    "LICENSE",
-    "license.txt",
-    "NOTICE",
-    "NOTICE.txt",
+    "config.json", "generation_config.json", "configuration.json", "params.json", "ropecli.yaml", "model.safetensors",
+    "tune.json", "factors.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json",
+    "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+    "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "tekken.json", "preprocessor_config.json",
+    "processor_config.json", "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja",
+    "quantize_config.json", "hf_quant_config.json", "modules.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json", "README.md", "LICENSE", "license.txt", "NOTICE", "NOTICE.txt",
     "USE_POLICY.md",
 ]
+# fmt: on
 
 
 def test_all_that_a_checkpoint_needs_is_pushed(tmp_path):

@@ -1,4 +1,4 @@
-"""ropecli theory: the report has the computed numbers, and the terminal shows all of them at any width."""
+"""ropecli theory: the report has the computed numbers, and the terminal shows numbers alone."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import pytest
 from ropecli.analysis.summary import summarize
 from ropecli.checkpoint.inspection import make_study
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.cli import terminal
 from ropecli.scaling.spec import make_spec
 
 LLAMA2 = {"model_type": "llama", "head_dim": 128, "max_position_embeddings": 4096, "rope_theta": 10000.0}
@@ -74,22 +73,6 @@ def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):
     both = theory(scaled, "--methods", "linear,as-is", "--factor", 8)
     assert names(both) == ["pretrained", "yarn ×4, as it is", "linear ×8"]
     assert both["target_length"] == 8192
-
-
-def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
-    monkeypatch.setattr(terminal.out, "width", 80)
-    outcome = ropecli("theory", "demo", "--methods", "yarn", "--factor", 8)
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in outcome.out.splitlines() if "│" in line]
-    rows = {name: cells for name, *cells in lines}
-    ropes = theory("demo", "--methods", "yarn", "--factor", 8)["ropes"]
-    assert rows["factor s"] == ["1", "8"]
-    assert rows["attention factor"] == ["1", f"{1 + 0.1 * math.log(8):.6g}"]
-    assert rows["first rise of the score, tokens"] == [f"{rope['first_rise']:,}" for rope in ropes]
-    assert rows["granularity (mean sine)"] == [f"{rope['granularity']:.4g}" for rope in ropes]
-    assert rows["its exact limit"][1] == "", "yarn's frequencies are not powers of a base"
-    assert "largest distance seen, tokens" not in rows
-    last = ropes[1]["decay"][-1]
-    assert rows["2,047"] == [f"{last[key]:.3f}" for key in ("score", "magnitude", "estimate", "sinusoidal")]
 
 
 STILL = [1.0] * 8 + [1e29] * 8

@@ -11,21 +11,8 @@ import pytest
 import torch
 import yaml
 
-FEW = [
-    "--points",
-    "3",
-    "--steps",
-    "4",
-    "--batch-size",
-    "2",
-    "--max-documents",
-    "10",
-    "--targets",
-    "16",
-    "--device",
-    "cpu",
-]
-SMALL_SEARCH = ["--level", "search", "--population", "4", "--iterations", "1"]
+FEW = ["--points", 3, "--steps", 4, "--batch-size", 2, "--max-documents", 10, "--targets", 16, "--device", "cpu"]
+SMALL_SEARCH = ["--level", "search", "--population", 4, "--iterations", 1]
 TIMES = ("seconds", "command")
 LEVELS = {"grid": ["--level", "grid"], "heads": ["--level", "heads"], "search": SMALL_SEARCH}
 
@@ -174,12 +161,6 @@ def test_tuned_weights_under_another_scaling_are_warned_of(tuned, ropecli, corpu
     few = ["--data", corpus, "--lengths", 64, "--max-documents", 2, "--protocol", "tail", "--targets", 8]
     assert warning not in ropecli("eval-ppl", folder, *few).err
     assert ropecli("compare", folder, "--methods", "none,ntk", "--factors", 2, *few).err.count(warning) == 1
-
-
-def test_inspect_names_the_checkpoint_that_was_tuned(tuned, ropecli, llama):
-    for folder, source in ((tuned("heads")[0], str(llama)), (llama, None), (tuned("grid")[0], None)):
-        assert ropecli("inspect", folder, "--json").json()["tuned_from"] == source
-        assert ("weights tuned" in ropecli("inspect", folder).out) == (source is not None)
 
 
 def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments, llama, tmp_path, config_of):
