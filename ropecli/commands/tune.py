@@ -185,8 +185,8 @@ def _shows_points(task: "TuningTask", step: Step) -> "Callable[[Point], None]":
 
     def on_point(point: "Point") -> None:
         points.append(point)
-        comparable = [one for one in points if one.score.documents == point.score.documents]
-        best = min(comparable, key=lambda one: one.score.objective)
+        comparable = [earlier for earlier in points if earlier.score.documents == point.score.documents]
+        best = min(comparable, key=lambda earlier: earlier.score.objective)
         step(text=f"{point.level}, {point.score.documents} documents: best {scores(best)}, {best.label}")
         if point.level == "heads":
             say(f"{point.level}, step {point.step}: {scores(point)}; best {scores(best)}")

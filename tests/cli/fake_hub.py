@@ -173,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
         return getattr(self, kind.replace("-", "_"))(f"{owner}/{name}", sent)
 
     def place(self, large: dict[str, Any]) -> dict[str, Any]:
-        """Where to upload a large file, unless it is stored."""
+        """Answer with the address to upload a large file to, unless it is stored."""
         upload = {"upload": {"href": f"{self.server.url}/upload/{large['oid']}"}}
         return large if large["oid"] in self.server.stored else {**large, "actions": upload}
 
