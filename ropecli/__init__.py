@@ -17,25 +17,7 @@ if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import make_plan as make_plan
     from ropecli.checkpoint.state import CheckpointState as CheckpointState
     from ropecli.checkpoint.state import read_state as read_state
-    from ropecli.commands.check_served import check_served as check_served
-    from ropecli.commands.compare import compare as compare
-    from ropecli.commands.eval_ppl import eval_ppl as eval_ppl
-    from ropecli.commands.export import export as export
-    from ropecli.commands.finetune import finetune as finetune
-    from ropecli.commands.inspect import inspect as inspect
-    from ropecli.commands.merge import merge as merge
-    from ropecli.commands.methods import methods as methods
-    from ropecli.commands.needle import needle as needle
-    from ropecli.commands.passkey import passkey as passkey
-    from ropecli.commands.patch import patch as patch
-    from ropecli.commands.plan import plan as plan
-    from ropecli.commands.plot import plot as plot
-    from ropecli.commands.push import push as push
-    from ropecli.commands.recipe import recipe as recipe
-    from ropecli.commands.report import report as report
-    from ropecli.commands.ruler import ruler as ruler
-    from ropecli.commands.theory import theory as theory
-    from ropecli.commands.tune import tune as tune
+    from ropecli.commands import *  # noqa: F403
     from ropecli.errors import RopecliError as RopecliError
     from ropecli.evaluation.report import EvalReport as EvalReport
     from ropecli.evaluation.report import Report as Report

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -34,9 +34,35 @@ def pytest_runtest_setup(item) -> None:
 
 
 class Outcome(NamedTuple):
+    """What a command line gave. printed, said: standard output and error without line breaks."""
+
     code: int
     out: str
     err: str
+
+    @property
+    def printed(self) -> str:
+        return " ".join(self.out.split())
+
+    @property
+    def said(self) -> str:
+        return " ".join(self.err.split())
+
+    def succeeds(self) -> "Outcome":
+        assert self.code == 0, self.err
+        return self
+
+    def json(self) -> Any:
+        """The JSON document that is all of standard output."""
+        return json.loads(self.succeeds().out)
+
+    def is_refused(self, *parts: object) -> None:
+        """Exit status 2, nothing on standard output, and one message that has these parts."""
+        assert (self.code, self.out) == (2, ""), self
+        assert f"\n{self.err}".count("\nerror:") == 1, self.err
+        assert "Traceback" not in self.err
+        for part in parts:
+            assert str(part) in self.said, self.err
 
 
 @pytest.fixture(scope="session", autouse=True)

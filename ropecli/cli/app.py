@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 
 from ropecli import commands
-from ropecli.cli import inspect, methods, plan, render
+from ropecli.cli import render
 from ropecli.cli.progress import shown_progress
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
@@ -27,10 +27,10 @@ app = typer.Typer(
 )
 _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
     "Look": [
-        (commands.inspect, inspect.render),
-        (commands.methods, methods.render),
+        (commands.inspect, render.show_inspection),
+        (commands.methods, render.show_methods),
         (commands.theory, render.show_theory),
-        (commands.plan, plan.render),
+        (commands.plan, render.show_plan),
     ],
     "Change": [
         (commands.patch, render.show_patch),

@@ -1,18 +1,27 @@
-"""Prints what the commands return; inspect, methods and plan have files of their own."""
+"""Prints what the commands return, in the order of `ropecli --help`."""
 
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
 from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
+from ropecli.commands.methods import example, written_as
+from ropecli.commands.plan import ENGINES, short_changes
 from ropecli.errors import quoted
-from ropecli.table import Table
+from ropecli.table import Bold, Table
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from ropecli.commands.check_served import ServedCheck
     from ropecli.commands.finetune import FinetuneResult
+    from ropecli.commands.inspect import Inspection
     from ropecli.commands.merge import MergeResult
+    from ropecli.commands.methods import MethodList
     from ropecli.commands.patch import PatchResult, RevertResult
+    from ropecli.commands.plan import TrainingPlan
     from ropecli.commands.push import PushResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
@@ -20,6 +29,219 @@ if TYPE_CHECKING:
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
     from ropecli.reporting.outputs import Reports
+    from ropecli.scaling.method import Parameter, ScalingMethod
+
+
+def show_inspection(inspection: "Inspection") -> None:
+    show_tables([_inspection_table(inspection.reports, inspection.differences)])
+    for report in inspection.reports:
+        name = report["checkpoint"] if len(inspection.reports) > 1 else ""
+        if extension := report["makers_extension"]:
+            of, training = f" of {name}" * bool(name), ", with training" * extension["needs_training"]
+            by = f"{extension['method']} ×{extension['factor']:g} to {extension['context_length']} tokens{training}"
+            tell(f"The makers{of} extend it by {by} ({extension['source']}):\n  {extension['command']}")
+        _show_findings(report["findings"], f" in {name}" * bool(name))
+
+
+def _inspection_table(reports: Sequence[dict[str, Any]], differing: Sequence[str]) -> Table:
+    """One column per rope; what holds for the whole checkpoint is in the first of its columns."""
+    names = [f"{report['checkpoint']} ({report['model_type']})" for report in reports]
+    ropes = [(report, rope) for report in reports for rope in report["ropes"]]
+    rows = []
+    for name, (key, show) in _ROWS.items():
+        cells = [
+            show(rope[key]) if key in rope else show(report[key]) if rope is report["ropes"][0] else ""
+            for report, rope in ropes
+        ]
+        if key == _ORIGINAL and all(rope[key] == report["pretraining_length"] for report, rope in ropes):
+            cells = [""] * len(ropes)  # the row "pretraining length" says it
+        rows.append([Bold(f"≠ {name}") if key in differing else name, *cells])
+    several = len(names) > 1
+    heads = [name * several for name, report in zip(names, reports, strict=True) for _ in report["ropes"]]
+    section = frozenset({list(_ROWS).index("pretraining length")})
+    return Table("" if several else names[0], ["", *heads], rows, sections=section)
+
+
+def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:
+    if not findings:
+        tell(f"No problems found{where}.")
+        return
+    tell(f"\n{len(findings)} problem{'s'[: len(findings) != 1]} found{where}:")
+    for fix in dict.fromkeys(finding["fix"] for finding in findings):
+        for finding in findings:
+            if finding["fix"] == fix:
+                out.print(f"[yellow]{finding['rule']}[/]:", end=" ")
+                tell(finding["message"])
+        if fix:
+            tell(f"  fix: {fix}")
+
+
+def _parameters(params: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in params.items() if not isinstance(value, list))
+
+
+def _wavelength(value: float | None) -> str:
+    from ropecli.reporting.wording import tokens
+
+    return "no pair rotates" if value is None else f"{tokens(value)} tokens"
+
+
+def _name(value: str | None) -> str:
+    return value or ""
+
+
+def _tokens(value: Any) -> str:
+    if value is None:
+        return ""
+    return "no limit" if isinstance(value, int | float) and value > 1e9 else f"{value} tokens"
+
+
+_ORIGINAL = "original_max_position_embeddings"
+_ROWS: dict[str, tuple[str, Any]] = {
+    "layer type": ("layer_type", _name),
+    "head_dim": ("head_dim", str),
+    "rotary_dim": ("rotary_dim", str),
+    "rope_theta": ("rope_theta", lambda value: f"{value:,.10g}"),
+    "method": ("method", str),
+    "parameters": ("params", _parameters),
+    "factor": ("factor", lambda value: f"{value:g}"),
+    "attention_factor": ("attention_factor", lambda value: f"{value:.6g}"),
+    _ORIGINAL: (_ORIGINAL, _tokens),
+    "shortest wavelength": ("shortest_wavelength", _wavelength),
+    "longest wavelength": ("longest_wavelength", _wavelength),
+    "pairs": ("pairs", str),
+    "pairs with a full rotation in pretraining": ("pairs_rotating_in_pretraining_length", str),
+    "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
+    "pretraining length": ("pretraining_length", _tokens),
+    "pretraining length from": ("pretraining_length_source", _name),
+    "context length": ("context_length", _tokens),
+    "max_position_embeddings": ("max_position_embeddings", _tokens),
+    "tokenizer model_max_length": ("tokenizer_model_max_length", _tokens),
+    "weights tuned from": ("tuned_from", _name),
+}
+
+
+def show_methods(listed: "MethodList") -> None:
+    if not listed.one:
+        out.print(method_overview(listed.methods))
+        return
+    (method,) = listed.methods
+    show_tables(method_details(method))
+    tell(f"\n{example(method)}")
+
+
+def method_overview(methods: "Iterable[ScalingMethod]") -> "RichTable":
+    """A table of methods that fits 80 columns."""
+    from rich.console import Group
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable()
+    table.add_column("method", no_wrap=True, style="bold")
+    table.add_column("summary; parameters; source", ratio=1)
+    table.add_column("written as", no_wrap=True)
+    table.add_column("training", max_width=10)
+    for method in methods:
+        about = [Text(method.summary)]
+        if method.parameters:
+            defaults = {knob.name: _default(knob) for knob in method.parameters}
+            shown = [f"{name}={default}" if default else name for name, default in defaults.items()]
+            about.append(Text(", ".join(shown), style="cyan"))
+        about.append(Text(method.source, style="dim"))
+        table.add_row(method.name, Group(*about), written_as(method), method.training, end_section=True)
+    return table
+
+
+def method_details(method: "ScalingMethod") -> list[Table]:
+    """One method: description, facts and parameters."""
+    paragraphs = [" ".join(paragraph.split("\n")) for paragraph in method.description.split("\n\n")]
+    written = f"rope_type {written_as(method)!r} in config.json"
+    if method.remaps:
+        written = (
+            f"the attention 'ropecli:{method.distance or method}' in config.json; transformers needs "
+            "`import ropecli.attention` to load it"
+        )
+    elif written_as(method) == "live only":
+        written = "nothing: config.json cannot express it; it works only in memory"
+    elif method.rope_type is None:
+        written += ", with a factor per pair"
+    facts = [
+        ["source", method.source],
+        ["position g(m)", method.g],
+        ["frequency h(θ_d)", method.h],
+        ["interpolation", method.interpolation],
+        ["training", method.training],
+        ["written as", written],
+        ["also called", ", ".join(method.other_names)],
+    ]
+    rows = [
+        [knob.name, knob.kind, "required" if knob.required else _default(knob) or "not set"]
+        for knob in method.parameters
+    ]
+    tables = [Table(method.name, ["", ""], [fact for fact in facts if fact[1]], paragraphs, names=2)]
+    return [*tables, Table("", ["parameter", "type", "default"], rows, names=3)] if rows else tables
+
+
+def _default(parameter: "Parameter") -> str:
+    """The default as text, or an empty string."""
+    if isinstance(parameter.default, bool):
+        return str(parameter.default).lower()
+    return "" if parameter.default is None else f"{parameter.default:g}"
+
+
+def show_theory(theory: "Theory") -> None:
+    from ropecli.reporting.theory_tables import theory_tables
+
+    show_tables(theory_tables(theory.report))
+
+
+_COUNTS = {"parameters": "total", "trained": "trained", "active per token": "active_per_token"}
+
+
+def show_plan(plan: "TrainingPlan") -> None:
+    from ropecli.training.memory_plan.setups import format_gb
+
+    report = plan.report
+    counts, memory, host = report["parameters"], report["memory"], report["host_memory"]
+    groups = [
+        [(name, f"{counts[key]:,}") for name, key in _COUNTS.items()],
+        [
+            *((name, format_gb(size)) for name, size in memory.items() if name not in ("total", "host")),
+            ("on each GPU", format_gb(memory["total"])),
+        ],
+        [
+            ("main memory of a machine, at loading", format_gb(host["loading"])),
+            *([("in training", format_gb(host["training"]))] if host["training"] else []),
+            ("at saving", format_gb(host["saving"])),
+        ],
+        [("KV cache of inference, bfloat16", format_gb(report["kv_cache"]))],
+        [
+            ("tokens per step", f"{report['tokens_per_step']:,}"),
+            (f"tokens in {report['steps']} steps", f"{report['tokens']:,}"),
+            ("FLOPs per step", f"{report['flops_per_step']:.3g}"),
+            (f"time per step, MFU {report['mfu']:g}", _time(report["seconds_per_step"])),
+            ("total time", _time(report["seconds"])),
+        ],
+    ]
+    hardware = f"{report['gpus']} × {format_gb(report['gpu_memory'])}"
+    title = f"{report['checkpoint']} at {report['length']:,} tokens on {hardware}"
+    sections = frozenset(accumulate(map(len, groups)))
+    ways = []
+    for row in report["options"]:
+        size = "" if row["bytes"] is None else format_gb(row["bytes"])
+        settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
+        change = row["refused"] or ", ".join(settings) or "unchanged"
+        machine = "" if row["host_memory"] is None else format_gb(max(row["host_memory"].values()))
+        ways.append([row["adapter"], ENGINES[row["engine"]], change, size, machine, "yes" if row["fits"] else "no"])
+    heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
+    show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
+    tell(f"{report['setting']}:\n{report['command']}")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
 
 
 def show_patch(result: "PatchResult | RevertResult") -> None:
@@ -98,12 +320,6 @@ def show_served(check: "ServedCheck") -> None:
         tell(f"To serve the checkpoint's scaling: {check.fix}")
     for note in check.notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
-
-
-def show_theory(theory: "Theory") -> None:
-    from ropecli.reporting.theory_tables import theory_tables
-
-    show_tables(theory_tables(theory.report))
 
 
 def show_file(drawn: "DrawnFile") -> None:

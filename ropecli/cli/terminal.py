@@ -4,7 +4,6 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -29,18 +28,6 @@ class _Console(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(text.translate(_CONTROLS), **options)
-
-    def render(self, renderable: Any, options: Any = None) -> Iterable[Any]:
-        letters = _plain_letters(self.encoding)
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=segment.text.translate(letters))
-
-
-@cache
-def _plain_letters(encoding: str) -> dict[int, str]:
-    """ASCII replacements for the characters that an encoding does not have."""
-    plain = {"×": "x", "±": "+/-", "–": "-", "…": "...", "→": "->", "−": "-"}
-    return {ord(sign): text for sign, text in plain.items() if not sign.encode(encoding, "ignore")}
 
 
 out = _Console(highlight=False, emoji=False)

@@ -15,13 +15,15 @@ from typer.core import TyperCommand, TyperOption
 from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
 from ropecli.commands.options import OUTPUT
-from ropecli.commands.signature import Flag, Panel, Renamed, TokenCount, option_name
+from ropecli.commands.signature import Flag, Panel, TokenCount, option_name
 from ropecli.errors import RopecliError
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
     "--batch-size": ("--per-device-train-batch-size",),
     "--gradient-accumulation": ("--gradient-accumulation-steps",),
+    "--num-needles": ("--keys",),
+    "--samples": ("--trials",),
     "--length": ("--max-length",),
     "--max-documents": ("--limit", "-L"),
     "--output DIR": ("--output-dir",),
@@ -30,9 +32,7 @@ ALIASES = {
     "--target-length": ("--max-model-len",),
     "--tracker": ("--report-to",),
 }
-"""Names that transformers, lm-eval, vLLM and TRL use: accepted wherever a command has the option, hidden from help."""
-_FORMER: dict[str, tuple[str, ...]] = {}
-"""Former names of renamed options, by name: accepted and hidden like ALIASES."""
+"""Names that transformers, lm-eval, vLLM, TRL and ropecli 0.2 use: accepted where a command has the option, hidden."""
 
 
 def _switch(name: str, short: str | None, text: str) -> Any:
@@ -47,14 +47,13 @@ _SWITCHES = {
 
 
 class AliasedCommand(TyperCommand):
-    """A command that also accepts the names in ALIASES and _FORMER."""
+    """A command that also accepts the names in ALIASES."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
         for option in (parameter for parameter in self.params if isinstance(parameter, TyperOption)):
             name = option.opts[0]
-            names = (*ALIASES.get(name, ()), *ALIASES.get(f"{name} {option.metavar}", ()), *_FORMER.get(name, ()))
-            for alias in names:
+            for alias in (*ALIASES.get(name, ()), *ALIASES.get(f"{name} {option.metavar}", ())):
                 parser.add_option(obj=option, opts=[alias], dest=option.name, action="store", nargs=option.nargs)
         return parser
 
@@ -99,8 +98,6 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
     kind, *notes = typing.get_args(parameter.annotation)
     by_type = {type(note): note for note in notes}
     flag = by_type.get(Flag, Flag(option_name(parameter.name, notes)))
-    if Renamed in by_type:
-        _FORMER[flag.name] = (option_name(by_type[Renamed].name, ()),)
     options: dict[str, Any] = {"help": by_type[Doc].documentation, "metavar": flag.metavar}
     if Panel in by_type:
         options["rich_help_panel"] = by_type[Panel].title

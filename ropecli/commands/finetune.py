@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge
+from typing_extensions import TypedDict, Unpack
 
 from ropecli.commands.options import (
     DATA,
     OUTPUT,
     TOKENS,
     Checkpoint,
-    DatasetConfig,
-    Flag,
     OutputFolder,
     RecipeFile,
     Revision,
     as_path,
     optional_path,
-    with_config,
 )
-from ropecli.commands.signature import command
+from ropecli.commands.signature import Default, Flag, command
 from ropecli.errors import RecipeError
 from ropecli.messages import progress_bar, say, warn
 
@@ -55,39 +53,48 @@ class FinetuneResult:
         return {**vars(self), "output": str(self.output) if self.output else None, "stages": list(self.stages)}
 
 
+class RecipeKeys(TypedDict, total=False):
+    """Keys of the recipe that have an option."""
+
+    data: Annotated[
+        str | None,
+        Default(None),
+        Flag("--data", "-d"),
+        Doc("'demo-train', a file or folder, or a Hub dataset id."),
+        DATA,
+    ]
+    text_column: Annotated[str | None, Default(None), Doc("Column of a table with the text or conversations."), DATA]
+    split: Annotated[str | None, Default(None), Doc("Split of a Hub dataset. Default: train."), DATA]
+    length: Annotated[
+        int | None, Default(None), Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")
+    ]
+    sequences: Annotated[str | None, Default(None), Doc("long, packed or concat."), DATA]
+    positions: Annotated[str | None, Default(None), Doc("full, pose or randomized."), DATA]
+    steps: Annotated[int | None, Default(None), Doc("Training steps.")]
+    batch_size: Annotated[int | None, Default(None), Doc("Sequences per process and forward pass.")]
+    gradient_accumulation: Annotated[int | None, Default(None), Doc("Forward passes per step.")]
+    learning_rate: Annotated[float | None, Default(None), Flag("--learning-rate", "--lr"), Doc("Peak learning rate.")]
+    adapter: Annotated[
+        str | None, Default(None), Doc("none, lora, lora-plus (also embeddings and norms) or qlora. Default: none.")
+    ]
+    eval_data: Annotated[str | None, Default(None), Doc("Source on which to measure perplexity while training."), DATA]
+    seed: Annotated[int | None, Default(None), Doc("Random seed.")]
+    tracker: Annotated[str | None, Default(None), Doc("auto, none, tensorboard or wandb."), OUTPUT]
+
+
 @command
 def finetune(
     checkpoint: Checkpoint,
     *,
     output: OutputFolder,
     recipe: RecipeFile = None,
-    data: Annotated[
-        str | None, Flag("--data", "-d"), Doc("'demo-train', a file or folder, or a Hub dataset id."), DATA
-    ] = None,
-    text_column: Annotated[str | None, Doc("Column of a table that holds the text or conversations."), DATA] = None,
-    dataset_config: DatasetConfig = None,
-    split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), DATA] = None,
-    length: Annotated[int | None, Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")] = None,
-    sequences: Annotated[str | None, Doc("long, packed or concat."), DATA] = None,
-    positions: Annotated[str | None, Doc("full, pose or randomized."), DATA] = None,
-    steps: Annotated[int | None, Doc("Training steps.")] = None,
-    batch_size: Annotated[int | None, Doc("Sequences per process and forward pass.")] = None,
-    gradient_accumulation: Annotated[int | None, Doc("Forward passes per step.")] = None,
-    learning_rate: Annotated[float | None, Flag("--learning-rate", "--lr"), Doc("Peak learning rate.")] = None,
-    adapter: Annotated[
-        str | None, Doc("none, lora, lora-plus (also embeddings and norms) or qlora. Default: none.")
-    ] = None,
-    eval_data: Annotated[str | None, Doc("Source on which to measure perplexity while training."), DATA] = None,
-    seed: Annotated[int | None, Doc("Random seed.")] = None,
-    tracker: Annotated[str | None, Doc("auto, none, tensorboard or wandb."), OUTPUT] = None,
     settings: Annotated[
-        Mapping[str, Any] | None,
-        Flag("--set", metavar="KEY=VALUE"),
-        Doc("Any other key of the recipe; repeatable."),
+        Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("Any other key of the recipe; repeatable.")
     ] = None,
     revision: Revision = None,
     dry_run: Annotated[bool, Doc("Print what would be done and write nothing."), OUTPUT] = False,
     resume: Annotated[bool, Doc("Resume from the last checkpoint in --output."), OUTPUT] = False,
+    **shared: Unpack[RecipeKeys],
 ) -> FinetuneResult:
     """Fine-tune a checkpoint on long sequences.
 
@@ -97,26 +104,10 @@ def finetune(
     from ropecli.training.settings import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
-    given = {
-        "data": with_config(data or "", dataset_config) or None,
-        "text_column": text_column,
-        "split": split,
-        "length": length,
-        "sequences": sequences,
-        "positions": positions,
-        "steps": steps,
-        "batch_size": batch_size,
-        "gradient_accumulation": gradient_accumulation,
-        "learning_rate": learning_rate,
-        "adapter": adapter,
-        "eval_data": eval_data,
-        "seed": seed,
-        "tracker": tracker,
-    }
     further = dict(settings or {})
-    if twice := [key for key in further if given.get(key) is not None]:
+    if twice := [key for key in further if shared.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
-    whole = make_recipe(recipe_path(optional_path(recipe)), {**given, **further})
+    whole = make_recipe(recipe_path(optional_path(recipe)), {**shared, **further})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in whole.runs)
     if not dry_run:

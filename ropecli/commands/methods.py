@@ -33,9 +33,7 @@ class MethodList:
 
 
 @command
-def methods(
-    method: Annotated[str | None, Doc("The method to explain. Default: list all.")] = None,
-) -> MethodList:
+def methods(method: Annotated[str | None, Doc("The method to explain. Default: list all.")] = None) -> MethodList:
     """List the scaling methods, or explain one: its formula, parameters and source."""
     from ropecli.scaling.registry import find_method, scaling_methods
 
@@ -67,17 +65,12 @@ def example(method: "ScalingMethod") -> str:
     return f"ropecli patch CHECKPOINT {use} --output DIR"
 
 
+_KEYS = ("name", "summary", "description", "source", "g", "h", "interpolation", "training", "rope_type")
+
+
 def _as_json(method: "ScalingMethod") -> dict[str, Any]:
     return {
-        "name": method.name,
-        "summary": method.summary,
-        "description": method.description,
-        "source": method.source,
-        "g": method.g,
-        "h": method.h,
-        "interpolation": method.interpolation,
-        "training": method.training,
-        "rope_type": method.rope_type,
+        **{key: getattr(method, key) for key in _KEYS},
         "written_as": written_as(method),
         "depends_on_length": method.depends_on_length,
         "other_names": list(method.other_names),

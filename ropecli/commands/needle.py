@@ -7,7 +7,7 @@ from annotated_types import Ge
 from typing_extensions import Unpack
 
 from ropecli.commands import options
-from ropecli.commands.signature import Flag, Renamed, command
+from ropecli.commands.signature import Flag, command
 
 if TYPE_CHECKING:
     from ropecli.evaluation.subject import Subject
@@ -39,10 +39,7 @@ Question = Annotated[
     Doc("For --needle: the last line, which the key completes, with {name}."),
 ]
 NumNeedles = Annotated[
-    int,
-    Ge(1),
-    Renamed("keys"),
-    Doc("Number of needles with different names. One is asked for, the others are spread evenly."),
+    int, Ge(1), Doc("Number of needles with different names. One is asked for, the others are spread evenly.")
 ]
 
 
@@ -71,7 +68,6 @@ def needle(
     from ropecli.evaluation.tasks.retrieval import make_needle
     from ropecli.reporting.outputs import measure_subjects
 
-    data = options.with_config(data, shared["dataset_config"])
     choice = options.retrieval_of(shared, num_needles)
     default = default_style(data)
     templates = choose_templates(style, needle, question, default)

@@ -15,7 +15,7 @@ from typing_extensions import Required, TypedDict
 
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
-from ropecli.commands.signature import Default, Flag, Panel, Renamed, TokenCount
+from ropecli.commands.signature import Default, Flag, Panel, TokenCount
 from ropecli.errors import MethodError
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
@@ -30,9 +30,7 @@ MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other comm
 
 Checkpoint = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
 Checkpoints = Annotated[
-    Sequence[str],
-    Flag("checkpoints", metavar="CHECKPOINT..."),
-    Doc("Folders, Hub ids (owner/name), or 'demo'."),
+    Sequence[str], Flag("checkpoints", metavar="CHECKPOINT..."), Doc("Folders, Hub ids (owner/name), or 'demo'.")
 ]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
 Length = Annotated[int, Interval(ge=1, le=2**24)]
@@ -40,10 +38,7 @@ Length = Annotated[int, Interval(ge=1, le=2**24)]
 # Scaling
 Factor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
 Settings = Annotated[
-    Mapping[str, Any] | None,
-    Flag("--set", metavar="KEY=VALUE"),
-    Doc("A parameter of the method; repeatable."),
-    SCALING,
+    Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A parameter of the method; repeatable."), SCALING
 ]
 SeveralSettings = Annotated[
     Mapping[str, Any] | None,
@@ -93,16 +88,10 @@ class InMemoryOptions(TypedDict, total=False):
 
 
 # Data
-DatasetConfig = Annotated[
-    str | None, Flag("--dataset-config", metavar="NAME"), Doc("Configuration of a Hub dataset, such as en."), DATA
-]
-
-
 class TextOptions(TypedDict, total=False):
     """The text of a source. `split` is not here, since its default differs between commands."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
-    dataset_config: Annotated[DatasetConfig, Default(None)]
 
 
 class EvalTextOptions(TextOptions, total=False):
@@ -118,7 +107,10 @@ class DocumentOptions(EvalTextOptions, total=False):
 
     data: Required[
         Annotated[
-            str, Flag("--data", "-d"), Doc("'demo', a file or folder of text or rows, or a Hub dataset id."), DATA
+            str,
+            Flag("--data", "-d"),
+            Doc("'demo', a file or folder of text or rows, or a Hub dataset (owner/name or owner/name:config)."),
+            DATA,
         ]
     ]
     max_documents: Annotated[
@@ -288,7 +280,7 @@ class SearchOptions(InMemoryOptions, MeasuringOptions, total=False):
         MinLen(1),
         Doc("Where to put the key: 0 is the beginning of the text, 1 its end, right before the question."),
     ]
-    samples: Annotated[int, Default(5), Ge(1), Renamed("trials"), Doc("Prompts per length and depth.")]
+    samples: Annotated[int, Default(5), Ge(1), Doc("Prompts per length and depth.")]
     mode: Annotated[
         str,
         Default("rank"),
@@ -318,17 +310,6 @@ RecipeFile = Annotated[
 OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
 
 
-def with_config(data: str, config: str | None) -> str:
-    """The source owner/name:config. Raises MethodError if --data is not a Hub dataset without a configuration."""
-    if config is None:
-        return data
-    from ropecli.data.sources import is_hub_dataset
-
-    if not is_hub_dataset(data) or ":" in data:
-        raise MethodError(f"--dataset-config is {config!r}, but --data is {data!r}; expected a Hub id, owner/name.")
-    return f"{data}:{config}"
-
-
 def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
     """The arguments of open_subject, but for the revision."""
     return {name: options.get(name) for name in InMemoryOptions.__annotations__}
@@ -345,8 +326,7 @@ def texts_of(options: DocumentOptions) -> "TextChoice":
     from ropecli.evaluation.texts import TextChoice
 
     names = ("text_column", "split", "max_documents", "min_tokens", "max_tokens")
-    source = with_config(options["data"], options["dataset_config"])
-    return TextChoice(source, **{name: options[name] for name in names})  # type: ignore[literal-required]
+    return TextChoice(options["data"], **{name: options[name] for name in names})  # type: ignore[literal-required]
 
 
 def retrieval_of(options: SearchOptions, keys: int = 1) -> "RetrievalChoice":

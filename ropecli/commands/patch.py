@@ -87,11 +87,7 @@ def patch(
     ] = None,
     factor: Factor = None,
     target_length: Annotated[
-        int | None,
-        Ge(1),
-        TOKENS,
-        Doc("Target length. Sets the factor, unless --factor gives another."),
-        SCALING,
+        int | None, Ge(1), TOKENS, Doc("Target length. Sets the factor, unless --factor gives another."), SCALING
     ] = None,
     output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
     settings: Settings = None,
@@ -108,9 +104,7 @@ def patch(
         bool, Doc("Prove the patch, print the changes of config.json and write nothing."), OUTPUT
     ] = False,
     no_verify: Annotated[
-        bool,
-        Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."),
-        OUTPUT,
+        bool, Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."), OUTPUT
     ] = False,
     revert: Annotated[bool, Doc("Undo all patches: write the checkpoint as it was before.")] = False,
     revision: Revision = None,

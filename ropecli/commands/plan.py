@@ -213,8 +213,5 @@ ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "ulysses": "Ulysses
 
 def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:
     """The changes of a setup, in a word or two each. checkpointing: whether it recomputes layers, changed or not."""
-    words = {
-        "offload_activations": "offload",
-        "optimizer": "8-bit AdamW",
-    }
+    words = {"offload_activations": "offload", "optimizer": "8-bit AdamW"}
     return ["checkpointing"] * checkpointing + [words[key] for key in changes if key in words]

@@ -28,9 +28,7 @@ class DrawnFile:
 @command
 def report(
     reports: Annotated[
-        Sequence[str | Path],
-        Flag("reports", metavar="REPORT..."),
-        Doc("Reports written with --output, or tune.json."),
+        Sequence[str | Path], Flag("reports", metavar="REPORT..."), Doc("Reports written with --output, or tune.json.")
     ],
     *,
     output: Annotated[str | Path, Flag("--output", "-o", metavar="FILE"), Doc("HTML page to write."), OUTPUT],

@@ -12,7 +12,6 @@ import operator
 import os
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -52,20 +51,13 @@ class Default:
     value: Any
 
 
-@dataclass(frozen=True)
-class Renamed:
-    """The option's name in the last release, which Python callers may still use, with a warning."""
-
-    name: str
-
-
 _BOUNDS = {
     Gt: (operator.gt, "above"),
     Ge: (operator.ge, "of at least"),
     Lt: (operator.lt, "below"),
     Le: (operator.le, "of at most"),
 }
-_KNOWN = {Doc, Flag, Panel, TokenCount, Default, Renamed, MinLen, MaxLen, *_BOUNDS}
+_KNOWN = {Doc, Flag, Panel, TokenCount, Default, MinLen, MaxLen, *_BOUNDS}
 _LARGEST = 2**63 - 1
 """torch has no larger integers."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -79,21 +71,9 @@ def command(function: _Function) -> _Function:
     """
     signature = _flat_signature(function)
     name = function.__name__
-    former = {
-        note.name: parameter.name
-        for parameter in signature.parameters.values()
-        for note in _parts(parameter.annotation)[1]
-        if isinstance(note, Renamed)
-    }
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
-        for old in former.keys() & options.keys():
-            new = former[old]
-            if new in options:
-                raise TypeError(f"{name}() got {new} and {old}, its former name. Remove {old}.")
-            warnings.warn(f"{name}(): {old} was renamed to {new}. Use {new}.", FutureWarning, stacklevel=2)
-            options[new] = options.pop(old)
         try:
             bound = signature.bind(*arguments, **options)
         except TypeError as error:

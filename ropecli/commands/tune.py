@@ -1,20 +1,19 @@
 """`ropecli tune`: tunes a scaling to a model and writes the checkpoint."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options
-from ropecli.commands.signature import Flag, command
+from ropecli.commands.signature import Default, Flag, command
 from ropecli.errors import MethodError
-from ropecli.messages import command_line, progress_bar, say, warn
+from ropecli.messages import Step, command_line, progress_bar, say, warn
 
 if TYPE_CHECKING:
     from ropecli.tuning.calibration import TuningTask
@@ -34,79 +33,81 @@ class TunedCheckpoint:
         return self.tuned.report.as_json()
 
 
-TrainingData = Annotated[
-    str,
-    Flag("--data", "-d"),
-    Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id."),
-    options.DATA,
-]
-Level = Annotated[
-    str,
-    Doc(
-        "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
-        "pair, folded into the weights, and the weights of the norms. search: LongRoPE's evolutionary search for a "
-        "factor per pair."
-    ),
-]
-Objective = Annotated[
-    str,
-    Doc(
-        "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
-        "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
-        "searches like LongRoPE2."
-    ),
-]
-Evaluator = Annotated[
-    str | None,
-    Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
-]
-Methods = Annotated[
-    Sequence[str],
-    Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
-    options.SCALING,
-]
-Points = Annotated[int, Ge(1), Doc("Number of settings to try, over all methods; at least one per method.")]
-ShortWeight = Annotated[
-    float, Ge(0), Doc("Weight of the loss at the pretraining length, relative to that at the target.")
-]
-MaxDocuments = Annotated[
-    int | None,
-    Ge(1),
-    Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
-    options.DATA,
-]
-Targets = Annotated[
-    int | None,
-    Ge(1),
-    options.TOKENS,
-    Doc("ppl: tokens to score per document. Default: half the pretraining length."),
-]
+class SettingOptions(TypedDict, total=False):
+    """Fields of TuneSettings."""
+
+    level: Annotated[
+        str,
+        Default("heads"),
+        Doc(
+            "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
+            "pair, folded into the weights, and the weights of the norms. search: LongRoPE's evolutionary search for a "
+            "factor per pair."
+        ),
+    ]
+    objective: Annotated[
+        str,
+        Default("ppl"),
+        Doc(
+            "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
+            "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
+            "searches like LongRoPE2."
+        ),
+    ]
+    evaluator: Annotated[
+        str | None,
+        Default(None),
+        Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
+    ]
+    points: Annotated[int, Default(24), Ge(1), Doc("Number of settings to try, over all methods; at least one each.")]
+    short_weight: Annotated[
+        float,
+        Default(0.25),
+        Ge(0),
+        Doc("Weight of the loss at the pretraining length, relative to that at the target."),
+    ]
+    steps: Annotated[int, Default(100), Ge(1), Doc("heads: maximum training steps.")]
+    batch_size: Annotated[int, Default(4), Ge(1), Doc("heads: sequences per step.")]
+    original_length: Annotated[options.OriginalLength, Default(None)]
+    max_documents: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
+        options.DATA,
+    ]
+    targets: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        options.TOKENS,
+        Doc("ppl: tokens to score per document. Default: half the pretraining length."),
+    ]
+    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed.")]
 
 
-class TuneOptions(options.TextOptions, options.LoadingOptions, total=False): ...
+class TuneOptions(SettingOptions, options.TextOptions, options.LoadingOptions, total=False): ...
 
 
 @command
 def tune(
     checkpoint: options.Checkpoint,
     *,
-    data: TrainingData,
+    data: Annotated[
+        str,
+        Flag("--data", "-d"),
+        Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id."),
+        options.DATA,
+    ],
     output: options.OutputFolder,
     factor: Annotated[float, Doc("Target length ÷ pretraining length."), options.SCALING],
-    level: Level = "heads",
-    objective: Objective = "ppl",
-    evaluator: Evaluator = None,
-    methods: Methods = ("yarn",),
-    points: Points = 24,
-    short_weight: ShortWeight = 0.25,
-    steps: Annotated[int, Ge(1), Doc("heads: maximum training steps.")] = 100,
-    batch_size: Annotated[int, Ge(1), Doc("heads: sequences per step.")] = 4,
+    methods: Annotated[
+        Sequence[str],
+        Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
+        options.SCALING,
+    ] = ("yarn",),
     population: Annotated[int, Ge(1), Doc("search: population size.")] = 64,
     iterations: Annotated[int, Ge(0), Doc("search: number of generations.")] = 40,
-    original_length: options.OriginalLength = None,
-    max_documents: MaxDocuments = None,
-    targets: Targets = None,
-    seed: Annotated[int, Ge(0), Doc("Random seed.")] = 0,
     split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), options.DATA] = None,
     weights: options.Weights = "link",
     resume: options.Resume = False,
@@ -127,28 +128,17 @@ def tune(
 
     link = options.is_link(weights)
     settings = TuneSettings(
-        level,
-        objective=objective,
-        evaluator=evaluator,
         methods=tuple(dict.fromkeys(options.listed(methods))),
-        points=points,
-        short_weight=short_weight,
-        targets=targets,
-        max_documents=max_documents,
-        original_length=original_length,
-        seed=seed,
-        steps=steps,
-        batch_size=batch_size,
         search_population=population,
         search_iterations=iterations,
+        **{name: shared[name] for name in SettingOptions.__annotations__},  # type: ignore[literal-required]
     )
-    data = options.with_config(data, shared["dataset_config"])
     loading = options.loading_of(shared)
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     unusual = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
-    if unusual and level == "heads":
+    if unusual and settings.level == "heads":
         raise MethodError(
             "--level heads changes weights, which must be unquantized and on one device. Use --level grid or search."
         )
@@ -161,9 +151,9 @@ def tune(
             settings,
             text_column=shared["text_column"],
             split=split,
-            whole=reads_everything(data, max_documents),
+            whole=reads_everything(data, settings.max_documents),
             loading=loading,
-            evaluator=open_checkpoint(evaluator, weights=True, adapters=True) if evaluator else None,
+            evaluator=open_checkpoint(settings.evaluator, weights=True, adapters=True) if settings.evaluator else None,
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:
@@ -172,7 +162,8 @@ def tune(
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
         model = load(opened, task.tokenizer, **loading, whole=True)
-        with _shown_progress(task) as on_point:
+        with progress_bar("measuring", None) as step:
+            on_point = _shows_points(task, step)
             tuned = run_task(task, model, folder=state, command=list(command_line.get()), on_point=on_point)
         for warning in tuned.plan.warnings:
             warn(warning)
@@ -181,49 +172,23 @@ def tune(
     return TunedCheckpoint(tuned, folder, proved)
 
 
-@contextlib.contextmanager
-def _shown_progress(task: "TuningTask") -> "Iterator[Callable[[Point], None]]":
-    """Yield a function to call with every point. Shows the best one in the progress bar, and a line per round.
-
-    A round is one level on one number of documents, and for the level search one iteration: its points are comparable.
-    """
+def _shows_points(task: "TuningTask", step: Step) -> "Callable[[Point], None]":
+    """A function to call with every point: shows the best one of those that are comparable, and each step of heads."""
     from ropecli.reporting.tuning_tables import ppl_words
 
-    points: list[Point] = []  # of this round, after the best of the last one if that was scored on the same documents
-    count, current = 0, None
+    points: list[Point] = []
 
     def scores(point: "Point") -> str:
         at_target = f" and {ppl_words(point.score.target)} at {task.target_length}"
         at_short = f"{ppl_words(point.score.window)} at {task.original_length}"
         return at_short + at_target * (task.target_length != task.original_length)
 
-    def best() -> "Point":
-        return min(points, key=lambda point: point.score.objective)
-
-    def end_round() -> None:
-        if current is None:
-            return
-        level, documents, iteration = current
-        if level == "heads":
-            say(f"{level}: best {scores(best())} at step {best().step}")
-            return
-        name = f"{level}, iteration {iteration}" if level == "search" else f"{level}, {documents} documents"
-        say(f"{name}, {count} point{'s'[: count > 1]}: best {scores(best())}, {best().label}")
-
     def on_point(point: "Point") -> None:
-        nonlocal count, current, points
-        now = point.level, point.score.documents, point.step if point.level == "search" else 0
-        if now != current:
-            end_round()
-            same_documents = current is not None and current[1] == now[1]
-            points = [best()] if same_documents else []
-            count, current = 0, now
         points.append(point)
-        count += 1
-        step(text=f"{point.level}: best {scores(best())}")
+        comparable = [earlier for earlier in points if earlier.score.documents == point.score.documents]
+        best = min(comparable, key=lambda earlier: earlier.score.objective)
+        step(text=f"{point.level}, {point.score.documents} documents: best {scores(best)}, {best.label}")
         if point.level == "heads":
-            say(f"{point.level}, step {point.step}: {scores(point)}; best {scores(best())}")
+            say(f"{point.level}, step {point.step}: {scores(point)}; best {scores(best)}")
 
-    with progress_bar("measuring", None) as step:
-        yield on_point
-        end_round()
+    return on_point

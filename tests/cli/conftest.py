@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_hub import MAIN, NAME, OLD, FakeHub, Repository, bytes_of, cut, offline
+from fake_hub import MAIN, NAME, OLD, FakeHub, Repository, bytes_of
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +53,7 @@ def measured(evaluate):
     """The report of `evaluate`."""
 
     def call(*options, **where) -> dict:
-        outcome = evaluate("--json", *options, **where)
-        assert outcome.code == 0, outcome.err
-        return json.loads(outcome.out)
+        return evaluate("--json", *options, **where).json()
 
     return call
 
@@ -111,13 +109,13 @@ def hub(llama, cache, monkeypatch):
         "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(cache),
         "HF_HUB_DISABLE_XET": True,  # its storage is another server
+        "HF_HUB_OFFLINE": False,
     }.items():
         monkeypatch.setattr(constants, key, value)
-    offline(monkeypatch, False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     huggingface_hub.close_session()  # the next one sees these settings
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
-    cut(server)
+    server.cut()
     thread.join()

@@ -1,6 +1,7 @@
-"""Conventions that all commands share: aliases, suffixes, verbosity, progress without a terminal."""
+"""What all commands share: aliases, suffixes, verbosity, progress without a terminal; and `ropecli recipe`."""
 
-import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,10 @@ from ropecli.cli import progress
 from ropecli.cli.app import app
 from ropecli.cli.typer_command import ALIASES
 from ropecli.evaluation.subject import default_lengths
+from ropecli.training.recipe import Recipe
+from ropecli.training.recipe_files import recipe_path
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -20,7 +24,9 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
     assert outcome.code == 0
     for option in ("--json", "--quiet", "-q", "--verbose", "-v"):
         assert option in outcome.out
-    assert not any(alias in outcome.out.split() for aliases in ALIASES.values() for alias in aliases)
+    hidden = {alias for aliases in ALIASES.values() for alias in aliases}
+    hidden -= {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    assert not hidden & set(outcome.out.split())
 
 
 @pytest.mark.parametrize(
@@ -33,6 +39,7 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
         ("finetune", ["demo", "-o", "x", "--gradient-accumulation-steps", "2"], ["gradient_accumulation"]),
         ("finetune", ["demo", "-o", "x", "--report-to", "none", "--config", "r.yaml"], ["tracker", "recipe"]),
         ("patch", ["demo", "--max-model-len", "4k", "--output-dir", "x"], ["target_length", "output"]),
+        ("needle", ["demo", "--trials", "3", "--keys", "2"], ["samples", "num_needles"]),
     ],
 )
 def test_names_of_other_tools_are_accepted(command, arguments, canonical):
@@ -40,21 +47,15 @@ def test_names_of_other_tools_are_accepted(command, arguments, canonical):
     assert all(parsed[name] is not None for name in canonical)
 
 
-def test_a_report_is_no_folder(ropecli):
-    assert "No such option" in ropecli("eval-ppl", "demo", "-d", "demo", "--output-dir", "x").err
-
-
 def test_token_counts_take_suffixes(ropecli):
-    report = json.loads(
-        ropecli("patch", "demo", "--method", "YaRN", "--target-length", "1k", "--dry-run", "--json").out
-    )
+    options = ["--method", "YaRN", "--target-length", "1k", "--dry-run", "--json"]
+    report = ropecli("patch", "demo", *options).json()
     assert (report["method"], report["target_length"]) == ("yarn", 1024)
-    recipe = json.loads(ropecli("plan", "demo", "--set", "length=2k", "--json").out)
-    assert recipe["length"] == 2048
-    whole = ropecli("eval-ppl", "demo", "-d", "demo", "-L", 2, "-l", "64", "--chunk", 0, "--json")
-    assert json.loads(whole.out)["settings"]["chunk"] is None
+    assert ropecli("plan", "demo", "--set", "length=2k", "--json").json()["length"] == 2048
+    whole = ropecli("eval-ppl", "demo", "-d", "demo", "-L", 2, "-l", "64", "--chunk", 0, "--json").json()
+    assert whole["settings"]["chunk"] is None
     wrong = ropecli("patch", "demo", "--method", "yarn", "--target-length", "1q", "--dry-run")
-    assert "--target-length is '1q'; expected a number of tokens" in wrong.err
+    wrong.is_refused("--target-length is '1q'; expected a number of tokens")
 
 
 @pytest.mark.parametrize(
@@ -71,13 +72,11 @@ def test_lengths_follow_from_the_checkpoint_and_the_data(ropecli, llama, tmp_pat
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(10):
-        words = 75 if number < 3 else 40
-        (folder / f"{number}.txt").write_text(" ".join(["def"] * words))
-    arguments = ["eval-ppl", llama, "--data", folder]
-    report = ropecli(*arguments, "--json")
-    assert [row["length"] for row in json.loads(report.out)["rows"]] == [16, 32, 64]
-    longer = ropecli(*arguments, "--method", "yarn", "--factor", 4, "--json")
-    assert [row["length"] for row in json.loads(longer.out)["rows"]] == [16, 32, 64]
+        (folder / f"{number}.txt").write_text(" ".join(["def"] * (75 if number < 3 else 40)))
+    arguments = ["eval-ppl", llama, "--data", folder, "--json"]
+    longer = ropecli(*arguments, "--method", "yarn", "--factor", 4)
+    for outcome in (ropecli(*arguments), longer):
+        assert [row["length"] for row in outcome.json()["rows"]] == [16, 32, 64]
     assert "Measuring up to 64 tokens: only 3 documents of 10 have 128." in longer.err
 
 
@@ -101,15 +100,35 @@ def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypa
     assert len(lines) == 34
 
 
-def test_a_patch_that_shortens_the_context_is_warned_of(ropecli, llama, tmp_path):
-    config = json.loads((llama / "config.json").read_text())
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    rope = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
-    (shipped / "config.json").write_text(
-        json.dumps({**config, "max_position_embeddings": 2048, "rope_parameters": rope})
-    )
-    outcome = ropecli("patch", shipped, "--method", "yarn", "--factor", 4, "--dry-run")
-    assert "this shortens the context" in outcome.err
-    assert "--target-length 2048" in outcome.err
-    assert "shortens" not in ropecli("patch", shipped, "--method", "yarn", "--factor", 32, "--dry-run").err
+# ropecli recipe.
+
+
+def test_recipes_are_listed_and_printed_by_name_or_path(ropecli, monkeypatch):
+    listed = ropecli("recipe", "--json").json()
+    files = {(path.parent.name, path.stem): path for path in RECIPES.rglob("*.yaml")}
+    assert {(one["kind"], one["name"]) for one in listed} == files.keys()
+    assert all(re.fullmatch(r"[A-Z1-9].*\.", one["summary"]) for one in listed)
+    shown = ropecli("recipe").out
+    assert all(one["name"] in shown for one in listed)
+    text = files["finetune", "qwen2.5-yarn-128k"].read_text(encoding="utf-8")
+    assert ropecli("recipe", "qwen2.5-yarn-128k").out == text
+    monkeypatch.setenv("RANK", "1")  # as on the second node of some clusters
+    assert Path(ropecli("recipe", "--path", "2-nodes").out.strip()).samefile(files["accelerate", "2-nodes"])
+
+
+def test_a_path_is_not_taken_for_a_recipes_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("data: demo-train\n")
+    assert recipe_path(Path("yarn-64k")).samefile(RECIPES / "finetune" / "yarn-64k.yaml")
+    for path in ("yarn-64k.yaml", "recipes/yarn-64k", "mine"):
+        assert recipe_path(Path(path)) == Path(path)
+
+
+def test_the_schema_knows_every_key_and_token_counts_with_suffixes(ropecli):
+    schema = ropecli("recipe", "--schema").json()
+    assert schema["properties"].keys() == Recipe.model_fields.keys()
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["stages"]["items"] == {"$ref": "#"}
+    number, text, _ = schema["properties"]["length"]["anyOf"]
+    assert (number["type"], text["type"]) == ("integer", "string")
+    assert re.search(text["pattern"], "64k")

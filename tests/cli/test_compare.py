@@ -1,40 +1,104 @@
-"""ropecli compare: a table, a plot and a report file of the same numbers."""
+"""ropecli compare: methods, factors and checkpoints in one table, each checkpoint loaded once; stopped and resumed."""
 
 import json
 
 import pytest
 
 
+@pytest.fixture(scope="module")
+def other(build):
+    return build("qwen2", num_attention_heads=4, num_key_value_heads=2)
+
+
 @pytest.fixture
-def compare(ropecli, llama, corpus):
-    def call(*options, methods="none,linear,yarn", lengths="24,64,128"):
-        fixed = ["--lengths", lengths, "--max-documents", 4, "--methods", methods]
-        return ropecli("compare", llama, "--data", corpus, *fixed, *options)
+def compare(ropecli, llama, other, corpus):
+    def call(*options, checkpoints=(llama, other), methods="none,linear,dynamic"):
+        fixed = ["--data", corpus, "--lengths", "24,64,128", "--max-documents", 4, "--methods", methods]
+        return ropecli("compare", *checkpoints, *fixed, *options)
 
     return call
 
 
-def test_json_is_all_that_is_on_standard_output(compare):
-    outcome = compare("--json", "--factors", "2,4")
-    reports = json.loads(outcome.out)
-    assert outcome.code == 0
-    assert [(report["method"], report["factor"]) for report in reports] == [
-        ("none", 1.0),
-        ("linear", 2.0),
-        ("linear", 4.0),
-        ("yarn", 2.0),
-        ("yarn", 4.0),
-    ]
+@pytest.fixture
+def measured(compare):
+    return lambda *options, **where: compare("--json", *options, **where).json()
+
+
+def numbers(reports):
+    return [(one["checkpoint"], one["method"], [cell["sums"] for cell in one["cells"]]) for one in reports]
+
+
+def test_every_method_has_a_report_with_each_factor_and_its_parameters(measured, llama):
+    settings = ["--factors", "2,4", "--set", "abf+cope.beta=5", "--set", "yarn+rerope.frequency_factor=2"]
+    reports = measured(*settings, checkpoints=[llama], methods="none,linear,abf+cope,yarn+rerope")
+    labels = [(report["method"], report["factor"]) for report in reports]
+    assert labels == [("none", 1)] + [(name, s) for name in ("linear", "abf+cope", "yarn+rerope") for s in (2, 4)]
     assert all([row["length"] for row in report["rows"]] == [24, 64, 128] for report in reports)
     assert len({report["fingerprint"] for report in reports}) == 1
+    assert len({report["rows"][2]["ppl"] for report in reports if report["factor"] != 2}) == 4
+    assert reports[-1]["params"]["frequency_factor"] == 2
 
 
-def test_plot_and_report_are_written_beside_the_table(compare, tmp_path):
-    outcome = compare("--plot", tmp_path / "plot.png", "--output", tmp_path / "reports.json")
-    assert outcome.code == 0
+def test_plot_and_report_are_written_beside_the_table(compare, llama, tmp_path):
+    outcome = compare("--plot", tmp_path / "plot.png", "--output", tmp_path / "reports.json", checkpoints=[llama])
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    reports = json.loads((tmp_path / "reports.json").read_text())
-    for report in reports:
+    for report in json.loads((tmp_path / "reports.json").read_text()):
         line = next(line for line in outcome.out.splitlines() if line.strip("│ ").startswith(report["method"]))
         assert [cell.strip() for cell in line.split("│")[2:-1]] == [f"{row['ppl']:.2f}" for row in report["rows"]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "reports.json"]
+
+
+def test_several_checkpoints_give_what_each_gives_alone_and_are_loaded_once(measured, llama, other, monkeypatch):
+    from ropecli.evaluation import subject
+
+    load, loads = subject.load_model, []
+
+    def watched(checkpoint, **options):
+        loads.append(checkpoint.folder)
+        return load(checkpoint, **options)
+
+    monkeypatch.setattr(subject, "load_model", watched)
+    options = ["--chunk", 30, "--batch-size", 3]
+    together = measured(*options, checkpoints=[llama, other, llama])
+    assert loads == [llama, other]
+    assert {"chunk": 30, "batch_size": 3}.items() <= together[0]["settings"].items()
+    alone = [report for folder in (llama, other) for report in measured(*options, checkpoints=[folder])]
+    assert numbers(together) == numbers(alone)
+    assert [report["digest"] for report in together] == [report["digest"] for report in alone]
+    assert alone[1]["rows"][2]["ppl"] != alone[4]["rows"][2]["ppl"]
+
+
+def test_a_stopped_comparison_resumes(compare, measured, stopping, tmp_path):
+    """Within the second checkpoint: 4 documents, 3 methods, 2 checkpoints; dynamic is read at each of 3 lengths."""
+    after, output = 22, tmp_path / "reports.json"
+    with stopping(after):
+        outcome = compare("--output", output)
+    assert outcome.code == 130
+    assert "--resume" in outcome.err
+    compare("--output", output).is_refused("a run that was interrupted")
+    compare("--output", output, "--resume", "--factors", 2).is_refused("jobs.1.scaling: ")
+    with stopping(0) as samples:
+        compare("--output", output, "--resume").succeeds()
+    assert len(samples) == 2 * 20 - after
+    assert numbers(json.loads(output.read_text())) == numbers(measured())
+    assert [path.name for path in tmp_path.iterdir()] == ["reports.json"]
+
+
+def test_as_is_measures_the_shipped_scaling(measured, compare, patched, ropecli, llama, corpus):
+    folder = patched(llama, "dynamic")
+    reports = measured(checkpoints=[folder], methods="linear,as-is,none")
+    labels = [(report["method"], report["in_memory"]) for report in reports]
+    assert labels == [("dynamic", False), ("linear", True), ("none", True)]
+    fixed = ["--data", corpus, "--lengths", "24,64,128", "--max-documents", 4, "--json"]
+    alone = ropecli("eval-ppl", folder, *fixed).json()
+    assert numbers(reports[:1]) == numbers([alone])
+    assert numbers(reports[2:])[0][2] != numbers([alone])[0][2]
+    assert "dynamic ×4, as shipped" in compare(checkpoints=[folder], methods="as-is,dynamic").out
+
+
+def test_replacing_a_shipped_scaling_is_said(compare, patched, llama):
+    folder = patched(llama, "yarn")
+    said = f"{folder.name} ships with yarn ×4, which every method here replaces"
+    assert said in compare(checkpoints=[folder], methods="none").said
+    assert "ships with" not in compare(checkpoints=[folder], methods="as-is,none").err
+    assert "ships with" not in compare(checkpoints=[llama], methods="none").err

@@ -1,76 +1,41 @@
-"""ropecli eval-ppl: one JSON document or one message, whatever is asked."""
+"""ropecli eval-ppl: one checkpoint, or two on the same tokens; one JSON document or one message."""
 
 import json
+import shutil
 
 import pytest
-from outcomes import is_one_message
 
-FIELDS = {
-    "schema_version": int,
-    "task": str,
-    "checkpoint": str,
-    "digest": str,
-    "method": str,
-    "factor": float,
-    "params": dict,
-    "in_memory": bool,
-    "original_max_position_embeddings": int,
-    "source": str,
-    "command": list,
-    "settings": dict,
-    "fingerprint": str,
-    "too_short": int,
-    "dtype": str,
-    "device": str,
-    "cells": list,
-    "rows": list,
-    "document_names": list,
-    "baseline": type(None),
-    "headlines": list,
-    "environment": dict,
-    "kind": str,
-}
+FIELDS = """schema_version task checkpoint digest method factor params in_memory original_max_position_embeddings source
+command settings fingerprint too_short dtype device cells rows document_names baseline headlines environment kind"""
+
+
+def losses(report):
+    return [cell["sums"] for cell in report["cells"]]
 
 
 def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
-    outcome = evaluate("--json", lengths="24,64")
-    report = json.loads(outcome.out)
-    assert outcome.code == 0
-    assert {key: type(value) for key, value in report.items()} == FIELDS
+    report = evaluate("--json", lengths="24,64").json()
+    assert set(report) == set(FIELDS.split())
     assert (report["schema_version"], report["kind"]) == (3, "perplexity")
     assert (report["method"], report["task"], report["headlines"]) == ("none", "prefix", [])
-    assert report["settings"] == {
-        "stride": None,
-        "targets": None,
-        "chunk": None,
-        "batch_size": 1,
-        "attn": "auto",
-        "processes": 1,
-    }
-    command = [
-        "ropecli",
-        "eval-ppl",
-        str(llama),
-        "--data",
-        str(corpus),
-        "--lengths",
-        "24,64",
-        "--max-documents",
-        "4",
-        "--json",
-    ]
-    assert report["command"] == command
+    settings = {"stride": None, "targets": None, "chunk": None, "batch_size": 1, "attn": "auto", "processes": 1}
+    assert report["settings"] == settings
+    options = ["--data", str(corpus), "--lengths", "24,64", "--max-documents", "4", "--json"]
+    assert report["command"] == ["ropecli", "eval-ppl", str(llama), *options]
     assert (report["checkpoint"], report["source"]) == (str(llama), str(corpus))
     assert {"ropecli", "torch", "transformers", "python"} <= report["environment"].keys()
     assert report["document_names"] == sorted(path.name for path in corpus.iterdir())[:4]
 
 
-def test_documents_left_out_are_counted_and_said(evaluate, corpus, tmp_path):
-    (tmp_path / "short.txt").write_text("ba")
-    (tmp_path / "long.txt").write_text((corpus / "text00.txt").read_text())
-    outcome = evaluate("--json", data=tmp_path, lengths="24,64")
-    assert json.loads(outcome.out)["too_short"] == 1
-    assert "1 document" in outcome.err
+def test_the_result_says_what_was_measured(evaluate, measured, yarn):
+    report = measured("--method", "linear", "--factor", 4, "--original-length", 32)
+    assert (report["in_memory"], report["original_max_position_embeddings"]) == (True, 32)
+    plain = measured()
+    assert (plain["in_memory"], plain["original_max_position_embeddings"]) == (False, 64)
+    assert losses(plain) != losses(report)
+    assert "linear ×4 in memory: perplexity" in evaluate("--method", "linear", "--factor", 4).printed
+    assert "none in memory" in evaluate("--method", "none", checkpoint=yarn).printed
+    assert "in memory" not in evaluate().out
 
 
 @pytest.fixture
@@ -84,70 +49,121 @@ def few(corpus, tmp_path):
     return folder
 
 
+def test_skipped_documents_are_counted_and_said(evaluate, few):
+    outcome = evaluate("--json", data=few, lengths="24,64")
+    assert outcome.json()["too_short"] == 2
+    assert "2 documents" in outcome.err
+
+
 @pytest.mark.parametrize("protocol", ["sliding", "disjoint"])
-def test_whole_documents_are_all_scored_and_short_ones_are_told_of(evaluate, few, tokenizer, protocol):
+def test_whole_documents_are_all_scored_and_short_ones_are_named(evaluate, few, tokenizer, protocol):
     tokens = [len(tokenizer((few / f"{name}.txt").read_text())["input_ids"]) for name in "abc"]
     assert tokens[0] > 100 > 64 > tokens[1] > 24 > tokens[2] >= 2
     outcome = evaluate("--json", "--protocol", protocol, data=few, lengths="24,100")
-    report = json.loads(outcome.out)
+    report = outcome.json()
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt", "c.txt"], 0)
-    assert "2 documents shorter than 100 tokens: scored with less context" in " ".join(outcome.err.split())
+    assert "2 documents shorter than 100 tokens: scored with less context" in outcome.said
     first = protocol == "sliding"
     assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
     assert report["cells"][0]["weights"] == [count - first for count in tokens]
 
 
-def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
-    outcome = evaluate(
-        "--json", "--protocol", "sliding", "--min-tokens", 30, "--max-tokens", 90, data=few, lengths="24,60"
-    )
-    report = json.loads(outcome.out)
+def test_whole_documents_can_be_skipped_and_cut(evaluate, few):
+    options = ["--json", "--protocol", "sliding", "--min-tokens", 30, "--max-tokens", 90]
+    outcome = evaluate(*options, data=few, lengths="24,60")
+    report = outcome.json()
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt"], 1)
     assert report["cells"][0]["weights"][0] == 89
-    said = " ".join(outcome.err.split())
-    assert "Skipping 1 document shorter than 30 tokens" in said
-    assert "1 document shorter than 60 tokens: scored with less context" in said
-    nothing = evaluate("--protocol", "sliding", "--min-tokens", 30, "--max-documents", 1, data=few)
-    assert "shorter" not in nothing.err
-
-
-def test_a_document_that_is_too_short_to_score_is_one_message(evaluate, tmp_path):
-    (tmp_path / "tiny.txt").write_text("b")
-    for protocol in ("prefix", "disjoint"):
-        outcome = evaluate("--protocol", protocol, data=tmp_path / "tiny.txt", lengths="2")
-        is_one_message(outcome, "No document has at least 2 tokens")
-
-
-def test_a_table_without_its_column_is_one_message(evaluate, tmp_path, corpus):
-    body = json.dumps({"body": (corpus / "text00.txt").read_text()})
-    (tmp_path / "rows.jsonl").write_text(body + "\n")
-    is_one_message(
-        evaluate(data=tmp_path / "rows.jsonl", lengths="24"), "no text in column 'text'. Available columns: body"
-    )
-    assert evaluate("--text-column", "body", data=tmp_path / "rows.jsonl", lengths="24").code == 0
+    assert "Skipping 1 document shorter than 30 tokens" in outcome.said
+    assert "1 document shorter than 60 tokens: scored with less context" in outcome.said
 
 
 @pytest.mark.parametrize(
-    ("options", "address", "warned"),
-    [
-        (["--cpu", "--num_processes", "2"], None, True),
-        (["--cpu", "--num_processes", "1"], None, False),
-        (["--cpu", "--num_processes", "1"], "node17", False),  # as exported by a cluster's script
-    ],
+    ("processes", "address", "warned"),
+    [(2, None, True), (1, None, False), (1, "node17", False)],  # the address as exported by a cluster's script
 )
 def test_accelerate_launch_that_starts_one_process_instead_of_several(
-    ropecli, llama, corpus, monkeypatch, options, address, warned
+    evaluate, monkeypatch, processes, address, warned
 ):
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     if address:
         monkeypatch.setenv("MASTER_ADDR", address)
-    launch, *_ = _validate_launch_command(launch_command_parser().parse_args([*options, "-m", "ropecli"]))
-    _, environment = prepare_simple_launcher_cmd_env(launch)
-    for key, value in environment.items():
+    options = ["--cpu", "--num_processes", f"{processes}", "-m", "ropecli"]
+    launch, *_ = _validate_launch_command(launch_command_parser().parse_args(options))
+    for key, value in prepare_simple_launcher_cmd_env(launch)[1].items():
         monkeypatch.setenv(key, value)
-    outcome = ropecli("eval-ppl", llama, "--data", corpus, "--lengths", 32, "--max-documents", 1)
-    assert outcome.code == 0
+    outcome = evaluate(lengths="32").succeeds()
     assert ("accelerate launch started one process" in outcome.err) == warned
     assert ("torchrun --nproc_per_node N -m ropecli" in outcome.err) == warned
+
+
+# With a baseline.
+
+
+def test_checkpoint_and_baseline_give_what_each_gives_alone_one_in_memory_at_a_time(measured, llama, yarn, monkeypatch):
+    import gc
+    import weakref
+
+    from ropecli.evaluation import subject
+
+    load, models = subject.load_model, []
+
+    def watched(*arguments, **options):
+        gc.collect()
+        assert not any(model() is not None for model in models)
+        models.append(weakref.ref(model := load(*arguments, **options)))
+        return model
+
+    options = ["--protocol", "sliding", "--max-tokens", 200]
+    own, base = measured(*options, checkpoint=yarn), measured(*options)
+    monkeypatch.setattr(subject, "load_model", watched)
+    both = measured("--baseline", llama, *options, checkpoint=yarn)
+    assert len(models) == 2
+    assert losses(own) != losses(base)
+    assert (losses(both), losses(both["baseline"])) == (losses(own), losses(base))
+    for key in ("checkpoint", "digest", "method", "factor", "task", "fingerprint", "document_names", "kind"):
+        assert both[key] == own[key], key
+        assert both["baseline"][key] == base[key], key
+    assert both["fingerprint"] == both["baseline"]["fingerprint"]
+
+
+@pytest.mark.parametrize(("protocol", "against"), [("prefix", 128), ("tail", 64)])
+def test_headlines_compare_with_the_baseline_at_its_own_length(measured, llama, yarn, protocol, against):
+    """The baseline reads 64 tokens."""
+    report = measured("--baseline", llama, "--protocol", protocol, checkpoint=yarn)
+    ours, base = ({row["length"]: row["ppl"] for row in one["rows"]} for one in (report, report["baseline"]))
+    gain = "long-context gain" if protocol == "tail" else "change beyond the pretraining length"
+    expected = [("short-context cost", 64, 64), (gain, 128, against)]
+    assert [(one["name"], one["length"], one["baseline_length"]) for one in report["headlines"]] == expected
+    for (_, length, base_length), headline in zip(expected, report["headlines"], strict=True):
+        change = headline["change"]
+        assert change["change"] == pytest.approx(ours[length] / base[base_length] - 1, rel=1e-9)
+        assert change["low"] < change["change"] < change["high"]
+
+
+def test_another_vocabulary_is_refused_before_any_model_is_loaded(evaluate, source, tokenizer, corpus, monkeypatch):
+    from ropecli.evaluation import subject
+
+    value = json.loads((source / "tokenizer.json").read_text())
+    vocabulary = value["model"]["vocab"]
+    used = tokenizer((corpus / "text00.txt").read_text())["input_ids"][:20]
+    first, second = tokenizer.convert_ids_to_tokens(sorted(set(used))[:2])
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (source / "tokenizer.json").write_text(json.dumps(value))
+    monkeypatch.setattr(subject, "load_model", lambda *arguments, **options: pytest.fail("the model was loaded"))
+    evaluate("--baseline", source).is_refused("another vocabulary", "bits per byte")
+
+
+def test_a_baseline_whose_loss_is_not_finite_leaves_the_other_its_report(measured, evaluate, llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(llama, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"].mul_(float("nan"))
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    report = measured("--baseline", broken)
+    assert (report["baseline"], report["headlines"]) == (None, [])
+    assert [row["ppl"] for row in report["rows"]] == [row["ppl"] for row in measured()["rows"]]
+    assert f"{broken} was not measured: The loss is not finite" in evaluate("--baseline", broken).said

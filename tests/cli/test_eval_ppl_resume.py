@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from outcomes import is_one_message
 
 SLIDING = ["--protocol", "sliding", "--stride", "2", "--max-tokens", "120", "--lengths", "24,64"]
 PREFIX = ["--lengths", "24,64,128"]
@@ -57,57 +56,38 @@ def stopped(ropecli, arguments, stopping):
     return run
 
 
-def test_an_interrupted_run_is_gone_on_with(ropecli, arguments, stopped, llama, tmp_path):
+def test_an_interrupted_run_resumes(ropecli, arguments, stopped, llama, tmp_path):
     """Within the baseline's documents."""
-    after = 14
     (tmp_path / "done").mkdir()
     output, whole = tmp_path / "report.json", tmp_path / "done" / "report.json"
     options = ["--baseline", llama, "--method", "linear", "--factor", 4]
-    outcome = stopped(after, *options, "--output", output)
+    outcome = stopped(14, *options, "--output", output)
     assert outcome.code == 130
-    assert "Run the same command with --resume to continue" in " ".join(outcome.err.split())
+    assert "Run the same command with --resume to continue" in outcome.said
     assert names(tmp_path) == ["done", "report.json.state"]
-    assert ropecli(*arguments(*options, "--output", output, "--resume")).code == 0
+    ropecli(*arguments(*options, "--output", output, "--resume")).succeeds()
     assert names(tmp_path) == ["done", "report.json"]
-    assert ropecli(*arguments(*options, "--output", whole)).code == 0
+    ropecli(*arguments(*options, "--output", whole)).succeeds()
     assert names(tmp_path / "done") == ["report.json"]
     assert read(output) == read(whole)
 
 
-def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, arguments, stopped, tmp_path):
+def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli, arguments, stopped, tmp_path):
     output = tmp_path / "report.json"
     stopped(3, "--output", output)
     before = (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes()
-    is_one_message(ropecli(*arguments("--output", output)), "a run that was interrupted")
-    other = ropecli(*arguments("--output", output, "--resume", "--dtype", "bfloat16"))
-    is_one_message(other, "dtype: 'float32' then, 'bfloat16' now")
-    is_one_message(
-        ropecli(*arguments("--output", output, "--resume", how=["--lengths", "24,64"])),
-        "lengths: [24, 64, 128] then, [24, 64] now",
-    )
+    ropecli(*arguments("--output", output)).is_refused("a run that was interrupted")
+    for change, line in (
+        (["--dtype", "bfloat16"], "dtype: 'float32' then, 'bfloat16' now"),
+        (["--lengths", "24,64"], "lengths: [24, 64, 128] then, [24, 64] now"),
+        (["--method", "none", "--original-length", 32], "jobs.0.scaling: "),
+        (["--max-documents", 3], "jobs.0.tasks.0.documents: "),
+    ):
+        ropecli(*arguments("--output", output, "--resume", *change)).is_refused(line)
     assert (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (["--method", "none", "--original-length", 32], "jobs.0.scaling"),
-        (["--max-documents", 3], "jobs.0.tasks.0.documents"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_another_request_is_named_by_what_changed(ropecli, arguments, stopped, tmp_path, change, named):
-    output = tmp_path / "report.json"
-    stopped(2, "--output", output)
-    is_one_message(ropecli(*arguments("--output", output, "--resume", *change)), f"{named}: ")
-
-
-def test_what_leaves_the_numbers_alone_may_change(ropecli, arguments, stopped, tmp_path):
-    """So that one may do as is advised where memory did not suffice."""
-    output = tmp_path / "report.json"
-    stopped(2, "--output", output)
-    assert ropecli(*arguments("--output", output, "--resume", "--chunk", 30, "--batch-size", 2)).code == 0
-    assert ropecli(*arguments("--output", tmp_path / "whole.json")).code == 0
+    # what leaves the numbers alone may change, as is advised where memory did not suffice
+    ropecli(*arguments("--output", output, "--resume", "--chunk", 30, "--batch-size", 2)).succeeds()
+    ropecli(*arguments("--output", tmp_path / "whole.json")).succeeds()
     rows = [json.loads((tmp_path / name).read_text())["rows"] for name in ("report.json", "whole.json")]
     assert [row["nll"] for row in rows[0]] == pytest.approx([row["nll"] for row in rows[1]], rel=1e-5)
 
@@ -119,18 +99,13 @@ def test_other_weights_under_the_same_name_are_another_request(
     folder, output = Path(shutil.copytree(large, tmp_path / "checkpoint")), tmp_path / "report.json"
     stopped(2, "--output", output, checkpoint=folder)
     shutil.copyfile(changed_amid(folder) / "model.safetensors", folder / "model.safetensors")
-    is_one_message(ropecli(*arguments("--output", output, "--resume", checkpoint=folder)), "checkpoint: 'sha256:")
+    ropecli(*arguments("--output", output, "--resume", checkpoint=folder)).is_refused("checkpoint: 'sha256:")
 
 
-def started(arguments):
-    command = [sys.executable, "-m", "ropecli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_killed_amid_its_documents_and_gone_on_with(ropecli, arguments, tmp_path):
+def test_a_killed_run_resumes(ropecli, arguments, tmp_path):
     output, whole = tmp_path / "report.json", tmp_path / "whole.json"
     command = arguments("--output", output, how=SLIDING)
-    process = started(command)
+    process = subprocess.Popen([sys.executable, "-m", "ropecli", *command], stderr=subprocess.PIPE, text=True)
     progress = tmp_path / "report.json.state" / "samples-0.jsonl"
     while process.poll() is None:
         if progress.exists() and len(progress.read_bytes().splitlines()) > 3:
@@ -139,15 +114,15 @@ def test_killed_amid_its_documents_and_gone_on_with(ropecli, arguments, tmp_path
     else:
         pytest.fail(f"ended too soon: {process.stderr.read()}")
     # a run in use is left to its user
-    is_one_message(ropecli(*command), "or is still running")
+    ropecli(*command).is_refused("or is still running")
     in_use = ropecli(*command, "--resume")
     assert process.poll() is None, "it was done too soon for this test"
-    is_one_message(in_use, "in use by another run")
+    in_use.is_refused("in use by another run")
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert 3 < len(progress.read_bytes().splitlines()) < 13
-    assert ropecli(*command, "--resume").code == 0
-    assert ropecli(*arguments("--output", whole, how=SLIDING)).code == 0
+    ropecli(*command, "--resume").succeeds()
+    ropecli(*arguments("--output", whole, how=SLIDING)).succeeds()
     assert read(output) == read(whole)
     assert names(tmp_path) == ["report.json", "whole.json"]
 
@@ -167,7 +142,7 @@ def test_two_processes_give_the_very_numbers_of_one(ropecli, arguments, stopped,
     report = json.loads(done.stdout)  # of one process, or it would be no JSON
     assert report == json.loads(output.read_text())
     assert done.stderr.count("tokenizer has") == 2  # a warning for each model, not for each process as well
-    one = json.loads(ropecli(*arguments(*options)).out)
+    one = ropecli(*arguments(*options)).json()
     for settings in (one["settings"], one["baseline"]["settings"]):
         assert settings["processes"] == 1
         settings["processes"] = 2

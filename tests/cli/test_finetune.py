@@ -1,6 +1,7 @@
-"""ropecli finetune: options, recipe file and --set make one recipe, and what is wrong is one message."""
+"""ropecli finetune: options, recipe file and --set make one recipe; stages, adapters, dry runs."""
 
-import json
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -18,20 +19,16 @@ def finetune(ropecli, llama, corpus, tmp_path):
 def test_options_and_settings_come_before_the_recipe_file(finetune, tmp_path, corpus):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("data: nowhere\nsteps: 50\nlength: 32\nseed: 7\nbatch_size: 2\nbetas: [0.8, 0.9]\n")
-    options = ["--recipe", recipe, "--steps", 2, "--lr", "1e-4", "--set", "warmup_steps=1"]
-    outcome = finetune(*options, "--set", "mixed_precision=none")
-    assert outcome.code == 0, outcome.err
-    asked = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["recipe"]
+    settings = ["--set", "warmup_steps=1", "--set", "mixed_precision=none"]
+    outcome = finetune("--recipe", recipe, "--steps", 2, "--lr", "1e-4", *settings).succeeds()
+    used = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["recipe"]
     given = {"data": str(corpus), "steps": 2, "length": 32, "seed": 7, "batch_size": 2, "betas": [0.8, 0.9]}
-    assert {**asked, **given, "learning_rate": 1e-4, "warmup_steps": 1} == asked
+    assert {**used, **given, "learning_rate": 1e-4, "warmup_steps": 1} == used
     assert "2 steps" in outcome.out
 
 
 def test_no_library_speaks_on_standard_error(llama, corpus, tmp_path):
     """In a process of its own: warnings are shown once in each, and pytest takes them for itself."""
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "ropecli", "finetune", str(llama), "--data", str(corpus), "--length", "32"]
     command += ["--steps", "1", "--set", "warmup_steps=0", "--output", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -57,42 +54,27 @@ stages:
 """
 
 
-def test_a_dry_run_says_what_each_stage_would_do_and_writes_nothing(finetune, tmp_path, corpus):
+def test_stages_are_described_by_a_dry_run_and_leave_each_checkpoint(finetune, tmp_path, corpus, config_of):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(STAGES.format(corpus=corpus))
-    outcome = finetune("--recipe", recipe, "--dry-run", data=None)
-    assert outcome.code == 0, outcome.err
-    first, second = outcome.out.splitlines()
+    first, second = finetune("--recipe", recipe, "--dry-run", data=None).succeeds().out.splitlines()
     assert "stage 1 of 2: yarn ×2 to 128 tokens; sequences of 32 tokens" in first
     assert "stage 2 of 2: yarn ×4 to 256 tokens; sequences of 48 tokens" in second
     assert "2 steps of 4 sequences: 128 tokens per step, 256 in total" in first
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
-
-
-def test_stages_run_from_the_command_line_and_leave_each_checkpoint(finetune, tmp_path, corpus):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(STAGES.format(corpus=corpus))
-    outcome = finetune("--recipe", recipe, data=None)
-    assert outcome.code == 0, outcome.err
-    assert "3 steps" in outcome.out
-    windows = [
-        json.loads((tmp_path / "run" / folder / "config.json").read_text())["max_position_embeddings"]
-        for folder in ("stages/1", ".")
-    ]
-    assert windows == [128, 256]
+    assert "3 steps" in finetune("--recipe", recipe, data=None).succeeds().out
+    lengths = [config_of(tmp_path / "run" / name)["max_position_embeddings"] for name in ("stages/1", ".")]
+    assert lengths == [128, 256]
 
 
 def test_an_adapter_is_no_checkpoint_until_it_is_merged(finetune, ropecli, tmp_path, corpus):
+    run, whole = tmp_path / "run", tmp_path / "whole"
     options = ["--adapter", "lora", "--set", "save=adapter", "--set", "tracker=none", "--length", 32, "--steps", 1]
-    outcome = finetune(*options)
-    assert outcome.code == 0, outcome.err
-    assert "lora trains" in outcome.err
-    refused = ropecli("patch", tmp_path / "run", "--method", "yarn", "--factor", 2, "-o", tmp_path / "patched")
-    assert refused.code == 2
-    assert f"ropecli merge {tmp_path / 'run'}" in refused.err
-    whole = ropecli("merge", tmp_path / "run", "--output", tmp_path / "whole")
-    assert whole.code == 0, whole.err
-    assert ropecli("eval-ppl", tmp_path / "whole", "--data", corpus, "--lengths", "32").code == 0
+    assert "lora trains" in finetune(*options).succeeds().err
+    refused = ropecli("patch", run, "--method", "yarn", "--factor", 2, "-o", tmp_path / "patched")
+    refused.is_refused(f"ropecli merge {run}")
+    ropecli("merge", run, "--output", whole).succeeds()
+    ropecli("eval-ppl", whole, "--data", corpus, "--lengths", "32").succeeds()
 
 
 def test_weights_that_the_config_leaves_unused_are_measured_with_a_warning_and_never_trained(
@@ -100,19 +82,16 @@ def test_weights_that_the_config_leaves_unused_are_measured_with_a_warning_and_n
 ):
     """transformers drops them: what is written from such a model would lack them."""
     folder = edited(llama, num_hidden_layers=1)
-    measured = ropecli("eval-ppl", folder, "--data", corpus, "--lengths", "32")
-    assert measured.code == 0
+    measured = ropecli("eval-ppl", folder, "--data", corpus, "--lengths", "32").succeeds()
     assert "model.layers.1" in measured.err
-    tuned = ropecli("tune", folder, "--data", corpus, "--factor", 2, "--output", tmp_path / "run", "--max-documents", 8)
-    for refused in (tuned, finetune("--length", 32, "--steps", 1, checkpoint=folder)):
+    tune = ["--data", corpus, "--factor", 2, "--output", tmp_path / "run", "--max-documents", 8]
+    for refused in (ropecli("tune", folder, *tune), finetune("--length", 32, "--steps", 1, checkpoint=folder)):
         assert refused.code == 2
         assert "model.layers.1" in refused.err
         assert not list(tmp_path.glob("run*"))
 
 
 def test_a_dry_run_warns_of_positions_that_the_patch_does_not_reach(finetune):
-    outcome = finetune(
-        "--positions", "pose", "--set", "window=500", "--set", "patch={method: yarn, factor: 2}", "--dry-run"
-    )
-    assert outcome.code == 0, outcome.err
+    settings = ["--set", "window=500", "--set", "patch={method: yarn, factor: 2}"]
+    outcome = finetune("--positions", "pose", *settings, "--dry-run").succeeds()
     assert "warning: positions up to 500 exceed the checkpoint's context length, 128" in outcome.err

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from outcomes import is_one_message
 
 from ropecli.evaluation.tasks import keys as key_tokens
 
@@ -33,35 +32,26 @@ def yarn(tmp_path_factory):
 
 def test_keys_are_found_once_and_read_for_other_models(ropecli, repeating, yarn, tmp_path):
     keys, report = tmp_path / "keys.json", tmp_path / "report.json"
-    fixed = ["--data", repeating, "--protocol", "longppl", "--lengths", "256,640"]
-    found = ropecli(
-        "eval-ppl", yarn, "--evaluator", yarn, "--keys", keys, "--baseline", "demo", "--output", report, *fixed
-    )
-    assert found.code == 0, found.err
+    fixed = ["--data", repeating, "--protocol", "longppl", "--lengths", "256,640", "--keys", keys]
+    outcome = ropecli(
+        "eval-ppl", yarn, "--evaluator", yarn, "--baseline", "demo", "--output", report, *fixed
+    ).succeeds()
     first = json.loads(report.read_text())
     count = first["rows"][0]["tokens"]
     assert count >= 5
     assert [row["tokens"] for one in (first, first["baseline"]) for row in one["rows"]] == [count] * 4
-    assert f"\n{count} of 1,9" in found.err
-    assert f"{count} key tokens give wide intervals" in found.err
-    assert "┃ tokens ┃" in found.out
-    assert first["settings"]["keys"] == {
-        "evaluator": str(yarn),
-        "digest": first["digest"],
-        "length": 640,
-        "short_context": 256,
-        "stride": 64,
-        "min_gain": 2.0,
-        "max_loss": 2.0,
-    }
+    assert f"\n{count} of 1,9" in outcome.err
+    assert f"{count} key tokens give wide intervals" in outcome.err
+    assert "┃ tokens ┃" in outcome.out
+    search = {"length": 640, "short_context": 256, "stride": 64, "min_gain": 2.0, "max_loss": 2.0}
+    assert first["settings"]["keys"] == {"evaluator": str(yarn), "digest": first["digest"], **search}
     # the evaluator uses more than the demo's 256 tokens
     assert first["baseline"]["rows"][1]["nll"] > 2 > first["rows"][1]["nll"]
     assert [one["name"] for one in first["headlines"]] == ["short-context cost", "long-context gain"]
 
-    compared = ropecli("compare", yarn, "--methods", "none,as-is", "--keys", keys, "--json", *fixed)
-    assert compared.code == 0, compared.err
-    reports = {one["method"]: one for one in json.loads(compared.out)}
+    compared = ropecli("compare", yarn, "--methods", "none,as-is", "--json", *fixed)
     assert "finding key tokens" not in compared.err
+    reports = {one["method"]: one for one in compared.json()}
     for method, earlier in (("yarn", first), ("none", first["baseline"])):
         assert reports[method]["fingerprint"] == earlier["fingerprint"]
         nll = [row["nll"] for row in earlier["rows"]]
@@ -81,48 +71,35 @@ def evaluate(ropecli, llama, corpus, monkeypatch):
     return call
 
 
-def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tmp_path, monkeypatch):
-    keys = tmp_path / "keys.json"
-    is_one_message(evaluate(), "needs --evaluator CHECKPOINT")
-    is_one_message(evaluate("--keys", keys), "To find key tokens and write them there, add --evaluator")
-    is_one_message(evaluate("--evaluator", llama, lengths=("--lengths", "64")), "needs more than 80, because")
-    is_one_message(evaluate("--evaluator", llama, "--min-tokens", 9), "apply to whole documents")
-    is_one_message(
-        ropecli("eval-ppl", llama, "--data", corpus, "--evaluator", llama), "apply only to the protocol longppl"
-    )
-    assert not keys.exists()
-    assert evaluate("--evaluator", llama, "--keys", keys).code == 0
-    other = edited(llama, rms_norm_eps=1e-3)
-    is_one_message(evaluate("--evaluator", other, "--keys", keys), "has the key tokens of another evaluator")
-    is_one_message(evaluate("--keys", keys, lengths=("--lengths", "64,256")), "--lengths asks for 256")
+def test_keys_of_another_evaluator_or_damaged_ones_are_refused(evaluate, llama, edited, tmp_path, monkeypatch):
+    keys, other = tmp_path / "keys.json", edited(llama, rms_norm_eps=1e-3)
+    evaluate("--evaluator", llama, "--keys", keys).succeeds()
+    evaluate("--evaluator", other, "--keys", keys).is_refused("has the key tokens of another evaluator")
+    evaluate("--keys", keys, lengths=("--lengths", "64,256")).is_refused("--lengths asks for 256")
     written = json.loads(keys.read_text())
     written["documents"][0]["intervals"].pop()
     keys.write_text(json.dumps(written))
-    is_one_message(evaluate("--keys", keys), "does not match its checksum")
-    del written["checksum"]  # as in earlier releases
-    keys.write_text(json.dumps(written))
-    assert evaluate("--keys", keys).code == 0
+    evaluate("--keys", keys).is_refused("does not match its checksum")
     monkeypatch.setattr(key_tokens, "MAX_LOSS", 0.0)
-    is_one_message(evaluate("--evaluator", llama), "found no key tokens in 3 documents")
+    evaluate("--evaluator", llama).is_refused("found no key tokens in 3 documents")
 
 
 def test_keys_of_an_earlier_release_are_of_their_evaluator(evaluate, llama, edited, earlier_digest, tmp_path):
-    keys = tmp_path / "keys.json"
-    assert evaluate("--evaluator", llama, "--keys", keys).code == 0
+    """They have no checksum, and another digest."""
+    keys, other = tmp_path / "keys.json", edited(llama, rms_norm_eps=1e-3)
+    evaluate("--evaluator", llama, "--keys", keys).succeeds()
     written = json.loads(keys.read_text())
     del written["checksum"]
     keys.write_text(json.dumps({**written, "digest": earlier_digest(llama)}))
-    outcome = evaluate("--evaluator", llama, "--keys", keys)
-    assert outcome.code == 0, outcome.err
+    outcome = evaluate("--evaluator", llama, "--keys", keys).succeeds()
     assert outcome.err.count("digest is of an earlier release") == 1
-    other = edited(llama, rms_norm_eps=1e-3)
-    is_one_message(evaluate("--evaluator", other, "--keys", keys), "has the key tokens of another evaluator")
+    evaluate("--evaluator", other, "--keys", keys).is_refused("has the key tokens of another evaluator")
 
 
 def test_default_lengths_end_with_those_of_the_keys(evaluate, llama, patched, tmp_path):
     keys, four = tmp_path / "keys.json", patched(llama, "yarn", 4.0)
-    assert evaluate("--evaluator", llama, "--keys", keys).code == 0
-    report = json.loads(evaluate("--keys", keys, "--json", checkpoint=four, lengths=()).out)
+    evaluate("--evaluator", llama, "--keys", keys).succeeds()
+    report = evaluate("--keys", keys, "--json", checkpoint=four, lengths=()).json()
     assert [row["length"] for row in report["rows"]] == [16, 32, 64, 128]
 
 
@@ -140,17 +117,14 @@ def test_a_stopped_run_resumes(evaluate, llama, stopping, tmp_path, after, with_
     output, keys = tmp_path / "report.json", tmp_path / "keys.json"
     options = ["--evaluator", llama, "--output", output, *(["--keys", keys] if with_file else [])]
     with stopping(after):
-        outcome = evaluate(*options)
-    assert outcome.code == 130
-    assert "Run the same command with --resume to continue" in " ".join(outcome.err.split())
+        assert evaluate(*options).code == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == left
-    is_one_message(evaluate(*options), "a run that was interrupted")
+    evaluate(*options).is_refused("a run that was interrupted")
     with stopping(0) as samples:
-        resumed = evaluate(*options, "--resume")
-    assert resumed.code == 0, resumed.err
+        evaluate(*options, "--resume").succeeds()
     assert len(samples) == 9 - after
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys.json", "report.json"][1 - with_file :]
-    whole = json.loads(evaluate("--evaluator", llama, "--json").out)
+    whole = evaluate("--evaluator", llama, "--json").json()
     assert [cell["sums"] for cell in json.loads(output.read_text())["cells"]] == [
         cell["sums"] for cell in whole["cells"]
     ]

@@ -14,22 +14,22 @@ from annotated_doc import Doc
 from typing_extensions import Required, TypedDict, Unpack
 
 from ropecli import commands
-from ropecli.commands.signature import Default, Renamed, command
+from ropecli.commands.signature import Default, command
 from ropecli.errors import MethodError
 
 # What a command needs, so that only the tested option is wrong.
 REQUIRED = {
-    "compare": ["demo", "--data", "demo"],
-    "eval_ppl": ["demo", "--data", "demo", "--method", "yarn", "--factor", "4"],
-    "finetune": ["demo", "--data", "demo-train", "--output", "out"],
-    "needle": ["demo", "--method", "yarn", "--factor", "4"],
-    "passkey": ["demo", "--method", "yarn", "--factor", "4"],
-    "patch": ["demo", "--method", "yarn", "--factor", "4", "--dry-run"],
-    "plan": ["demo"],
-    "plot": ["demo", "--kind", "frequencies", "--methods", "yarn", "--factor", "4"],
-    "ruler": ["demo", "--method", "yarn", "--factor", "4"],
-    "theory": ["demo", "--methods", "yarn", "--factor", "4"],
-    "tune": ["demo", "--data", "demo-train", "--factor", "4", "--output", "out"],
+    "compare": "demo --data demo",
+    "eval_ppl": "demo --data demo --method yarn --factor 4",
+    "finetune": "demo --data demo-train --output out",
+    "needle": "demo --method yarn --factor 4",
+    "passkey": "demo --method yarn --factor 4",
+    "patch": "demo --method yarn --factor 4 --dry-run",
+    "plan": "demo",
+    "plot": "demo --kind frequencies --methods yarn --factor 4",
+    "ruler": "demo --method yarn --factor 4",
+    "theory": "demo --methods yarn --factor 4",
+    "tune": "demo --data demo-train --factor 4 --output out",
 }
 
 
@@ -47,13 +47,12 @@ def notes_of(annotation: object) -> list[object]:
 
 
 def out_of_range(annotation: object) -> list[str]:
+    """A number below the range, one above it, and one that is not finite."""
     keys = ("ge", "gt", "le", "lt")
     bounds = {key: getattr(note, key) for note in notes_of(annotation) for key in keys if hasattr(note, key)}
-    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
-    whole = int in types_of(annotation)
-    below = -1 if low is None else low - 1
-    above = high + 1 if high is not None else 2**63 if whole else math.inf
-    return [str(below), str(above), "nan", "inf", "-inf"]
+    low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("le", bounds.get("lt"))
+    above = high + 1 if high is not None else 2**63 if int in types_of(annotation) else math.inf
+    return [str(low - 1), str(above), "nan"]
 
 
 NUMBERS = [
@@ -69,10 +68,9 @@ def test_a_number_out_of_range_is_refused(name, parameter, ropecli, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     option = "--" + parameter.name.replace("_", "-")
     for value in out_of_range(parameter.annotation):
-        outcome = ropecli(name.replace("_", "-"), *REQUIRED[name], f"{option}={value}")
-        assert outcome.code == 2, (value, outcome)
+        outcome = ropecli(name.replace("_", "-"), *REQUIRED[name].split(), f"{option}={value}")
+        assert (outcome.code, outcome.out) == (2, ""), (value, outcome)
         assert len(re.findall("error", outcome.err, re.IGNORECASE)) == 1, (value, outcome.err)
-        assert outcome.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,7 +127,7 @@ def test_a_message_names_option_value_and_range(name, options, message):
 class Group(TypedDict, total=False):
     length: Required[Annotated[int, Doc("Tokens.")]]
     sizes: Annotated[Sequence[float] | None, Default(None), annotated_types.Len(1, 2), Doc("Sizes.")]
-    name: Annotated[str, Default("x"), Renamed("title"), Doc("Name.")]
+    name: Annotated[str, Default("x"), Doc("Name.")]
 
 
 @command
@@ -147,47 +145,17 @@ def test_a_command_gets_all_options_of_its_groups(tmp_path):
         example(length=3, sizes=[1, 2, 3])
 
 
-def test_a_former_name_works_with_a_warning():
-    with pytest.warns(FutureWarning, match="title was renamed to name") as warned:
-        assert example(length=3, title="y")["name"] == "y"
-    assert warned[0].filename == __file__
-    with pytest.raises(TypeError, match="got name and title"):
-        example(length=3, title="y", name="z")
-
-
-def test_former_names_of_options(ropecli):
-    small = ["--lengths", "64", "--depths", "0.5", "--json"]
-    new = ropecli("needle", "demo", "--samples", 1, "--num-needles", 2, *small)
-    assert new.code == 0, new.err
-    old = ropecli("needle", "demo", "--trials", 1, "--keys", 2, *small)
-    assert old.out.replace("--trials", "--samples").replace("--keys", "--num-needles") == new.out
-    with pytest.warns(FutureWarning) as warned:
-        [report] = commands.needle("demo", lengths=[64], depths=[0.5], trials=1, keys=2).reports
-    assert sorted(str(warning.message) for warning in warned) == [
-        "needle(): keys was renamed to num_needles. Use num_needles.",
-        "needle(): trials was renamed to samples. Use samples.",
-    ]
-    assert (report.settings["trials"], report.settings["keys"]) == (1, 2)
-    assert "is 0" in ropecli("ruler", "demo", "--trials", 0).err
-
-
-@pytest.mark.parametrize(
-    "annotation",
-    [
-        Annotated[int, annotated_types.MultipleOf(4), Doc("")],
-        Annotated[Sequence[Annotated[int, annotated_types.Predicate(bool)]], Doc("")],
-    ],
-)
-def test_a_constraint_that_nothing_checks_is_refused_at_import(annotation):
+def test_a_group_that_the_decorator_cannot_check_is_refused_at_import():
     def wrong(**shared) -> None: ...
 
-    wrong.__annotations__["shared"] = Unpack[TypedDict("Wrong", {"size": Required[annotation]}, total=False)]
-    with pytest.raises(TypeError, match=r"^wrong\(\): size has (MultipleOf|Predicate)\("):
-        command(wrong)
-
-
-def test_a_field_has_a_default_or_is_required():
-    def wrong(**shared: Unpack[TypedDict("Wrong", {"size": Annotated[int, Doc("")]}, total=False)]) -> None: ...
-
-    with pytest.raises(TypeError, match=r"Wrong\.size must be either Required or have a Default"):
-        command(wrong)
+    for annotation, message in (
+        (Required[Annotated[int, annotated_types.MultipleOf(4), Doc("")]], r"size has MultipleOf\("),
+        (
+            Required[Annotated[Sequence[Annotated[int, annotated_types.Predicate(bool)]], Doc("")]],
+            r"size has Predicate\(",
+        ),
+        (Annotated[int, Doc("")], r"Wrong\.size must be either Required or have a Default"),
+    ):
+        wrong.__annotations__["shared"] = Unpack[TypedDict("Wrong", {"size": annotation}, total=False)]
+        with pytest.raises(TypeError, match=message):
+            command(wrong)

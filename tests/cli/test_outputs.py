@@ -8,9 +8,6 @@ import pytest
 from matplotlib.figure import Figure
 
 MEASURED = ["--lengths", "32", "--max-documents", 1]
-KEYS = ["--protocol", "longppl", "--evaluator", "checkpoint"]
-DRAWN = ["--kind", "frequencies"]
-ASKED = ["--lengths", "64", "--depths", "0.5", "--trials", 1]
 
 
 @pytest.fixture
@@ -24,46 +21,38 @@ def text(corpus, tmp_path) -> Path:
     return Path(shutil.copy(corpus / "text00.txt", tmp_path / "data" / "text.txt"))
 
 
-def refused(outcome, *named: str) -> None:
-    assert (outcome.code, outcome.out) == (2, ""), outcome
-    assert outcome.err.startswith("error: ")
-    for name in named:
-        assert name in outcome.err
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+EVAL = "eval-ppl checkpoint --lengths 32 --max-documents 1 --data data "
+COMPARE = "compare checkpoint --lengths 32 --max-documents 1 --methods none --data data "
+KEYS = "--evaluator checkpoint --keys "
+SEARCH = "checkpoint --lengths 64 --depths 0.5 --trials 1 "
+
+
 @pytest.mark.parametrize(
-    ("command", "arguments"),
+    "command",
     [
-        ("eval-ppl", ["--data", "data/text.txt", *MEASURED, "-o", "data/text.txt"]),
-        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "./data/../data/text.txt"]),
-        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "link.txt"]),
-        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/config.json"]),
-        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/model.safetensors"]),
-        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/tune.json"]),
-        ("compare", ["--data", "data", *MEASURED, "--methods", "none", "-o", "data/text.txt"]),
-        ("compare", ["--data", "data", *MEASURED, "--methods", "none", "--plot", "new.svg", "-o", "./new.svg"]),
-        (
-            "passkey",
-            [*ASKED, "--factors-file", "factors.json", "--method", "longrope", "--factor", 2, "-o", "factors.json"],
-        ),
-        ("needle", ["--data", "data", *ASKED, "-o", "new.png", "--plot", "new.png"]),
-        ("plot", [*DRAWN, "-o", "report.svg"]),
-        *(("plot", [*DRAWN, "-o", f"own.{ending}"]) for ending in ("png", "svg", "pdf")),
-        *(("eval-ppl", ["--data", "data", *MEASURED, "-o", f"{name}.json"]) for name in ("list", "ruler")),
-        ("eval-ppl", ["--data", "data", *MEASURED, *KEYS, "--keys", "new.json", "-o", "new.json"]),
-        (
-            "compare",
-            ["--data", "data", *MEASURED, "--measure", "longppl", *KEYS[2:], "--keys", "n.png", "--plot", "n.png"],
-        ),
+        EVAL + "-o data/text.txt",
+        EVAL + "-o ./data/../data/text.txt",
+        EVAL + "-o link.txt",
+        EVAL + "-o checkpoint/config.json",
+        EVAL + "-o checkpoint/model.safetensors",
+        EVAL + "-o checkpoint/tune.json",
+        EVAL + "-o list.json",
+        EVAL + "-o ruler.json",
+        EVAL + f"--protocol longppl {KEYS} new.json -o new.json",
+        COMPARE + "-o data/text.txt",
+        COMPARE + "--plot new.svg -o ./new.svg",
+        COMPARE + f"--measure longppl {KEYS} n.png --plot n.png",
+        f"passkey {SEARCH} --method longrope --factor 2 --factors-file factors.json -o factors.json",
+        f"needle {SEARCH} --data data -o new.png --plot new.png",
+        "plot checkpoint --kind frequencies -o report.svg",
+        *(f"plot checkpoint --kind frequencies -o own.{ending}" for ending in ("png", "svg", "pdf")),
     ],
 )
-def test_no_file_of_the_user_is_overwritten(
-    ropecli, checkpoint, text, tmp_path, contents, monkeypatch, command, arguments
-):
+def test_no_file_of_the_user_is_overwritten(ropecli, checkpoint, text, tmp_path, contents, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (checkpoint / "tune.json").write_text(json.dumps({"kind": "tune"}))
     Path("link.txt").symlink_to(text)
@@ -74,7 +63,7 @@ def test_no_file_of_the_user_is_overwritten(
     for ending in ("png", "svg", "pdf"):
         Figure().savefig(f"own.{ending}")
     before = contents(tmp_path)
-    refused(ropecli(command, "checkpoint", *arguments), "Give")
+    ropecli(*command.split()).is_refused("Give")
     assert contents(tmp_path) == before
 
 
@@ -84,25 +73,23 @@ def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     report.write_text(before)
     plot.touch()
     for _ in range(2):
-        outcome = ropecli(
-            "compare", llama, "--data", text, *MEASURED, "--methods", "none", "-o", report, "--plot", plot
-        )
-        assert outcome.code == 0, outcome.err
-        assert ropecli("report", report, "-o", page).code == 0
+        compare = ["--data", text, *MEASURED, "--methods", "none", "-o", report, "--plot", plot]
+        ropecli("compare", llama, *compare).succeeds()
+        ropecli("report", report, "-o", page).succeeds()
         for ending in ("png", "pdf"):
-            assert ropecli("plot", report, "-o", plot.with_suffix(f".{ending}")).code == 0
+            ropecli("plot", report, "-o", plot.with_suffix(f".{ending}")).succeeds()
     assert json.loads(report.read_text())[0]["kind"] == "perplexity"
 
 
 def test_a_page_of_the_user_is_not_overwritten(ropecli, llama, text, tmp_path):
     report, page = tmp_path / "report.json", tmp_path / "page.html"
-    assert ropecli("eval-ppl", llama, "--data", text, *MEASURED, "-o", report).code == 0
+    ropecli("eval-ppl", llama, "--data", text, *MEASURED, "-o", report).succeeds()
     page.write_text("<!DOCTYPE html><title>Thesis</title>")
-    refused(ropecli("report", report, "-o", page), "page.html exists", "delete it if an earlier release wrote it")
+    ropecli("report", report, "-o", page).is_refused("page.html exists", "delete it if an earlier release wrote it")
     assert page.read_text() == "<!DOCTYPE html><title>Thesis</title>"
 
 
-@pytest.mark.parametrize("letter", ["n", "é", "€", "𝄞"])
+@pytest.mark.parametrize("letter", ["n", "€"])
 def test_a_name_of_255_bytes(ropecli, llama, text, tmp_path, monkeypatch, stopping, letter):
     monkeypatch.chdir(tmp_path)
     stem = "n" * (250 % len(letter.encode())) + letter * (250 // len(letter.encode()))
@@ -118,8 +105,7 @@ def test_a_name_of_255_bytes(ropecli, llama, text, tmp_path, monkeypatch, stoppi
         ("export", folder, "--engine", "trl", "-o", config),
         ("push", folder, "--repo", "me/tiny", "--dry-run"),
     ):
-        outcome = ropecli(*command)
-        assert outcome.code == 0, outcome.err
+        ropecli(*command).succeeds()
     (card,) = names(tmp_path) - {report, f"{stem}n.png", folder, config, "data"}
     assert card.endswith(".README.md")
 
@@ -127,8 +113,7 @@ def test_a_name_of_255_bytes(ropecli, llama, text, tmp_path, monkeypatch, stoppi
 def test_training_follows_a_link_to_a_folder_that_does_not_exist(ropecli, llama, text, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "runs" / "new")
     training = ("--data", text, "--steps", 1, "--length", 16, "--set", "gradient_accumulation=1")
-    outcome = ropecli("finetune", llama, *training, "-o", tmp_path / "link")
-    assert outcome.code == 0, outcome.err
+    ropecli("finetune", llama, *training, "-o", tmp_path / "link").succeeds()
     assert "config.json" in names(tmp_path / "runs" / "new")
 
 
@@ -145,8 +130,7 @@ def test_the_home_folder_in_any_path(ropecli, llama, text, tmp_path, monkeypatch
         ["plan", "~/patched", "--recipe=~/recipe.yaml"],
         ["export", "~/patched", "--engine", "trl", "--output=~/trl.yaml"],
     ):
-        outcome = ropecli(*command)
-        assert outcome.code == 0, outcome.err
-    refused(ropecli("merge", "~/data", "--output=~/whole"), str(text.parent))
+        ropecli(*command).succeeds()
+    ropecli("merge", "~/data", "--output=~/whole").is_refused(text.parent)
     assert {"trl.yaml", "report.json", "plot.svg", "plot.png", "page.html", "patched"} <= names(tmp_path)
     assert names(text.parent) == {"text.txt"}

@@ -1,249 +1,105 @@
-"""Bad input, one row each: what is prepared, the command, and the part of the one message that matters.
+"""Bad input, one row each: the command, the part of the one message that matters, and what is prepared for it.
 
-A row's `prepare` writes files below the current folder, which has the checkpoint `source` (a copy of the tiny Llama).
-Every command ends with exit status 2, one message, and no traceback.
+A row's preparation writes files below the current folder, which has the checkpoint `source` (a tiny Llama),
+`data.txt`, and a private file outside the checkpoint. Every command ends with exit status 2, one short message and no
+traceback, and changes nothing on disk.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import os
+import signal
+import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import ropecli
 
-
-class Refusal(NamedTuple):
-    name: str
-    command: Sequence[object]
-    message: str
-    prepare: Callable[[Path], object] = lambda folder: None
+Prepare = Callable[[Path], object]
+PRIVATE = "private/secret.json"
+CONFIG, WEIGHTS, INDEX = "source/config.json", "source/model.safetensors", "source/model.safetensors.index.json"
 
 
-def write(name: str, text: str | bytes) -> Callable[[Path], object]:
-    """A `prepare` that writes one file."""
+def write(name: str, value: object) -> Prepare:
+    """Write one file: bytes, text, or a value as JSON."""
 
     def prepare(folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        path.unlink(missing_ok=True)
+        text = value if isinstance(value, str | bytes) else json.dumps(value)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
 
     return prepare
 
 
-SQUAD = (
-    '{"data": [{"paragraphs": [{"context": "A text.", "qas": [{"question": "Which?", "answers": [{"text": %s}]}]}]}]}'
-)
-HOTPOTQA = '[{"question": "Which?", "answer": %s, "context": [["A title", ["A text."]]]}]'
-ASK_SQUAD = ["ruler", "source", "--lengths", "512", "--tasks", "qa_1", "--squad", "questions.json"]
-ASK_HOTPOTQA = ["ruler", "source", "--lengths", "512", "--tasks", "qa_2", "--hotpotqa", "questions.json"]
-ANSWER = "questions.json is not a file of squad questions, data.0.paragraphs.0.qas.0.answers.0.text: Input should be"
-RULER: list[Refusal] = [
-    *(
-        Refusal(
-            f"ruler: threshold {value}", ["ruler", "source", "--threshold", value], f"--threshold is {value}; expected"
-        )
-        for value in ("85.6", "0", "nan")
-    ),
-    Refusal(
-        "ruler: questions without their task",
-        ["ruler", "source", "--tasks", "vt", "--squad", "questions.json"],
-        "--squad is for qa_1, which is not in --tasks",
-    ),
-    *(
-        Refusal(f"ruler: answer {answer}", ASK_SQUAD, ANSWER, write("questions.json", SQUAD % answer))
-        for answer in ("1945", "null", '["a"]')
-    ),
-    Refusal(
-        "ruler: empty answer",
-        ASK_SQUAD,
-        "questions.json: the question 'Which?' has an empty answer",
-        write("questions.json", SQUAD % '""'),
-    ),
-    Refusal(
-        "ruler: lone surrogate",
-        ASK_SQUAD,
-        "questions.json is not a file of squad questions, file: Invalid JSON",
-        write("questions.json", SQUAD % r'"\ud800"'),
-    ),
-    Refusal(
-        "ruler: deep nesting",
-        ASK_SQUAD,
-        "questions.json is not a file of squad questions, file: Invalid JSON: recursion limit",
-        write("questions.json", "[" * 100_000),
-    ),
-    Refusal(
-        "ruler: context that is a number",
-        ASK_SQUAD,
-        "data.0.paragraphs.0.context: Input should be a valid string",
-        write("questions.json", (SQUAD % '"a"').replace('"A text."', "5")),
-    ),
-    Refusal(
-        "ruler: hotpotqa answer that is a number",
-        ASK_HOTPOTQA,
-        "questions.json is not a file of hotpotqa questions, 0.answer: Input should be a valid string",
-        write("questions.json", HOTPOTQA % 5),
-    ),
-]
+def edit(name: str, **values: object) -> Prepare:
+    """Change keys of a JSON file."""
+    return lambda folder: write(name, {**json.loads((folder / name).read_text()), **values})(folder)
 
 
-def patched(name: str, text: str | bytes) -> Callable[[Path], object]:
-    """A `prepare` that patches `source` to `patched` and adds a file to it."""
+def remove(name: str) -> Prepare:
+    return lambda folder: (folder / name).unlink()
+
+
+def link(name: str) -> Prepare:
+    """Replace a file with a link to the private file, which would do as config.json, too."""
+    return lambda folder: [(folder / name).unlink(missing_ok=True), (folder / name).symlink_to(folder / PRIVATE)]
+
+
+def make(name: str, kind: str) -> Prepare:
+    """Replace a file with something that is no file."""
+
+    def prepare(folder: Path) -> None:
+        path = folder / name
+        path.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as opened:
+                opened.bind("socket")
+            Path("socket").rename(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
+
+    return prepare
+
+
+def large(name: str) -> Prepare:
+    """Extend a file to 100 MiB, of which none are on disk."""
+    return lambda folder: os.truncate(folder / name, 100 * 2**20)
+
+
+def patched(*more: Prepare) -> Prepare:
+    """Patch `source` to `patched`, then change that."""
 
     def prepare(folder: Path) -> None:
         ropecli.patch(folder / "source", method="yarn", factor=2, output=folder / "patched", no_verify=True)
-        write(f"patched/{name}", text)(folder)
+        for change in more:
+            change(folder)
 
     return prepare
 
 
-def added(name: str, text: str) -> Callable[[Path], object]:
-    """A `prepare` that patches `source` to `patched` and appends to a file of it."""
+def record(before: str, after: str) -> Prepare:
+    """Patch `source` to `patched`, and replace a piece of its ropecli.yaml."""
 
     def prepare(folder: Path) -> None:
-        patched("LICENSE", "none")(folder)
-        with (folder / "patched" / name).open("a") as file:
-            file.write(text)
+        patched()(folder)
+        text = (folder / "patched" / "ropecli.yaml").read_text()
+        assert before in text
+        write("patched/ropecli.yaml", text.replace(before, after, 1))(folder)
 
     return prepare
 
 
-def move_source(folder: Path) -> None:
-    (folder / "source").rename(folder / "my folder")
-
-
-def make_adapter(folder: Path) -> None:
-    move_source(folder)
-    (folder / "my folder" / "adapter_config.json").write_text("{}")
-    (folder / "my folder" / "model.safetensors").unlink()
-
-
-LEVELS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
-MERGED = "".join(f"a{i}: &a{i}\n" + f"  <<: *a{i - 1}\n" for i in range(1, 9))
-LONG = "v" * 5000
-FINETUNE = ("finetune", "source", "--output", "out", "--recipe", "recipe.yaml")
-PUSH = ("push", "patched", "--repo", "me/tiny", "--dry-run")
-MEASURE = ("eval-ppl", "source", "--data", "demo", "--lengths", 32, "--max-documents", 1)
-
-OUTPUTS: list[Refusal] = [
-    Refusal(
-        "merge keys in a recipe",
-        FINETUNE,
-        "merge keys (<<) are not supported",
-        write("recipe.yaml", f"a0: &a0 {{x: 1}}\n{MERGED}"),
-    ),
-    Refusal(
-        "a value in a recipe that does not fit its tag",
-        FINETUNE,
-        "does not fit its tag",
-        write("recipe.yaml", "steps: !!bool foo\n"),
-    ),
-    Refusal(
-        "aliases of lists in a recipe",
-        FINETUNE,
-        "it has too many values",
-        write("recipe.yaml", f"a0: &a0 [x]\n{LEVELS}"),
-    ),
-    Refusal(
-        "many keys in a recipe, one of them twice",
-        FINETUNE,
-        "key 'k19999' is given twice",
-        write("recipe.yaml", "".join(f"k{i}: 1\n" for i in range(20_000)) + "k19999: 2\n"),
-    ),
-    Refusal(
-        "many unknown keys in a recipe",
-        FINETUNE,
-        "  k1: Extra inputs are not permitted",
-        write("recipe.yaml", "data: demo-train\n" + "".join(f"k{i}: 1\n" for i in range(200))),
-    ),
-    Refusal(
-        "merge keys in the metadata of README.md",
-        PUSH,
-        "README.md cannot become the model card: merge keys (<<) are not supported",
-        patched("README.md", "---\na: &a {x: 1}\nb: {<<: *a}\n---\n"),
-    ),
-    Refusal("a README.md of 3 MiB", PUSH, "it is larger than 2048 KiB", patched("README.md", "x" * 3 * 2**20)),
-    Refusal("a README.md that is not UTF-8", PUSH, "'utf-8' codec can't decode", patched("README.md", b"# Caf\xe9")),
-    Refusal(
-        "changes of other layer types in ropecli.yaml",
-        PUSH,
-        "its changes are of other layer types",
-        added("ropecli.yaml", "changes: [{path: rope_parameters.rope_type, before: {}, after: yarn}]\n"),
-    ),
-    Refusal(
-        "a pattern without a file",
-        (*PUSH, "--include", "absent.*"),
-        "--include is 'absent.*', but patched has no such file",
-        patched("LICENSE", "none"),
-    ),
-    Refusal(
-        "a card that is the user's own text",
-        PUSH,
-        "patched.README.md exists and is not a model card of ropecli",
-        lambda folder: (patched("LICENSE", "none")(folder), (folder / "patched.README.md").write_text("notes")),
-    ),
-    Refusal(
-        "a card that is a link",
-        PUSH,
-        "patched.README.md exists and is not a model card of ropecli",
-        lambda folder: (
-            patched("LICENSE", "none")(folder),
-            (folder / "patched.README.md").symlink_to(folder / "notes.md"),
-        ),
-    ),
-    Refusal(
-        "a folder's name in a command, for hf",
-        ("push", "my folder", "--repo", "me/tiny"),
-        "Upload it with: hf upload me/tiny 'my folder'",
-        move_source,
-    ),
-    Refusal(
-        "a folder's name in a command, for ropecli",
-        ("inspect", "my folder"),
-        "ropecli merge 'my folder' --output DIR",
-        make_adapter,
-    ),
-    Refusal("a long name of a method", ("patch", "source", "--method", LONG, "--factor", 2), "Unknown method 'vvv"),
-    Refusal(
-        "a long name of a key",
-        ("patch", "source", "--method", "yarn", "--factor", 2, "--dry-run", "--set", f"{LONG}=1"),
-        "vvv...",
-    ),
-    Refusal("a long name of a config file", ("export", "source", "-e", "trl", "-o", LONG), "File name too long"),
-    Refusal("a long name of an earlier report", ("plot", LONG), "File name too long"),
-    Refusal("a long name of a recipe", ("finetune", "source", "-o", "out", "--recipe", LONG), "File name too long"),
-    Refusal(
-        "key tokens where nothing can be written",
-        (*MEASURE, "--protocol", "longppl", "--evaluator", "source", "--keys", "text/keys.json"),
-        "text is not a writable folder",
-        write("text", "x"),
-    ),
-    Refusal(
-        "a report inside of another output",
-        ("compare", "source", "--data", "demo", "--methods", "none", "-o", "out", "--plot", "out/plot.png"),
-        "out and out/plot.png cannot both be written",
-    ),
-]
-
-
-def conversation(messages: list[object], **fields: object) -> Callable[[Path], object]:
-    """A `prepare` that writes one conversation to data.jsonl, and a chat template."""
+def damaged_run(name: str, text: str | bytes) -> Prepare:
+    """Leave the unfinished run `run`, with one of its files replaced."""
 
     def prepare(folder: Path) -> None:
-        row = {"messages": messages, **fields}
-        write("data.jsonl", json.dumps(row))(folder)
-        template = "{% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}"
-        write("source/chat_template.jinja", template)(folder)
-
-    return prepare
-
-
-def damaged_run(name: str, text: str | bytes) -> Callable[[Path], object]:
-    """A `prepare` that leaves the unfinished run `run`, with one of its files replaced."""
-
-    def prepare(folder: Path) -> None:
-        write("data.txt", "ba de fi go ku " * 200)(folder)
         settings = {"tracker": "none", "warmup_steps": 0}
         ropecli.finetune("source", data="data.txt", length=16, steps=1, output="run", settings=settings)
         (folder / "run" / "config.json").unlink()
@@ -252,254 +108,299 @@ def damaged_run(name: str, text: str | bytes) -> Callable[[Path], object]:
     return prepare
 
 
-RESUME = ["finetune", "source", "--data", "data.txt", "--length", 16, "--steps", 1, "--output", "run", "--resume"]
-
-TRAINING: list[Refusal] = [
-    Refusal(f"run.yaml that is {what}", RESUME, f"run.yaml: {message}", damaged_run("run.yaml", text))
-    for what, text, message in [
-        ("not UTF-8", b"recipe: {data: caf\xe9}", "'utf-8' codec can't decode"),
-        ("half a file", "source:\n  checkpoint: source\nrec", "while scanning a simple key"),
-        ("a list", "- recipe", "it has no source or recipe"),
-        ("without a recipe", "recipe: [1, 2]", "it has no source or recipe"),
-        ("huge", "recipe: {data: " + "x" * 2**20 + "}", "it is larger than 1024 KiB"),
-    ]
-]
-TRAINING += [
-    Refusal(
-        f"metrics.jsonl with {what}",
-        RESUME,
-        "metrics.jsonl is damaged in line 1. Delete that line or the file",
-        damaged_run("metrics.jsonl", text + b'\n{"step": 1, "loss": 2.5}\n'),
-    )
-    for what, text in [
-        ("a line that is not UTF-8", b'{"step": 1, "loss": 2.5, "protocol": "\xe9"}'),
-        ("a line that is half", b'{"step": 1, "lo'),
-        ("a list", b"[1, 2.5]"),
-        ("a loss that is text", b'{"step": 1, "loss": "low"}'),
-        ("deep nesting", b"[" * 10**5),
-    ]
-]
-TRAINING += [
-    Refusal(
-        f"conversations with {what}",
-        ["finetune", "source", "--data", "data.jsonl", "--length", 16, "--steps", 1, "--output", "run"],
-        f"data.jsonl:0: {message}",
-        conversation(messages, **fields),
-    )
-    for what, messages, fields, message in [
-        (
-            "a system prompt that is a number",
-            [{"role": "user", "content": "a"}],
-            {"system": 5},
-            "system is 5; expected",
-        ),
-        ("a role that is a list", [{"from": ["human"], "value": "a"}], {}, "message 0 has the role ['human']"),
-        (
-            "a part that is a number",
-            [{"role": "user", "content": [{"type": "text", "text": 5}]}],
-            {},
-            "message 0 has the content [{'type': 'text', 'text': 5}]; expected text.",
-        ),
-        ("deep tools", [{"role": "user", "content": "a"}], {"tools": "[" * 10**5}, "tools is not JSON"),
-    ]
-]
-
-
-def edited(name: str, **values: object) -> Callable[[Path], object]:
-    """A `prepare` that changes keys of a JSON file in `source`, and writes data.txt."""
-
+def conversation(role: str, content: object, **fields: object) -> Prepare:
     def prepare(folder: Path) -> None:
-        write("data.txt", "ba de fi go ku " * 200)(folder)
-        path = folder / "source" / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        write("chat.jsonl", {"messages": [{"role": role, "content": content}], **fields})(folder)
+        template = "{% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}"
+        write("source/chat_template.jinja", template)(folder)
 
     return prepare
 
 
-# loads the files of the other class, and then fails on most words
-wordpiece = edited("tokenizer_config.json", tokenizer_class="BertTokenizer")
-
-
-OTHERS: list[Refusal] = [
-    Refusal(
-        f"a tokenizer that fails, in {name}",
-        [name, "source", *options],
-        "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token from the vocabulary",
-        wordpiece,
-    )
-    for name, *options in [
-        ("eval-ppl", "--data", "data.txt"),
-        ("finetune", "--data", "data.txt", "--output", "run"),
-        ("compare", "--data", "data.txt", "--methods", "yarn"),
-        ("tune", "--data", "data.txt", "--factor", 2, "--output", "run"),
-        ("passkey", "--lengths", 512),
-        ("needle", "--lengths", 512),
-        ("ruler", "--lengths", 512),
-    ]
-]
-OTHERS += [
-    Refusal(
-        "tied weights of other shapes",
-        ["eval-ppl", "source", "--data", "data.txt"],
-        "source: lm_head.weight has shape (512, 64); config.json implies (600, 64).",
-        edited("config.json", tie_word_embeddings=True, vocab_size=600),
-    ),
-    Refusal(
-        "a dtype that is a number",
-        ["plan", "source", "--length", 128],
-        "dtype in config.json is 5; expected a name, such as 'bfloat16'",
-        edited("config.json", dtype=5),
-    ),
-    Refusal(
-        "a sliding window that is text",
-        ["plan", "source", "--length", 128],
-        "sliding_window in config.json is '4k'; expected a number of tokens",
-        edited("config.json", sliding_window="4k"),
-    ),
-    *(
-        Refusal(
-            f"a text_config that the model type does not have, in {command[0]}",
-            command,
-            "text_config is 5, which LlamaConfig does not have",
-            edited("config.json", text_config=5),
-        )
-        for command in (
-            ["plan", "source", "--length", 128],
-            ["patch", "source", "--method", "rerope", "--factor", 2, "--output", "out"],
-        )
-    ),
-]
-
-
-def keys(intervals: list[list[int]]) -> Callable[[Path], object]:
-    """A `prepare` that writes a file of key tokens as earlier releases did."""
+def key_file(*intervals: list[int]) -> Prepare:
+    """Write a file of key tokens as earlier releases did."""
     numbers = {"length": 64, "short_context": 16, "stride": 4, "min_gain": 2.0, "max_loss": 2.0}
     document = {"name": "data.txt", "sha256": "", "characters": 90, "intervals": intervals}
-    return write("keys.json", json.dumps({"evaluator": "demo", "digest": "", **numbers, "documents": [document]}))
+    return write("keys.json", {"evaluator": "demo", "digest": "", **numbers, "documents": [document]})
 
 
-OTHERS += [
-    Refusal(
-        f"keys whose intervals {what}",
-        ["eval-ppl", "source", "--data", "demo", "--protocol", "longppl", "--lengths", 64, "--keys", "keys.json"],
-        "keys.json is damaged: the intervals of data.txt overlap or are reversed.",
-        keys(intervals),
-    )
-    for what, intervals in [
-        ("overlap", [[3, 9], [8, 12]]),
-        ("are reversed", [[9, 3]]),
-        ("are not in order", [[8, 12], [3, 7]]),
-        ("end after the text", [[80, 91]]),
-    ]
-]
-OTHERS += [
-    Refusal(
-        "an infinite short weight",
-        ["tune", "demo", "--data", "demo-train", "--factor", 2, "--output", "out", "--short-weight", "inf"],
-        "--short-weight is inf; expected a finite number of at least 0.",
-    )
-]
-OTHERS += [
-    Refusal(
-        f"a split of a local file, in {name}",
-        [name, "source", "--split", "train", "--data", *options],
-        f"{options[0]} is not a Hub dataset, so it has no split 'train'. Remove the split.",
-        write("data.txt", "ba de fi go ku " * 200),
-    )
-    for name, *options in [
-        ("eval-ppl", "data.txt"),
-        ("compare", "demo", "--methods", "yarn"),
-        ("needle", "data.txt", "--lengths", 512),
-        ("ruler", "data.txt", "--lengths", 512),
-        ("tune", "demo-train", "--factor", 2, "--output", "run"),
-        ("finetune", "data.txt", "--output", "run"),
-    ]
-]
+def rope(**values: object) -> dict[str, object]:
+    return {"rope_theta": 1e4, "max_position_embeddings": 64, **values}
 
 
-EVAL = "eval-ppl source --data demo "
-COMPARE = "compare source --data demo "
+PATCH = "patch source -o out --method yarn --factor 4 "
+LONGROPE = "patch source -o out --method longrope --factor 4 "
+FILE = "--factors-file factors.json"
+FACTORS = [1.0 + index / 4 for index in range(16)]
+EVAL = "eval-ppl source --data data.txt "
+LONGPPL = EVAL + "--protocol longppl --lengths 64 "
+COMPARE = "compare source --data data.txt "
 NEEDLE = "needle source --lengths 80,150 "
+RULER = "ruler demo --mode rank --samples 2 --lengths "
+SQUAD = "ruler source --lengths 512 --tasks qa_1 --squad questions.json"
+TRAIN = "finetune source --output run "
+RECIPE = TRAIN + "--recipe recipe.yaml"
+RESUME = TRAIN + "--data data.txt --length 16 --steps 1 --resume"
+CHAT = TRAIN + "--data chat.jsonl --length 16 --steps 1"
+TUNE = "tune source --data data.txt --factor 2 --output run "
+PLAN = "plan source --length 64 "
 PLOT = "plot source --kind decay "
-RULER_ROW = "ruler demo --mode rank --samples 2 --lengths "
-OTHERS += [
-    Refusal(command, command.split(), message)
-    for command, message in [
-        (EVAL + "--protocol middle", "prefix, tail"),
-        (EVAL + "--stride 5", "stride applies only to the protocol sliding, not to prefix"),
-        (EVAL + "--min-tokens 5", "--min-tokens and --max-tokens apply to whole documents"),
-        (EVAL + "--min-tokens 10000000 --protocol yarn", "at least 10000000 tokens"),
-        (EVAL + "--attn flash", "--attn is 'flash'; expected one of auto, sdpa, eager"),
-        (EVAL + "--lengths a,b", "--lengths is 'a,b'; expected numbers"),
-        (EVAL + "--lengths 24,10000000", "No document has at least 10000000 tokens"),
-        (EVAL + "--factor 4", "need a method"),
-        (EVAL + "--method yarn", "yarn needs --factor, such as --factor 4"),
-        (EVAL + "--method longrope --factor 4", "requires long_factor"),
-        (COMPARE + "--methods ,", "list of methods is empty"),
-        (COMPARE + "--set beta_fast=8", "METHOD.KEY=VALUE"),
-        (COMPARE + "--methods longrope", "long_factor"),
-        (COMPARE + "--stride 24 --protocol sliding --lengths 24", "stride of 24 tokens"),
-        (COMPARE + "--resume", "--output"),
-        (COMPARE + "--plot plot.docx", "docx"),
-        (COMPARE + "source --revision main", "--revision"),
-        (COMPARE + "--measure ppl,rule", "Unknown measure 'rule'"),
-        (COMPARE + "--measure ppl,ruler --plot x.png", "--plot draws one measure"),
-        (NEEDLE + "--mode ranks", "Did you mean 'rank'"),
-        (NEEDLE + "--needle x --question y", "expected {key} in it"),
-        (NEEDLE + "--needle {key} --question y --keys 2", "{name}"),
-        (NEEDLE + "--needle {name}{key} --question {name} --keys 10", "at least 11"),
-        (NEEDLE + "--needle {key} --question y --style code", "--style code cannot be used"),
-        (NEEDLE + "--mode generate --candidates 10", "--candidates has no effect"),
-        ("passkey source --lengths 20", "at least"),
-        (RULER_ROW + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),
-        (RULER_ROW + "512 --tasks niah", "Unknown task 'niah'."),
-        (RULER_ROW + "512 --tasks qa_1", "--squad FILE"),
-        (RULER_ROW + "512 --chat-template llama", "expected auto or none"),
-        ("theory nowhere", "nowhere"),
-        ("theory source --methods jarn --factor 4", "Did you mean 'yarn'?"),
-        ("theory source --factor 4", "need a method"),
-        ("theory source --methods as-is --set p=1", "as-is has no parameters"),
-        ("theory source --methods ntk,yarn --factor 4 --set abf.p=1", "one of ntk, yarn"),
-        ("plot missing.json", "Cannot read missing.json"),
-        ("plot missing.json --kind perplxity", "Did you mean 'perplexity'"),
-        ("plot missing.json --metric nll", "Unknown metric 'nll'"),
-        ("plot missing.json --methods yarn", "--methods works only for plots of a checkpoint"),
-        ("plot source", "is not a report"),
-        ("plot demo", "Plot a checkpoint with --kind"),
-        (PLOT + "--set beta_fast=8", "--set needs --methods"),
-        (PLOT + "--metric ppl", "--metric works only for plots of reports"),
-        ("plot source source --kind decay", "draws one checkpoint; 2 were given"),
-        ("report missing.json --output page.pdf", "does not end in .html"),
-        ("report source/config.json --output page.html", "is not a report"),
-        ("report missing.json --output source/config.json/page.html", "could not be written"),
-        ("recipe yarn-12k", "Unknown recipe 'yarn-12k'. Did you mean 'yarn-128k'?"),
-        ("recipe demo --schema", "Use --schema without NAME"),
-        ("methods yran", "Did you mean 'yarn'?"),
-        ("export source --engine vlm", "ollama, sglang, trl, vllm. Did you mean 'vllm'?"),
-        ("inspect ~nosuchuser/x", "'~nosuchuser/x' is not a valid folder name"),
-        ("finetune source --output out", "data"),
-        ("finetune source --output out --data demo", "demo-train"),
-        ("finetune source --output out --recipe demo.yaml", "demo.yaml cannot be read"),
-        ("finetune source --output out --recipe yarn-12k", "Did you mean 'yarn-128k'? `ropecli recipe` lists all."),
-        ("finetune source --output out --data demo-train --set lenght=3", "lenght"),
-        ("finetune source --output out --data demo-train --set steps", "KEY=VALUE"),
-        ("finetune nowhere --output out --data demo-train", "nowhere"),
-        ("merge adapter -o out --base source --revision main", "adapter"),
-        ("merge adapter -o source", "exists and is not empty"),
-        ("inspect source --trust-remote-code", "does not run code from a checkpoint"),
-    ]
-]
+PUSH = "push patched --repo me/tiny --dry-run "
+LONG = "v" * 5000
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
+QUESTIONS = '{"data": [{"paragraphs": [{"context": "A text.", "qas": [{"question": "Which?", "answers": [%s]}]}]}]}'
+ALIASES = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+TENSOR = b'{"a": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}'
+ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
+    # checkpoints that cannot be used
+    (PATCH, "config.json cannot be read as JSON", write(CONFIG, b"\xff\xfe")),
+    (PATCH, "expected an object", write(CONFIG, [1, 2])),
+    (PATCH, "'gpt2' has no rotary position embedding", write(CONFIG, GPT2)),
+    (PATCH, "no *.safetensors weights", remove(WEIGHTS)),
+    (PATCH, "lists model-2.safetensors", write(INDEX, {"weight_map": {"b": "model-2.safetensors"}})),
+    (PATCH, "weight_map is missing or not an object", write(INDEX, {})),
+    (PATCH, "model.safetensors is damaged", write(WEIGHTS, "version https://git-lfs.github.com/spec/v1")),
+    (PATCH, "model.safetensors is damaged", write(WEIGHTS, (100 * 2**30).to_bytes(8, "little") + b"{}")),
+    (PATCH, "model.safetensors is damaged", write(WEIGHTS, (66).to_bytes(8, "little") + TENSOR)),
+    ("patch nowhere -o out --method yarn --factor 4", "No folder"),
+    ("inspect source", "cannot be read as JSON", write(CONFIG, "{")),
+    ("inspect source", "no RoPE field that ropecli knows", write(CONFIG, {})),
+    ("inspect source", "hidden_size", write(CONFIG, rope())),
+    ("inspect source", "xdrope", write(CONFIG, rope(head_dim=8, rope_scaling={"type": "xdrope"}))),
+    ("inspect ~nosuchuser/x", "'~nosuchuser/x' is not a valid folder name"),
+    ("inspect source --trust-remote-code", "does not run code from a checkpoint"),
+    (EVAL, "lm_head.weight has shape (512, 64); config.json implies (600, 64).",
+     edit(CONFIG, tie_word_embeddings=True, vocab_size=600)),
+    (PLAN, "dtype in config.json is 5; expected a name, such as 'bfloat16'", edit(CONFIG, dtype=5)),
+    (PLAN, "sliding_window in config.json is '4k'; expected a number", edit(CONFIG, sliding_window="4k")),
+    (PLAN, "text_config is 5, which LlamaConfig does not have", edit(CONFIG, text_config=5)),
+    ("patch source --method rerope --factor 2 -o out", "text_config is 5, which", edit(CONFIG, text_config=5)),
+    # checkpoints from strangers
+    (PATCH, "source/config.json is a link out of its folder, to ", link(CONFIG)),
+    (PATCH, "is a link out of its folder", link(INDEX)),
+    (PATCH, "is a link out of its folder", link("source/tokenizer.json")),
+    ("inspect source", "is a link out of its folder", link(CONFIG)),
+    ("patch patched --revert -o out", "is a link out of its folder", patched(link("patched/ropecli.yaml"))),
+    (EVAL, "is a link out of its folder", link("source/tokenizer.json")),
+    (TRAIN + "--data data.txt", "is a link out of its folder", link("source/tokenizer.json")),
+    (PATCH, "source/config.json is a", make(CONFIG, "pipe")),
+    (PATCH, "source/config.json is a", make(CONFIG, "device")),
+    (PATCH, "source/ropecli.yaml is a", make("source/ropecli.yaml", "socket")),
+    (PATCH, "source/extra.safetensors is a", make("source/extra.safetensors", "folder")),
+    (PATCH, "lists /etc/passwd, which is not in", write(INDEX, {"weight_map": {"b": "/etc/passwd"}})),
+    (PATCH, f"lists ../{PRIVATE}, which is not in", write(INDEX, {"weight_map": {"b": f"../{PRIVATE}"}})),
+    (PATCH, "config.json cannot be read as JSON: it is larger than", large(CONFIG)),
+    (PATCH, "config.json cannot be read", write(CONFIG, '{"a":' * 10**5 + "1" + "}" * 10**5)),
+    (EVAL, "requests attention code from the Hub", edit(CONFIG, _attn_implementation="owner/kernel")),
+    (EVAL, "requests attention code from the Hub",
+     edit(CONFIG, text_config={"attn_implementation": "paged|owner/kernel@main:run"})),
+    # damaged records
+    ("inspect patched", "ropecli.yaml cannot be read (it is larger than", patched(large("patched/ropecli.yaml"))),
+    ("inspect patched", "nested more than 64", patched(write("patched/ropecli.yaml", "{a: " * 70 + "1" + "}" * 70))),
+    ("inspect patched", "it has too many values", patched(write("patched/ropecli.yaml", f"a0: &a0 [x]\n{ALIASES}"))),
+    ("inspect patched", "could not determine a constructor",
+     patched(write("patched/ropecli.yaml", "a: !!python/object/apply:os.system ['touch canary']\n"))),
+    ("inspect patched", "it is not a mapping", patched(write("patched/ropecli.yaml", "- 1\n"))),
+    ("inspect patched", "'scaling'", patched(write("patched/ropecli.yaml", "changes: []\n"))),
+    ("inspect patched", "yarn has no parameter '3'", record("params: {}", "params: {3: 4}")),
+    ("inspect patched", "The factor is nan", record("factor: 2.0", "factor: .nan")),
+    ("inspect patched", "lengths of 64 and 0 tokens", record("target_length: 128", "target_length: 0")),
+    # patch
+    ("patch source -o out --method yran --factor 4", "Did you mean 'yarn'?"),
+    (f"patch source -o out --method {LONG} --factor 4", "Unknown method 'vvv"),
+    ("patch source -o out --factor 4", "patch needs --method"),
+    ("patch source -o out --method yarn", "needs --factor or --target-length"),
+    ("patch source -o out --method yarn --factor 1e7", "from 1 to 1000000"),
+    ("patch source -o out --method yarn --target-length 63", "63 is below the pretraining length, 64"),
+    ("patch source -o out --method abf --factor 4", "neither"),
+    ("patch source -o out --method dynamic-yarn --factor 4", "eval-ppl --method dynamic-yarn --factor 4"),
+    ("patch source --method yarn --factor 4", "--output"),
+    (PATCH + "--set betafast=8", "Did you mean 'beta_fast'?"),
+    (PATCH + f"--set {LONG}=1", "vvv..."),
+    (PATCH + "--set beta_fast", "KEY=VALUE"),
+    (PATCH + "--set beta_fast=many", "beta_fast is 'many'"),
+    (PATCH + "--set beta_fast=0.5", "beta_fast is 0.5; expected at least beta_slow"),
+    (PATCH + "--set beta_fast=8 --set beta_fast=16", "beta_fast was given twice"),
+    (PATCH + "--weights bogus", "'link' or 'copy'"),
+    (PATCH, "not empty", write("out/kept", "kept")),
+    (PATCH + FILE, "--factors-file is for longrope and custom; yarn takes no list", write("factors.json", FACTORS)),
+    (LONGROPE, "long_factor"),
+    (LONGROPE + FILE, "cannot be read as JSON", write("factors.json", "[1, 2")),
+    (LONGROPE + FILE, "long_factor has 2 entries; this model has 16 rotary pairs", write("factors.json", [1.0, 2.0])),
+    (LONGROPE + FILE, "must hold a list of factors, or an object", write("factors.json", {"factors": FACTORS})),
+    # look, export, merge
+    ("theory source --methods jarn --factor 4", "Did you mean 'yarn'?"),
+    ("theory source --factor 4", "need a method"),
+    ("theory source --methods as-is --set p=1", "as-is has no parameters"),
+    ("theory source --methods ntk,yarn --factor 4 --set abf.p=1", "one of ntk, yarn"),
+    ("methods yran", "Did you mean 'yarn'?"),
+    ("recipe yarn-12k", "Unknown recipe 'yarn-12k'. Did you mean 'yarn-128k'?"),
+    ("recipe demo --schema", "Use --schema without NAME"),
+    ("export source --engine vlm", "ollama, sglang, trl, vllm. Did you mean 'vllm'?"),
+    ("export source --engine vllm -o new", "needs no config file"),
+    ("export source --engine trl -o trl.yaml", "trl.yaml exists", write("trl.yaml", "dataset_name: mine")),
+    (f"export source --engine trl -o {LONG}", "File name too long"),
+    ("merge source -o whole", "expected adapter_config.json"),
+    ("merge adapter -o out --base source --revision main", "adapter"),
+    ("merge adapter -o source", "exists and is not empty"),
+    # plan
+    (PLAN + "--gpu-memory 80", "80GB"),
+    (PLAN + "--gpu abacus", "--gpu 'abacus'"),
+    (PLAN + "--set nothing=1", "nothing"),
+    (PLAN + "--gpu-memory 1MB", "Nothing fits"),
+    (PLAN + "--host-memory 1kB", "of main memory on one machine"),
+    # measure
+    (EVAL + "--protocol middle", "prefix, tail"),
+    (EVAL + "--stride 5", "stride applies only to the protocol sliding, not to prefix"),
+    (EVAL + "--min-tokens 5", "--min-tokens and --max-tokens apply to whole documents"),
+    (EVAL + "--min-tokens 10000000 --protocol yarn", "at least 10000000 tokens"),
+    (EVAL + "--attn flash", "--attn is 'flash'; expected one of auto, sdpa, eager"),
+    (EVAL + "--lengths a,b", "--lengths is 'a,b'; expected numbers"),
+    (EVAL + "--lengths 24,10000000", "No document has at least 10000000 tokens"),
+    (EVAL + "--protocol disjoint --lengths 2", "No document has at least 2 tokens", write("data.txt", "b")),
+    (EVAL + "--factor 4", "need a method"),
+    (EVAL + "--method yarn", "yarn needs --factor, such as --factor 4"),
+    (EVAL + "--split train", "data.txt is not a Hub dataset, so it has no split 'train'. Remove the split."),
+    (EVAL + "--revision v1", "--revision is v1, but source is a local checkpoint"),
+    ("eval-ppl source --data rows.jsonl", "no text in column 'text'. Available columns: body",
+     write("rows.jsonl", {"body": "a"})),
+    (LONGPPL, "needs --evaluator CHECKPOINT"),
+    (LONGPPL + "--keys keys.json", "To find key tokens and write them there, add --evaluator"),
+    (LONGPPL + "--evaluator source", "needs more than 80, because"),
+    (LONGPPL + "--evaluator source --min-tokens 9", "apply to whole documents"),
+    (LONGPPL + "--evaluator source --keys text/keys.json", "text is not a writable folder", write("text", "x")),
+    (LONGPPL + "--keys keys.json", "the intervals of data.txt overlap or are reversed", key_file([3, 9], [8, 12])),
+    (LONGPPL + "--keys keys.json", "the intervals of data.txt overlap or are reversed", key_file([80, 91])),
+    (EVAL + "--evaluator source", "apply only to the protocol longppl"),
+    (COMPARE + "--methods ,", "list of methods is empty"),
+    (COMPARE + "--set beta_fast=8", "METHOD.KEY=VALUE"),
+    (COMPARE + "--methods longrope", "long_factor"),
+    (COMPARE + "--stride 24 --protocol sliding --lengths 24", "stride of 24 tokens"),
+    (COMPARE + "--resume", "--output"),
+    (COMPARE + "--plot plot.docx", "docx"),
+    (COMPARE + "--methods none -o out --plot out/plot.png", "out and out/plot.png cannot both be written"),
+    (COMPARE + "source --revision main", "--revision"),
+    (COMPARE + "--measure ppl,rule", "Unknown measure 'rule'"),
+    (COMPARE + "--measure ppl,ruler --plot x.png", "--plot draws one measure"),
+    (NEEDLE + "--mode ranks", "Did you mean 'rank'"),
+    (NEEDLE + "--needle x --question y", "expected {key} in it"),
+    (NEEDLE + "--needle {key} --question y --keys 2", "{name}"),
+    (NEEDLE + "--needle {name}{key} --question {name} --keys 10", "at least 11"),
+    (NEEDLE + "--needle {key} --question y --style code", "--style code cannot be used"),
+    (NEEDLE + "--mode generate --candidates 10", "--candidates has no effect"),
+    (NEEDLE + "--data data.txt --split train", "data.txt is not a Hub dataset, so it has no split 'train'"),
+    ("passkey source --lengths 20", "at least"),
+    (RULER + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),
+    (RULER + "512 --tasks niah", "Unknown task 'niah'."),
+    (RULER + "512 --tasks qa_1", "--squad FILE"),
+    (RULER + "512 --tasks vt --squad questions.json", "--squad is for qa_1, which is not in --tasks"),
+    (RULER + "512 --chat-template llama", "expected auto or none"),
+    (SQUAD, "squad questions, data.0.paragraphs.0.qas.0.answers.0.text: Input should be",
+     write("questions.json", QUESTIONS % '{"text": 1945}')),
+    (SQUAD, "the question 'Which?' has an empty answer", write("questions.json", QUESTIONS % '{"text": ""}')),
+    (SQUAD, "Invalid JSON: recursion limit", write("questions.json", "[" * 100_000)),
+    *(
+        (command, "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token",
+         edit("source/tokenizer_config.json", tokenizer_class="BertTokenizer"))
+        for command in (EVAL, TRAIN + "--data data.txt", "passkey source --lengths 512")
+    ),
+    # finetune
+    (TRAIN, "data"),
+    (TRAIN + "--data demo", "demo-train"),
+    (TRAIN + "--data data.txt --split train", "data.txt is not a Hub dataset, so it has no split 'train'"),
+    (TRAIN + "--recipe demo.yaml", "demo.yaml cannot be read"),
+    (TRAIN + "--recipe yarn-12k", "Did you mean 'yarn-128k'? `ropecli recipe` lists all."),
+    (TRAIN + f"--recipe {LONG}", "File name too long"),
+    (TRAIN + "--data demo-train --set lenght=3", "lenght"),
+    (RECIPE, "merge keys (<<) are not supported", write("recipe.yaml", "a0: &a0 {x: 1}\na1:\n  <<: *a0\n")),
+    (RECIPE, "does not fit its tag", write("recipe.yaml", "steps: !!bool foo\n")),
+    (RECIPE, "key 'steps' is given twice", write("recipe.yaml", "steps: 1\n" * 2)),
+    (RECIPE, " k1: Extra inputs are not permitted", write("recipe.yaml", "".join(f"k{i}: 1\n" for i in range(200)))),
+    (RESUME, "run.yaml: while scanning a simple key", damaged_run("run.yaml", "source:\n  checkpoint: source\nrec")),
+    (RESUME, "run.yaml: it has no source or recipe", damaged_run("run.yaml", "- recipe")),
+    (RESUME, "metrics.jsonl is damaged in line 1. Delete that line or the file",
+     damaged_run("metrics.jsonl", b'{"step": 1, "protocol": "\xe9"}\n{"step": 1, "loss": 2.5}\n')),
+    (CHAT, "chat.jsonl:0: system is 5; expected", conversation("user", "a", system=5)),
+    (CHAT, "chat.jsonl:0: message 0 has the content [{'type'", conversation("user", [{"type": "text", "text": 5}])),
+    (CHAT, "chat.jsonl:0: tools is not JSON", conversation("user", "a", tools="[" * 10**5)),
+    # tune
+    (TUNE + "--level head", "--level is 'head'; expected one of"),
+    (TUNE + "--objective loss", "--objective is 'loss'; expected one of ppl, longppl, needle"),
+    (TUNE + "--objective longppl", "--objective longppl needs --evaluator CHECKPOINT"),
+    (TUNE + "--objective needle --evaluator demo", "other objectives take none"),
+    (TUNE + "--objective needle --targets 16", "--targets does not apply to --objective needle"),
+    (TUNE + "--methods yarn,rerope", "rerope cannot be tuned"),
+    (TUNE + "--methods ,", "--methods is empty"),
+    (TUNE + "--data demo", "'demo' is the held-out text"),
+    (TUNE + "--factor 400", "25600 tokens"),
+    (TUNE + "--max-documents 3", "at least 4"),
+    # plot, report
+    ("plot missing.json", "Cannot read missing.json"),
+    (f"plot {LONG}", "File name too long"),
+    ("plot missing.json --kind perplxity", "Did you mean 'perplexity'"),
+    ("plot missing.json --metric nll", "Unknown metric 'nll'"),
+    ("plot missing.json --methods yarn", "--methods works only for plots of a checkpoint"),
+    ("plot source", "is not a report"),
+    (PLOT + "--set beta_fast=8", "--set needs --methods"),
+    (PLOT + "--metric ppl", "--metric works only for plots of reports"),
+    ("plot source source --kind decay", "draws one checkpoint; 2 were given"),
+    ("report missing.json --output page.pdf", "does not end in .html"),
+    ("report source/config.json --output page.html", "is not a report"),
+    ("report missing.json --output source/config.json/page.html", "could not be written"),
+    # push
+    ("push source --repo me/tiny", "ropecli did not change this checkpoint. Upload it with: hf upload me/tiny source"),
+    ("push nowhere --repo me/tiny", "is not a folder"),
+    ("push patched --repo tiny", "--repo is 'tiny'; expected owner/name", patched()),
+    (PUSH + "--base-model tiny", "--base-model is 'tiny'; expected owner/name", patched()),
+    (PUSH + "--base-model me/tiny", "which is the base model. Choose another repository.", patched()),
+    (PUSH, "has an unfinished training run. Finish it with ropecli finetune --resume.",
+     patched(remove("patched/config.json"), write("patched/run.yaml", "{}"))),
+    (PUSH, "is an adapter. Merge it with its base model: ropecli merge",
+     patched(remove("patched/model.safetensors"), write("patched/adapter_config.json", "{}"))),
+    (PUSH, "was edited after ropecli.yaml was written (max_position_embeddings)",
+     patched(edit("patched/config.json", max_position_embeddings=512))),
+    (PUSH, "README.md cannot become the model card: its metadata are a list",
+     patched(write("patched/README.md", "---\n- a list\n---\n"))),
+    (PUSH, "'utf-8' codec can't decode", patched(write("patched/README.md", b"# Caf\xe9"))),
+    (PUSH, "patched.README.md exists and is not a model card of ropecli", patched(write("patched.README.md", "notes"))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name) for row in (*RULER, *OUTPUTS, *TRAINING, *OTHERS)] or [None]
-)
-def test_bad_input_is_refused(row, ropecli, source, tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def deadline():
+    """A pipe that is opened waits for ever; the alarm ends that."""
+
+    def stop(*arguments: object) -> None:
+        raise TimeoutError("still waiting")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=f"{row[0][:60]}: {row[1][:40]}") for row in ROWS])
+def test_bad_input_is_refused(row, ropecli, source, tmp_path, contents, monkeypatch):
+    command, message, *prepare = row
     monkeypatch.chdir(tmp_path)
-    row.prepare(tmp_path)
-    outcome = ropecli(*row.command)
-    assert outcome.code == 2, outcome
-    assert f"\n{outcome.err}".count("\nerror:") == 1, outcome.err
-    assert "Traceback" not in outcome.err
-    assert row.message in " ".join(outcome.err.split()) or row.message in outcome.err
+    write("data.txt", "ba de fi go ku " * 200)(tmp_path)
+    secret = json.loads((source / "config.json").read_text()) | {"password": "hunter2"}
+    write(PRIVATE, secret)(tmp_path)
+    for change in prepare:
+        change(tmp_path)
+    before = contents(tmp_path)
+    outcome = ropecli(*command.split())
+    outcome.is_refused(" ".join(message.split()))
     assert len(outcome.err) < 1500
+    assert "hunter2" not in outcome.err
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_with_a_space_is_quoted_in_commands(ropecli, source, monkeypatch):
+    monkeypatch.chdir(source.parent)
+    source.rename("my folder")
+    ropecli("push", "my folder", "--repo", "me/tiny").is_refused("hf upload me/tiny 'my folder'")
+    Path("my folder", "adapter_config.json").write_text("{}")
+    Path("my folder", "model.safetensors").unlink()
+    ropecli("inspect", "my folder").is_refused("ropecli merge 'my folder' --output DIR")

@@ -1,4 +1,4 @@
-"""How a command ends that cannot finish: another of its processes is gone, or a signal stops it."""
+"""How a command ends that cannot finish: a signal, a process that is gone, or output that cannot be written."""
 
 import os
 import signal
@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+
+FULL = "/dev/full"
+INSPECT = [sys.executable, "-m", "ropecli", "inspect", "demo"]
 
 # Joins the processes of the launch, as a second `ropecli` would, and is killed.
 KILLED = """
@@ -69,10 +72,9 @@ def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping,
     assert (outcome.code, outcome.out) == (128 + number, "")
     assert "Progress is saved next to" in outcome.err
     assert "--resume" in outcome.err
-    assert "Traceback" not in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["out.state"]
     assert not list((tmp_path / "out.state").glob("lock-*"))
-    assert ropecli(*commands[name], "--resume").code == 0
+    ropecli(*commands[name], "--resume").succeeds()
 
 
 def test_a_signal_ends_a_command_without_output_quietly(ropecli, commands, stopping, tmp_path):
@@ -97,3 +99,49 @@ def test_a_training_saves_when_its_terminal_is_closed(ropecli, commands, tmp_pat
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
     assert [path.name for path in run.iterdir()].count(".lock") == 0
     assert len(list((run / "checkpoints").iterdir())) == 1
+
+
+# Standard output and error that cannot be written: nothing that was computed is lost.
+
+
+@pytest.fixture
+def full():
+    try:
+        with open(FULL, "w") as file:  # noqa: PTH123
+            yield file
+    except OSError:
+        pytest.skip(f"no {FULL} here")
+
+
+@pytest.mark.parametrize("command", [INSPECT, [sys.executable, "-u", *INSPECT[1:], "--json"]])
+def test_a_full_disk_behind_the_output(full, command):
+    """The result is printed on standard error, before the message."""
+    expected = subprocess.run(command, capture_output=True, text=True).stdout
+    done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    said = "Cannot write standard output: No space left on device."
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{expected}error: {said}")
+    assert done.stderr.count("\n") == expected.count("\n") + 1
+
+
+def test_a_full_disk_behind_the_messages(full, tmp_path):
+    """With progress bars and a warning."""
+    command = ["eval-ppl", "demo", "--data", "demo", "--lengths", "256", "--max-documents", "1"]
+    done = subprocess.run([*INSPECT[:3], *command], stdout=subprocess.PIPE, stderr=full, text=True)
+    assert done.returncode == 0
+    assert "perplexity by length" in done.stdout
+    refused = subprocess.run([*INSPECT[:-1], tmp_path / "missing"], stderr=full)
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize("more", [["--json"], ["--help"]])
+def test_a_reader_that_goes_is_no_error(more):
+    process = subprocess.Popen([*INSPECT, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
+
+
+def test_a_closed_output_is_no_error():
+    done = subprocess.run(f"{subprocess.list2cmdline(INSPECT)} --json >&-", shell=True, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")

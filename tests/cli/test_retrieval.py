@@ -1,0 +1,102 @@
+"""ropecli passkey and needle: what their reports say, and how they resume."""
+
+import json
+
+import pytest
+
+from ropecli.evaluation.retrieval.templates import STYLES
+
+
+@pytest.fixture
+def passkey(ropecli, llama):
+    def call(*options, checkpoint=llama, lengths="280,330"):
+        return ropecli("passkey", checkpoint, "--lengths", lengths, "--trials", 2, "--depths", "0,1", *options)
+
+    return call
+
+
+@pytest.fixture
+def needle(ropecli, llama, corpus):
+    def call(*options, lengths="80,150"):
+        return ropecli("needle", llama, "--data", corpus, "--lengths", lengths, "--trials", 2, *options)
+
+    return call
+
+
+def test_a_report_of_passkey(passkey, llama):
+    report = passkey("--json").json()
+    assert (report["kind"], report["task"], report["settings"]["mode"]) == ("scores", "passkey", "rank")
+    assert (report["checkpoint"], report["method"], report["in_memory"]) == (str(llama), "none", False)
+    assert report["original_max_position_embeddings"] == 64
+    assert [(cell["length"], cell["depth"], cell["chance"], len(cell["sums"])) for cell in report["cells"]] == [
+        (length, depth, 0.1, 2) for length in (280, 330) for depth in (0, 1)
+    ]
+    assert report["settings"]["prompts_read_once"]
+    assert len(report["fingerprint"]) == 64
+    assert report["command"][:3] == ["ropecli", "passkey", str(llama)]
+
+
+def test_generated_answers(passkey):
+    report = passkey("--json", "--mode", "generate").json()
+    assert report["settings"]["mode"] == "generate"
+    assert {(cell["chance"], cell.get("margin")) for cell in report["cells"]} == {(1 / 90_000, None)}
+
+
+def test_the_advice_on_a_length_is_true(passkey):
+    """The demo's tokenizer gives keys different numbers of tokens."""
+    least = passkey("--trials", 5, checkpoint="demo", lengths="64,300").err.split("at least ")[1].strip().rstrip(".")
+    passkey("--trials", 5, checkpoint="demo", lengths=least).succeeds()
+
+
+def test_a_length_or_output_that_cannot_be_is_refused_before_the_weights_are_loaded(passkey, monkeypatch, tmp_path):
+    from ropecli.evaluation import subject
+
+    monkeypatch.setattr(subject, "load_model", lambda *arguments, **options: pytest.fail("the model was loaded"))
+    passkey(lengths="20,300").is_refused()
+    (tmp_path / "file").write_text("")
+    passkey("--output", tmp_path / "file" / "report.json").is_refused()
+    passkey("--plot", tmp_path / "file" / "map.png").is_refused()
+
+
+def test_a_report_of_needle(needle, corpus):
+    report = needle("--json", "--style", "code", "--depths", "1,0,0.5").json()
+    assert (report["kind"], report["task"], report["source"]) == ("scores", "needle", str(corpus))
+    assert [(cell["length"], cell["depth"], cell["chance"]) for cell in report["cells"]] == [
+        (length, depth, 0.1) for length in (80, 150) for depth in (0, 0.5, 1)
+    ]
+    assert report["settings"]["needle"] == STYLES["code"].needle
+
+
+def test_the_users_own_needles(needle):
+    own = ("--needle", "the {name} is {key}", "--question", "what is the {name}? it is")
+    report = needle("--json", *own, "--keys", 3, "--candidates", 5, lengths="250").json()
+    settings = {"needle": own[1], "question": own[3], "keys": 3, "candidates": 5, "style": None}
+    assert settings.items() <= report["settings"].items()
+    assert report["cells"][0]["chance"] == 0.2
+
+
+@pytest.mark.parametrize("command", ["passkey", "needle"])
+def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, corpus, edited, stopping, tmp_path, command):
+    """Within the second checkpoint: 2 lengths, 2 depths, 2 prompts."""
+    checkpoints, output = [llama, edited(llama, rms_norm_eps=1e-3)], tmp_path / "reports.json"
+    options = ["--lengths", "280,330", "--depths", "0,1", "--trials", 2, "--device", "cpu"]
+    options += ["--data", corpus] if command == "needle" else []
+    with stopping(11):
+        assert ropecli(command, *checkpoints, *options, "--output", output).code == 130
+    with stopping(0) as samples:
+        ropecli(command, *checkpoints, *options, "--output", output, "--resume").succeeds()
+    assert len(samples) == 5
+    alone = [ropecli(command, checkpoint, *options, "--json").json() for checkpoint in checkpoints]
+    reports = json.loads(output.read_text())
+    assert [report["checkpoint"] for report in reports] == list(map(str, checkpoints))
+    assert [report["cells"] for report in reports] == [report["cells"] for report in alone]
+    assert alone[0]["cells"] != alone[1]["cells"]
+    assert not (tmp_path / "reports.json.state").exists()
+
+
+def test_compare_hides_the_same_needles(ropecli, needle, llama, corpus):
+    options = ["--measure", "needle", "--methods", "none,yarn", "--lengths", "280,330", "--samples", 2, "--json"]
+    compared = ropecli("compare", llama, "--data", corpus, *options).json()
+    alone = needle("--method", "yarn", "--factor", 4, "--json", lengths="280,330").json()
+    assert [report["method"] for report in compared] == ["none", "yarn"]
+    assert [compared[1][key] for key in ("cells", "fingerprint")] == [alone[key] for key in ("cells", "fingerprint")]
