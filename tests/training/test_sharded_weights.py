@@ -109,6 +109,6 @@ def test_what_does_not_match_is_left_to_transformers(build, tmp_path):
 @pytest.mark.slow
 def test_two_processes_get_what_only_transformers_can_read(build):
     folder = build("deepseek_v3", head_dim=32, n_routed_experts=4, n_group=1)  # its routers have saved buffers
-    bench = load("bench_load")
+    bench = load("bench_parts/load")
     found = {digest for way in bench.WAYS for digest in bench.measure(folder, way)["digests"]}
     assert len(found) == 1
