@@ -4,18 +4,19 @@
     python scripts/faults.py                    all faults
     python scripts/faults.py tuning/grid card   faults in files whose path, or code, contains one of the words
     python scripts/faults.py --check            only checks that every fault still applies
+    python scripts/faults.py --quick            runs only the tests that import the changed module
     python scripts/faults.py --jobs 2           two faults at a time
 
 Each fault is a piece of code that occurs exactly once in ropecli/, and its replacement. It is applied to a copy of the
-repository, never to the working tree. The test files of that part run until one test fails; those that import the
-changed module run first. Exit status 1 if a fault survives, that is, if no test fails, or if it no longer applies:
+repository, never to the working tree. The test files of that part run until one test fails, those that import the
+changed module first. Exit status 1 if a fault survives, that is, if no test fails, or if it no longer applies:
 then the code has changed, and the piece must be updated here.
 """
 
 import argparse
 import os
+import resource
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -159,7 +160,7 @@ FAULTS: list[tuple[str, str]] = [
 
 
 TIMEOUT = 1800
-"""Seconds. A fault that runs longer, such as an endless loop, counts as noticed."""
+"""Seconds of CPU time. A fault that runs longer, such as an endless loop, counts as noticed."""
 
 
 class Place(NamedTuple):
@@ -167,19 +168,15 @@ class Place(NamedTuple):
     before: str
     after: str
 
-    def tests(self) -> tuple[list[str], list[str]]:
-        """The test files of this part that import the module, and its other test files."""
+    def tests(self) -> list[list[str]]:
+        """Test files in the order they run: those that import the module, others of this part, others of ALSO."""
         part, module = Path(self.file).parts[1], self.file.removesuffix(".py").replace("/", ".")
-        found = [
-            path
-            for name in [f"tests/{part}", *ALSO.get(part, [])]
-            for path in sorted(ROOT.glob(f"{name}/**/test_*.py")) or [ROOT / name]
-            if path.is_file()
-        ]
-        first = [path for path in found if module in path.read_text()]
-        return [str(path.relative_to(ROOT)) for path in first], [
-            str(path.relative_to(ROOT)) for path in found if path not in first
-        ]
+        part_files = sorted(ROOT.glob(f"tests/{part}/test_*.py"))
+        also = [file for name in ALSO.get(part, []) for file in sorted(ROOT.glob(f"{name}/test_*.py")) or [ROOT / name]]
+        importing = [file for file in [*part_files, *also] if module in file.read_text()]
+        importing.sort(key=lambda file: (Path(self.file).stem not in file.name, file.stat().st_size))
+        groups = importing, *([file for file in files if file not in importing] for files in (part_files, also))
+        return [[str(file.relative_to(ROOT)) for file in files] for files in groups if files]
 
 
 def places() -> list[Place]:
@@ -202,11 +199,11 @@ class FirstFailure:
     pytest_collectreport = pytest_runtest_logreport
 
 
-def try_fault(place: Place) -> bool:
+def try_fault(place: Place, quick: bool) -> bool:
     """Print whether a test fails, and which. Runs in a process of its own, in which ropecli is not imported yet."""
     import pytest
 
-    signal.alarm(TIMEOUT)
+    resource.setrlimit(resource.RLIMIT_CPU, (TIMEOUT, TIMEOUT))
     with tempfile.TemporaryDirectory() as folder:
         for name in ("ropecli", "tests", "scripts", "recipes"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
@@ -216,14 +213,11 @@ def try_fault(place: Place) -> bool:
         changed.write_text(changed.read_text().replace(place.before, place.after))
         os.chdir(folder)
         sys.path[0] = os.environ["PYTHONPATH"] = folder
-        said, failure = os.dup(1), FirstFailure()
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
-        for tests in place.tests():
-            if tests and not failure.name and pytest.main([*options, *tests], plugins=[failure]):
+        failure = FirstFailure()
+        for tests in place.tests()[: 1 if quick else None]:
+            options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal"]
+            if not failure.name and pytest.main([*options, *tests], plugins=[failure]):
                 failure.name = failure.name or "pytest itself fails"
-        os.dup2(said, 1)
     print(
         f"{'killed  ' if failure.name else 'SURVIVED'} {place.file}: {place.after[:60]!r}  {failure.name}", flush=True
     )
@@ -234,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     chosen = [place for place in places() if any(word in place.file + place.before for word in options.words or [""])]
@@ -260,7 +255,7 @@ def main() -> None:
             if not (process := os.fork()):
                 status = 2
                 try:
-                    status = 0 if try_fault(place) else 1
+                    status = 0 if try_fault(place, options.quick) else 1
                 finally:
                     os._exit(status)
             running.add(process)
