@@ -1,22 +1,25 @@
 # ruff: noqa: E501
 """Mutation testing: inserts small faults one by one and checks that the tests of that part fail.
 
-    python scripts/faults.py              all faults, two at a time
-    python scripts/faults.py remapping    faults in files whose path contains the word
+    python scripts/faults.py                    all faults
+    python scripts/faults.py tuning/grid card   faults in files whose path, or code, contains one of the words
+    python scripts/faults.py --check            only checks that every fault still applies
+    python scripts/faults.py --quick            runs only the tests that import the changed module
+    python scripts/faults.py --jobs 2           two faults at a time
 
 Each fault is a piece of code that occurs exactly once in ropecli/, and its replacement. It is applied to a copy of the
-repository, never to the working tree. Exit status 1 if a fault survives, that is, if no test fails. If a piece does not
-occur exactly once, the code has changed: update it here.
+repository, never to the working tree. The test files of that part run until one test fails, those that import the
+changed module first. Exit status 1 if a fault survives, that is, if no test fails, or if it no longer applies:
+then the code has changed, and the piece must be updated here.
 """
 
+import argparse
 import os
+import resource
 import shutil
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +102,7 @@ FAULTS: list[tuple[str, str]] = [
     ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),
     ("np.add.at(labels, self._documents(sequence)[scored], 1)", "np.add.at(labels, self._documents(sequence), 1)"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
-    ("if found[name] != listed[name]]", "if False]"),
+    ("if actual[name] != listed[name]]", "if False]"),
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
     ("checksum == _checksum(text)", "checksum"),
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
@@ -113,7 +116,7 @@ FAULTS: list[tuple[str, str]] = [
     ("changed[..., second_row] = sin * first + cos * second", "changed[..., second_row] = cos * second - sin * first"),
     ("changed = change(values + offset) - offset", "changed = change(values + offset)"),
     ("target + self.short_weight * short, len", "target + short, len"),
-    ("points, read = (points + 1) // 2, min(2 * read, documents)", "points, read = points // 2, min(2 * read, documents)"),
+    ("[: (len(left) + 1) // 2]", "[: len(left) // 2]"),
     ("if not off <= allowed:", "if off > 1000 * allowed:"),
     ("torch.equal(tensor.double(), value.double())", "True"),
     # checkpoint
@@ -154,80 +157,106 @@ FAULTS: list[tuple[str, str]] = [
 ]  # fmt: skip
 
 
+TIMEOUT = 1800
+"""Seconds of CPU time. A fault that runs longer, such as an endless loop, counts as noticed."""
+
+
 class Place(NamedTuple):
     file: str
     before: str
     after: str
 
-    @property
-    def tests(self) -> list[str]:
-        part = Path(self.file).parts[1]
-        own = [f"tests/{part}"] if (ROOT / "tests" / part).is_dir() else []
-        return [*own, *ALSO.get(part, [])]
+    def tests(self) -> list[list[str]]:
+        """Test files in the order they run: those that import the module, others of this part, others of ALSO."""
+        part, module = Path(self.file).parts[1], self.file.removesuffix(".py").replace("/", ".")
+        part_files = sorted(ROOT.glob(f"tests/{part}/test_*.py"))
+        also = [file for name in ALSO.get(part, []) for file in sorted(ROOT.glob(f"{name}/test_*.py")) or [ROOT / name]]
+        importing = [file for file in [*part_files, *also] if module in file.read_text()]
+        importing.sort(key=lambda file: (Path(self.file).stem not in file.name, file.stat().st_size))
+        groups = importing, *([file for file in files if file not in importing] for files in (part_files, also))
+        return [[str(file.relative_to(ROOT)) for file in files] for files in groups if files]
 
 
 def places() -> list[Place]:
     """The file of each fault. Exits if a piece does not occur exactly once in ropecli/."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "ropecli").rglob("*.py"))}
-    found = []
-    for before, after in FAULTS:
-        files = [name for name, text in texts.items() for _ in range(text.count(before))]
-        if len(files) != 1:
-            sys.exit(f"{before!r} occurs {len(files)} times in ropecli/, expected once. Update scripts/faults.py.")
-        found.append(Place(files[0], before, after))
-    return found
+    files = {before: [name for name, text in texts.items() for _ in range(text.count(before))] for before, _ in FAULTS}
+    if wrong := [f"{before!r} occurs {len(names)} times" for before, names in files.items() if len(names) != 1]:
+        sys.exit("\n".join([*wrong, "Expected once in ropecli/. Update scripts/faults.py."]))
+    return [Place(files[before][0], before, after) for before, after in FAULTS]
 
 
-def copy_of_repository(folder: Path) -> Path:
-    for name in ("ropecli", "tests", "scripts", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, folder / name)
-    return folder
+class FirstFailure:
+    """A pytest plugin."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report):
+        self.name = self.name or (report.nodeid if report.failed else "")
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
-def failing_test(place: Place, copy: Path) -> str | None:
-    """The first test that fails, None if all pass."""
-    file = copy / place.file
-    text = file.read_text()
-    file.write_text(text.replace(place.before, place.after))
-    settings = {
-        "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *place.tests]
-    try:
-        done = subprocess.run(command, cwd=copy, env={**os.environ, **settings}, capture_output=True, text=True)
-    finally:
-        file.write_text(text)
-    if done.returncode == 0:
-        return None
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0] if failed else (done.stdout + done.stderr)[-200:]
+def try_fault(place: Place, quick: bool) -> bool:
+    """Print whether a test fails, and which. Runs in a process of its own, in which ropecli is not imported yet."""
+    import pytest
+
+    resource.setrlimit(resource.RLIMIT_CPU, (TIMEOUT, TIMEOUT))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("ropecli", "tests", "scripts", "recipes"):
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, Path(folder, name))
+        changed = Path(folder, place.file)
+        changed.write_text(changed.read_text().replace(place.before, place.after))
+        os.chdir(folder)
+        sys.path[0] = os.environ["PYTHONPATH"] = folder
+        failure = FirstFailure()
+        for tests in place.tests()[: 1 if quick else None]:
+            options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal"]
+            if not failure.name and pytest.main([*options, *tests], plugins=[failure]):
+                failure.name = failure.name or "pytest itself fails"
+    print(
+        f"{'killed  ' if failure.name else 'SURVIVED'} {place.file}: {place.after[:60]!r}  {failure.name}", flush=True
+    )
+    return bool(failure.name)
 
 
 def main() -> None:
-    wanted = "".join(sys.argv[1:])
-    chosen = [place for place in places() if wanted in place.file]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    chosen = [place for place in places() if any(word in place.file + place.before for word in options.words or [""])]
+    if options.check:
+        sys.exit(print(f"{len(chosen)} faults apply."))
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    sys.dont_write_bytecode = True
+    # imported once; every fault is tried in a fork of this process
+    import accelerate, datasets, hypothesis, matplotlib.pyplot, peft, torch, transformers, typer  # noqa: E401, F401, I001
+
+    running: set[int] = set()
     survivors = 0
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        copies: Queue[Path] = Queue()
-        for number in range(2):
-            copies.put(copy_of_repository(Path(folder) / str(number)))
-
-        def run(place: Place) -> str | None:
-            copy = copies.get()
-            try:
-                return failing_test(place, copy)
-            finally:
-                copies.put(copy)
-
-        for place, noticed in zip(chosen, pool.map(run, chosen), strict=True):
-            survivors += noticed is None
-            print(
-                f"{'killed  ' if noticed else 'SURVIVED'} {place.file}: {place.after[:60]!r}  {noticed or ''}",
-                flush=True,
-            )
+    for place in [*chosen, *[None] * options.jobs]:
+        if running and (place is None or len(running) == options.jobs):
+            process, status = os.wait()
+            running.remove(process)
+            survivors += os.waitstatus_to_exitcode(status) == 1
+        if place:
+            if not (process := os.fork()):
+                status = 2
+                try:
+                    status = 0 if try_fault(place, options.quick) else 1
+                finally:
+                    os._exit(status)
+            running.add(process)
     print(f"{len(chosen) - survivors} of {len(chosen)} faults killed.")
     sys.exit(1 if survivors else 0)
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-import bench_plan
+from bench_parts import plan as bench_plan
 
 from gpu_parts import train
 from gpu_parts.measuring import Part

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-import bench_plan
 import torch
+from bench_parts import plan as bench_plan
 
 from gpu_parts.measuring import Part, measured_flops, peak_flops
 from ropecli.live.devices import peak_memory, reset_peak
@@ -59,7 +59,7 @@ def head_of() -> str:
 
 
 def case_of(part: Part, layers: int, length: int, keys: dict[str, Any]) -> dict[str, Any]:
-    """A case of bench_plan.py."""
+    """A case of bench_parts/plan.py."""
     shape = part.shape(layers)
     recipe = {"mixed_precision": "bf16", **keys}
     sizes = {"vocab": shape["vocab_size"], "layers": shape["num_hidden_layers"], "length": length}

@@ -9,7 +9,7 @@ from ropecli.training.memory_plan.model_shape import build, kv_cache, model_shap
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.settings import Recipe
 
-bench = load("bench_plan")
+bench = load("bench_parts/plan")
 WITHIN = 0.05
 WITHIN_ON_GPU = 0.2
 

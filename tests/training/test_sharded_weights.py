@@ -109,5 +109,5 @@ def test_converted_or_unknown_tensors_are_left_to_transformers(build, tmp_path):
 @pytest.mark.slow
 def test_two_processes_get_converted_tensors(build):
     folder = build("deepseek_v3", head_dim=32, n_routed_experts=4, n_group=1)  # its routers have saved buffers
-    bench = load("bench_load")
+    bench = load("bench_parts/load")
     assert len({digest for way in bench.WAYS for digest in bench.measure(folder, way)["digests"]}) == 1
