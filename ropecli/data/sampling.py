@@ -38,7 +38,8 @@ def seeded_generator(seed: int, purpose: str, *numbers: int) -> np.random.Genera
 class Selection:
     """documents: shape (used,), int64, ascending. lengths: the same shape, tokens used of each.
 
-    of: number of documents in the source. too_short, not_drawn, over_budget: numbers of skipped ones.
+    of: number of documents in the source. too_short, not_drawn, over_budget: numbers of skipped ones. cut: whether
+    the budget cut a document.
     """
 
     documents: np.ndarray
@@ -47,6 +48,7 @@ class Selection:
     too_short: int
     not_drawn: int
     over_budget: int
+    cut: bool
 
 
 def select_documents(
@@ -86,6 +88,7 @@ def select_documents(
         too_short=int(len(lengths) - long_enough.sum()),
         not_drawn=int(long_enough.sum() - drawn.sum()),
         over_budget=int(len(documents) - within.sum()),
+        cut=bool((used[within] < lengths[documents[within]]).any()),
     )
 
 

@@ -79,7 +79,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, positions)),
-        notes=(*positions.warnings, *_texts(engine.notes, positions)),
+        notes=(*positions.warnings, *_texts((engine.without_options(positions), *engine.notes), positions)),
         file_name=file_name,
         file_text=file_text,
         written=output is not None,

@@ -1,6 +1,6 @@
 """The structure of an engine table (EngineTable, Case), and the parts that several tables share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,9 @@ from ropecli.scaling.yarn import yarn_attention_factor
 
 # Types with multi-head latent attention whose classes do not treat every scaling as DeepSeek's yarn.
 _LATENT_AS_OTHERS = {"minicpm3"}
+_NOT_RAISED = (
+    "config.json states a context length of {p.written_length} tokens. Without the options, the engine stops there."
+)
 
 
 class Case(NamedTuple):
@@ -25,8 +28,9 @@ class EngineTable:
 
     title: name and release. command: words of the command; a mapping becomes JSON. overrides, cannot, notes: see
     Export; a note without a condition is a format string alone. refused: unsupported positions, each with the next
-    step. file_name: the config file that the command reads, named by its last word. file_text: its contents, from
-    `overrides`. trains: whether it trains, with transformers' models, which read all of config.json.
+    step. without_options: a sentence on what the engine does without the options, or nothing. file_name: the config
+    file that the command reads, named by its last word. file_text: its contents, from `overrides`. trains: whether it
+    trains, with transformers' models, which read all of config.json.
     """
 
     title: str
@@ -35,6 +39,7 @@ class EngineTable:
     notes: tuple[Case | str, ...]
     refused: tuple[Case, ...] = ()
     cannot: tuple[Case, ...] = ()
+    without_options: Callable[[CheckpointPositions], str] = lambda p: ""
     file_name: str = ""
     file_text: Callable[[dict[str, Any]], str] = lambda overrides: ""
     trains: bool = False
@@ -81,6 +86,15 @@ FROM_CONFIG = Case(
     lambda p: p.only_in_config,
     "The command has no RoPE options: they would replace a part of what the engine reads from config.json.",
 )
+
+
+def without_options(p: CheckpointPositions, texts: Mapping[str, str]) -> str:
+    """A note on the engine without its options. texts: by rope_type, where config.json states the context length."""
+    if p.only_in_config:
+        return ""
+    if not p.raised:
+        return _NOT_RAISED
+    return "" if p.nested else texts.get(p.rope_type, "")
 
 
 def with_engine_names(parameters: Parameters) -> Parameters:

@@ -34,6 +34,7 @@ from ropecli.engines.engine_table import (
     Case,
     EngineTable,
     is_released_gpt_oss,
+    without_options,
 )
 from ropecli.scaling.base import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
@@ -172,6 +173,7 @@ def _stores_longrope(p: CheckpointPositions) -> bool:
 
 
 _CHECKED = {*_BY_LAYER, *_LLAMA3_IN_FILE, *_MSCALE_IN_FILE, "minicpm3"}
+_CARRIED = f"{_MODEL} already contains all of it: llama.cpp gives the same results without the --rope options."
 _CONVERSION_NOTES = (
     Case(lambda p: not p.on_hub, f"To make {_MODEL}: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}."),
     Case(
@@ -184,6 +186,22 @@ _CONVERSION_NOTES = (
         "llama.cpp was not checked with {p.model_type}: compare a long answer with transformers first.",
     ),
 )
+
+
+def _without_options(p: CheckpointPositions) -> str:
+    if not p.raised and p.rope_type != "dynamic":
+        return (
+            "config.json states a context length of {p.written_length} tokens, at which llama-server stops. Raise "
+            "max_position_embeddings before the conversion."
+        )
+    if not _flags(p):
+        return ""
+    partly = f"{_MODEL} contains YaRN's factor and pretraining length, but not its betas and attention factor."
+    texts = {
+        **dict.fromkeys(("default", "linear", "llama3"), _CARRIED),
+        "yarn": _CARRIED if _stored_in_file(p) else partly,
+    }
+    return without_options(p, texts)
 
 
 LLAMA_CPP = EngineTable(
@@ -251,12 +269,8 @@ LLAMA_CPP = EngineTable(
             "request uses the long ones.",
         ),
     ),
+    without_options=_without_options,
     notes=(
-        Case(
-            lambda p: not p.raised and p.rope_type != "dynamic",
-            "config.json states a context length of {p.written_length} tokens, at which llama-server stops. Raise "
-            "max_position_embeddings before the conversion.",
-        ),
         Case(lambda p: not _flags(p), f"{_MODEL} contains all of RoPE: the command needs no --rope options."),
         *_CONVERSION_NOTES,
     ),

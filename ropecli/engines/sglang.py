@@ -25,6 +25,7 @@ from ropecli.engines.engine_table import (
     Case,
     EngineTable,
     with_engine_names,
+    without_options,
 )
 
 # model_type of classes that pass rope_parameters on, checked in the source.
@@ -64,6 +65,20 @@ def _reads_layer_types(p: CheckpointPositions) -> bool:
     return p.only_main_scaled and p.rope_type in _BY_LAYER_TYPE.get(p.text_type, ())
 
 
+def _without_options(p: CheckpointPositions) -> str:
+    same = "SGLang gives the same results without the options: config.json already contains them."
+    ignores = "Without the options, SGLang ignores attention_factor and uses 0.1·ln s + 1."
+    linear = "Without the options, SGLang accepts more than {p.length} tokens: it multiplies by the factor again."
+    texts = {
+        "default": same,
+        "llama3": same,
+        "yarn": ignores if "attention_factor" in p.main else same,
+        "linear": linear,
+        "longrope": "Without the options, SGLang ignores attention_factor.",
+    }
+    return without_options(p, texts)
+
+
 ENGINE = EngineTable(
     title="SGLang 0.5.23",
     command=_command,
@@ -90,6 +105,7 @@ ENGINE = EngineTable(
             "SGLang chooses short_factor or long_factor for each batch, even if the KV cache holds the other.",
         ),
     ),
+    without_options=_without_options,
     notes=(
         FROM_CONFIG,
         Case(

@@ -23,6 +23,7 @@ from ropecli.engines.engine_table import (
     Case,
     EngineTable,
     with_engine_names,
+    without_options,
 )
 
 _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
@@ -48,6 +49,14 @@ def _command(p: CheckpointPositions) -> tuple[object, ...]:
     return ("vllm", "serve", p.checkpoint, *p.at_revision, *options, "--max-model-len", p.length)
 
 
+_SAME = "vLLM gives the same results without the options: config.json already contains them."
+_WITHOUT_OPTIONS = {
+    "default": _SAME,
+    "llama3": _SAME,
+    "yarn": "vLLM 0.30.0 and later give the same results without the options: config.json already contains them.",
+    "linear": "Without the options, vLLM accepts more than {p.length} tokens: it multiplies by the factor again.",
+    "longrope": "Without the options, vLLM stops at {p.original_length} tokens and ignores attention_factor.",
+}
 ENGINE = EngineTable(
     title="vLLM 0.33.0",
     command=_command,
@@ -73,6 +82,7 @@ ENGINE = EngineTable(
             "{p.original_length}.",
         ),
     ),
+    without_options=lambda p: without_options(p, _WITHOUT_OPTIONS),
     notes=(
         FROM_CONFIG,
         Case(
