@@ -50,10 +50,7 @@ class Workers:
 
 
 def join_workers() -> Workers:
-    """Join the other processes of this launch, if any.
-
-    Uses gloo on GPUs too: only a few Python objects are exchanged.
-    """
+    """Join the other processes of this launch, if any. Uses gloo on GPUs too: few Python objects are exchanged."""
     warn_if_alone()
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Workers()

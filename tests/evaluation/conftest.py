@@ -47,9 +47,8 @@ def uneven(corpus, tokenizer):
 @pytest.fixture(scope="session")
 def prompts(tokenizer, corpus):
     """Makes prompts with a key in a text of the corpus."""
-    from ropecli.evaluation.retrieval.haystack import PieceTokenizer, read_haystack
-    from ropecli.evaluation.retrieval.prompts import RetrievalPrompts
-    from ropecli.evaluation.retrieval.templates import STYLES
+    from ropecli.evaluation.prompt_pieces import PieceTokenizer, read_haystack
+    from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
 
     pieces = PieceTokenizer(tokenizer)
     haystack = read_haystack([("a", (corpus / "text00.txt").read_text())], pieces)
@@ -59,9 +58,9 @@ def prompts(tokenizer, corpus):
 @pytest.fixture(scope="session")
 def ruler_maker(tokenizer, corpus):
     """Makes the prompts of RULER; a text of the corpus is the essay."""
-    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-    from ropecli.evaluation.ruler.haystacks import read_essay
-    from ropecli.evaluation.ruler.prompts import PromptMaker
+    from ropecli.evaluation.prompt_pieces import PieceTokenizer
+    from ropecli.evaluation.ruler_prompts import PromptMaker
+    from ropecli.evaluation.ruler_tasks import read_essay
 
     pieces = PieceTokenizer(tokenizer)
     essay = read_essay([("a", (corpus / "text00.txt").read_text())], pieces, 2048)

@@ -15,7 +15,24 @@ pytestmark = pytest.mark.slow
 
 RELEASE = "0.4.13"
 PINNED = [f"lm-eval[hf]=={RELEASE}", "torch==2.13.0", "transformers==5.23.0"]
-RUNNER = Path(__file__).with_name("run_lm_eval.py")
+ROLLING = """
+import json, sys
+from pathlib import Path
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+job, result = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), []
+for case in job["cases"]:
+    options = {} if case["add_bos_token"] is None else {"add_bos_token": case["add_bos_token"]}
+    options |= {"max_length": case["length"], "batch_size": case["batch_size"], "dtype": "float32", "device": "cpu"}
+    model = HFLM(pretrained=job["checkpoint"], **options)
+    requests = [
+        Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=index)
+        for index, text in enumerate(job["texts"])
+    ]
+    result.append(model.loglikelihood_rolling(requests, disable_tqdm=True))
+print(json.dumps(result))
+"""
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "ropecli" / "demo"
 LENGTHS = (64, 256, 300)
@@ -56,16 +73,20 @@ def texts(demo_tokenizer):
     return [text_of(tokens, files[index % len(files)], demo_tokenizer) for index, tokens in enumerate(wanted)]
 
 
+def printed_by(python, statements, *arguments):
+    """The JSON of the last line that the statements print in that environment."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    result = subprocess.run([python, "-c", statements, *arguments], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def rolling(python, texts, tmp_path_factory) -> list[np.ndarray]:
     """What lm-eval gives for each of CASES: the total log-likelihood of each text."""
     home = tmp_path_factory.mktemp("lm_eval")
     (home / "job.json").write_text(json.dumps({"checkpoint": str(DEMO), "texts": texts, "cases": CASES}))
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    command = [python, RUNNER, home / "job.json", home / "result.json"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 0, result.stderr
-    return [np.array(totals) for totals in json.loads((home / "result.json").read_text())]
+    return [np.array(totals) for totals in printed_by(python, ROLLING, home / "job.json")]
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +143,9 @@ ANSWERS = [
 
 
 def test_rulers_wording_and_scores_are_lm_evals(python):
-    from ropecli.evaluation.ruler.definitions import TASKS, score_of
+    from ropecli.evaluation.ruler_tasks import TASKS, score_of
 
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    command = [python, "-c", RULER, json.dumps(ANSWERS)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
+    found = printed_by(python, RULER, json.dumps(ANSWERS))
     assert found["scores"] == pytest.approx([score_of(*answer) for answer in ANSWERS])
     several, one = TASKS["niah_multiquery"].wording, TASKS["niah_single_1"].wording
     theirs = found["niah"].replace("{type_needle_v}", "{values}").replace("{query}", "{asked}")

@@ -27,20 +27,20 @@ def test_the_rotary_tables_stay_exact_in_bfloat16(llama, loaded):
         assert (table.inv_freq == exact.inv_freq).all()
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
+def test_the_default_device_is_the_best_there_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert choose_device("auto") == "cpu"
     for name in ("cuda", "cuda:1", "nonsense", "meta"):
         with pytest.raises(CheckpointError, match=f"--device {name}"):
             choose_device(name)
-
-
-def test_mps_is_taken_where_there_is_no_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert choose_device("auto") == "mps"
     assert settle("auto", "auto") == ("bfloat16", "mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "3")  # each process of a launch takes a GPU of its own
+    assert choose_device("auto") == "cuda:3"
+    assert choose_device("cpu") == "cpu"
 
 
 def test_weights_go_straight_to_their_device(llama, monkeypatch):
@@ -51,31 +51,12 @@ def test_weights_go_straight_to_their_device(llama, monkeypatch):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_each_process_of_a_launch_takes_a_gpu_of_its_own(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert choose_device("auto") == "cuda:3"
-    assert choose_device("cpu") == "cpu"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert choose_device("auto") == "cpu"
-
-
-def test_the_attention_is_the_one_asked_for(llama, loaded):
-    for attn, expected in (("auto", loaded(llama).config._attn_implementation), ("eager", "eager")):
-        assert load_model(open_checkpoint(llama), device="cpu", attn=attn).config._attn_implementation == expected
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
-        load_model(open_checkpoint(llama), device="cpu", attn="nonsense")
-
-
 def test_vocabularies_of_different_sizes_give_a_warning(llama, loaded, tokenizer):
     model = loaded(llama)  # 512 rows; the tokenizer has 459 tokens
-    sentence = vocabulary_mismatch(tokenizer, model)
-    assert "459" in sentence
-    assert "512" in sentence
-    for rows, told in ((459, False), (510, False), (511, True), (458, True)):
+    assert "459" in vocabulary_mismatch(tokenizer, model)
+    for rows, differs in ((459, False), (510, False), (511, True), (458, True)):
         model.resize_token_embeddings(rows)
-        assert (vocabulary_mismatch(tokenizer, model) is not None) == told
+        assert (vocabulary_mismatch(tokenizer, model) is not None) == differs
 
 
 def rewrite(folder, change):

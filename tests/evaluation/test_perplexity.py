@@ -6,7 +6,7 @@ import torch
 
 from ropecli.data.documents import Document, Documents, SpecialTokens
 from ropecli.errors import DataError, RopecliError
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.tasks.perplexity import Perplexity
 
 LENGTHS = [24, 64, 65, 200]
@@ -39,21 +39,6 @@ def test_losses_equal_those_of_a_fresh_pass_for_every_length(
         assert (cell.tokens, cell.samples) == (4 * (12 if protocol == "tail" else cell.length - 1), 4)
 
 
-def test_documents_that_are_shorter_than_asked_are_refused(documents):
-    for protocol in ("prefix", "tail"):
-        with pytest.raises(DataError, match="the longest length is 100000"):
-            Perplexity(documents, [24, 100_000], protocol)
-
-
-def test_token_ids_beyond_the_vocabulary_are_refused(llama, loaded, documents, evaluate):
-    ids = documents.kept[0].ids.copy()
-    ids[30] = 512
-    foreign = Documents((Document("foreign", ids),), 0)
-    for protocol in ("prefix", "sliding"):
-        with pytest.raises(DataError, match=r"id 512.*below 512"):
-            evaluate(loaded(llama), foreign, [24, 64], protocol)
-
-
 def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
     model = loaded(llama)
     with torch.no_grad():
@@ -63,11 +48,16 @@ def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
             evaluate(model, uneven(60, 50, 40, 30), [24], protocol)
 
 
-def test_a_token_that_the_protocol_inserts_must_be_known_too(llama, loaded, documents, evaluate):
-    foreign = Documents(documents.kept, 0, SpecialTokens((), bos=700))
-    for protocol in ("disjoint", "yarn"):
-        with pytest.raises(DataError, match=r"id 700.*below 512"):
-            evaluate(loaded(llama), foreign, [300], protocol)
+def test_unknown_ids_and_short_documents_are_refused(llama, loaded, documents, evaluate):
+    with pytest.raises(DataError, match="the longest length is 100000"):
+        Perplexity(documents, [24, 100_000], "tail")
+    ids = documents.kept[0].ids.copy()
+    ids[30] = 512
+    foreign = Documents((Document("foreign", ids),), 0)
+    inserted = Documents(documents.kept, 0, SpecialTokens((), bos=700))
+    for unknown, protocol, number in ((foreign, "prefix", 512), (inserted, "disjoint", 700)):
+        with pytest.raises(DataError, match=rf"id {number}.*below 512"):
+            evaluate(loaded(llama), unknown, [64], protocol)
 
 
 def test_yarn_says_where_it_skips_tokens(documents, caplog):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS, SAME_TOKENS
-from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.protocols import PROTOCOLS, SAME_TOKENS, Protocol
 
 BOS, EOS = 1, 2
 PREFIXES = [(), (BOS,), (BOS, 7), (7, 8, BOS)]
@@ -48,7 +47,7 @@ def sliding_cases(draw):
 
 
 @given(sliding_cases())
-def test_sliding_reads_and_scores_what_its_description_says(case):
+def test_sliding_scores_each_token_in_its_first_window(case):
     special, tokens, length, stride = case
     windows = windows_of(Protocol("sliding", stride=stride), special, tokens, length)
     ids = document(tokens, special).ids.tolist()
@@ -111,30 +110,16 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
     assert (scored[0] == scored[1] == scored[2]) == (name in SAME_TOKENS)
 
 
-WRONG = {
-    "an unknown name": (("slidin",), "'slidin'.*prefix, tail, sliding, disjoint, yarn.*'sliding'"),
-    "a stride of tail": (("tail", 5, None), "stride applies only to the protocol sliding, not to tail"),
-    "targets of sliding": (("sliding", None, 5), "targets applies only to the protocol tail, not to sliding"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_protocol_is_refused(arguments, message):
+@pytest.mark.parametrize(
+    ("arguments", "lengths", "message"),
+    [
+        (("slidin",), [24], "'slidin'.*prefix, tail, sliding, disjoint, yarn.*'sliding'"),
+        (("tail", 5, None), [24], "stride applies only to the protocol sliding, not to tail"),
+        (("prefix",), [1, 8], "at least 4 tokens"),
+        (("sliding", 22), [24, 64], "stride of 22 tokens.*expected 1 to 21"),
+        (("tail", None, 22), [24, 64], "22 target tokens.*expected 1 to 21"),
+    ],
+)
+def test_unsuitable_settings_are_refused(arguments, lengths, message):
     with pytest.raises(DataError, match=message):
-        Protocol(*arguments)
-
-
-UNFIT = {
-    "one token": (("prefix",), [1, 8], "at least 2 tokens"),
-    "a stride as long as the window": (("sliding", 24), [24, 64], "stride of 24 tokens.*expected 1 to 23"),
-    "a stride into the prefix": (("sliding", 22), [24, 64], "stride of 22 tokens.*expected 1 to 21"),
-    "as many targets": (("tail", None, 24), [24, 64], "24 target tokens.*expected 1 to 23"),
-    "targets into the prefix": (("tail", None, 22), [24, 64], "22 target tokens.*expected 1 to 21"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "lengths", "message"), UNFIT.values(), ids=UNFIT)
-def test_settings_that_do_not_fit_the_lengths_are_refused(arguments, lengths, message):
-    special = SpecialTokens((5, 6, BOS), BOS, EOS) if "1 to 21" in message else SpecialTokens()
-    with pytest.raises(DataError, match=message):
-        Protocol(*arguments).settled(lengths, special)
+        Protocol(*arguments).settled(lengths, SpecialTokens((5, 6, BOS), BOS, EOS))

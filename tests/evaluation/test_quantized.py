@@ -108,15 +108,6 @@ def test_what_quantizing_while_loading_needs_is_named(llama, edited, monkeypatch
         load_model(open_checkpoint(edited(llama, quantization_config={"quant_method": "gptq"})), bits=8)
 
 
-def test_levels_that_change_weights_refuse_quantized_ones(ropecli, edited, llama, corpus, tmp_path):
-    quantized = edited(llama, quantization_config={"quant_method": "gptq"})
-    for checkpoint, options in ((llama, ["--load-in-4bit"]), (quantized, [])):
-        command = [checkpoint, "--data", corpus, "--factor", 2, "--level", "heads", *options]
-        outcome = ropecli("tune", *command, "-o", tmp_path / "out")
-        assert outcome.code == 2
-        assert "--level heads changes weights, which must be unquantized" in outcome.err
-
-
 @pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_weights_are_quantized_while_loading(bits, llama, nll):

@@ -75,39 +75,23 @@ def test_yarn_is_the_mean_over_windows_of_their_means(sliding_gemma, loaded, los
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
-def test_the_text_that_is_scored_is_counted_in_bytes(llama, loaded, uneven, protocol, evaluate):
-    """Every byte once: of what the prefix stands for there is none, and sliding's first token is not scored."""
+def test_every_byte_of_the_scored_text_counts_once(llama, loaded, uneven, protocol, evaluate):
     documents = uneven(150, 64, 41)
     (cell,) = evaluate(loaded(llama), documents, [64 if protocol != "yarn" else 300], protocol)
-    text = sum(int(one.ends[-1]) for one in documents.kept)
-    nats = cell.value * cell.tokens if protocol != "yarn" else sum(one.nll * one.tokens for one in cell.by_context)
+    text = sum(int(document.ends[-1]) for document in documents.kept)
+    nats = sum(bucket.nll * bucket.tokens for bucket in cell.by_context)
     assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / text, rel=1e-9)
-    without = uneven(150, 64, 41, prefix=())
-    (cell,) = evaluate(loaded(llama), without, [64], "sliding")
-    text = sum(int(one.ends[-1] - one.ends[0]) for one in without.kept)
-    assert cell.bits_per_byte == pytest.approx(cell.value * cell.tokens / np.log(2) / text, rel=1e-9)
 
 
-@pytest.mark.parametrize(("method", "protocol"), [("dynamic", "sliding"), ("longrope", "disjoint")])
-def test_frequencies_that_follow_the_length_follow_each_windows(
-    llama, patched, loaded, uneven, method, protocol, evaluate
-):
+def test_frequencies_follow_the_length_of_each_window(llama, patched, loaded, uneven, evaluate):
     """Tables that remember the longest window they saw would show: a fresh model for every window here."""
-    ones = np.linspace(1, 6, 16).tolist()
-    params = {"long_factor": ones, "short_factor": ones[::-1]} if method == "longrope" else {}
-    folder = patched(llama, method, **params)
-    documents = uneven(170, 90, 30)
-    (_, cell) = evaluate(loaded(folder), documents, [24, 96], protocol)
+    folder, documents = patched(llama, "dynamic"), uneven(170, 90, 30)
+    (_, cell) = evaluate(loaded(folder), documents, [24, 96], "sliding")
 
     def fresh(read, scored):
-        with torch.no_grad():
-            # reads_last: sliding gives the model the last token too, and its window's length counts
-            ids = torch.tensor([[*read, scored[-1]] if protocol == "sliding" else read])
-            logits = loaded(folder)(input_ids=ids).logits[0, len(read) - len(scored) : len(read)]
+        with torch.no_grad():  # the model reads the last token too, and the window's length counts
+            logits = loaded(folder)(input_ids=torch.tensor([[*read, scored[-1]]])).logits[0, -len(scored) - 1 : -1]
         return -torch.log_softmax(logits.double(), dim=-1)[torch.arange(len(scored)), torch.tensor(scored)].numpy()
 
-    if protocol == "sliding":
-        expected = [windows_by_hand.sliding(one.ids.tolist(), (BOS,), 96, 48) for one in documents.kept]
-    else:
-        expected = [windows_by_hand.rolling(one.ids[1:].tolist(), BOS, 96) for one in documents.kept]
-    check(cell, expected, fresh)
+    windows = [windows_by_hand.sliding(document.ids.tolist(), (BOS,), 96, 48) for document in documents.kept]
+    check(cell, windows, fresh)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import MethodError, RopecliError, did_you_mean
-from ropecli.evaluation.measure import Key, Task, Values
+from ropecli.evaluation.driver import Key, Task, Values
+from ropecli.evaluation.prompt_pieces import TokenIds
 from ropecli.evaluation.readers.live import LiveReader, batches
 from ropecli.evaluation.report import Cell, score_cell
-from ropecli.evaluation.retrieval.haystack import TokenIds
 
 MODES = ("rank", "generate")
 
@@ -67,12 +67,12 @@ class Asking(Task):
             prompts = [question.ids for question in questions]
             values = reader.log_probabilities(zip(prompts, answers, strict=True))
             return [self._ranked(*parts) for parts in zip(batch, questions, answers, values, strict=True)]
+
+        def done(index: int, tokens: Sequence[int]) -> bool:
+            return questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit
+
         limit = max(question.limit for question in questions)
-        texts = reader.generate(
-            [question.ids for question in questions],
-            limit,
-            lambda index, tokens: questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit,
-        )
+        texts = reader.generate([question.ids for question in questions], limit, done)
         return [
             [question.grade(tokens[: question.limit])[0], question.digest, self.guess, None, None]
             for question, tokens in zip(questions, texts, strict=True)
@@ -96,16 +96,15 @@ class Asking(Task):
         for keys in batches(values, lambda key: key[:-1], len(values)):
             scores, _, chances, ranks, margins = zip(*(values[key] for key in keys), strict=True)
             task, length, depth, _ = keys[0]
-            means = {name: _mean(of) for name, of in (("chance", chances), ("rank", ranks), ("margin", margins))}
+            means = {
+                name: None if numbers[0] is None else float(np.mean(numbers))
+                for name, numbers in (("chance", chances), ("rank", ranks), ("margin", margins))
+            }
             cells.append(score_cell(task, length, scores, depth=depth, **means))
         return cells
 
     def fingerprint(self, values: Values) -> str:
         return hashlib.sha256(b"".join(bytes.fromhex(value[1]) for value in values.values())).hexdigest()
-
-
-def _mean(numbers: Sequence[float | None]) -> float | None:
-    return None if numbers[0] is None else float(np.mean([number for number in numbers if number is not None]))
 
 
 def score_of_ranks(values: np.ndarray, right: int) -> float:

@@ -8,7 +8,6 @@ by log-probability per token.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,19 @@ import numpy as np
 
 from ropecli.data.sources import read_texts
 from ropecli.errors import DataError
-from ropecli.evaluation.chat_frame import find_frame
-from ropecli.evaluation.measure import Key, Values
-from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks, score_of
-from ropecli.evaluation.ruler.haystacks import read_essay, read_questions
-from ropecli.evaluation.ruler.prompts import PromptMaker
+from ropecli.evaluation.driver import Key, Values
+from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
+from ropecli.evaluation.ruler_prompts import PromptMaker
+from ropecli.evaluation.ruler_tasks import (
+    TASKS,
+    Needles,
+    Questions,
+    RulerTask,
+    choose_tasks,
+    read_essay,
+    read_questions,
+    score_of,
+)
 from ropecli.evaluation.subject import Subject, default_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
 from ropecli.live.loading import load_tokenizer
@@ -139,26 +145,21 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in with_files}
     maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
     if choice.lengths is None or choice.skip_short:
-        lengths = [length for length in lengths if any(map(partial(_fits, maker, [length]), tasks))] or lengths[-1:]
+        lengths = [length for length in lengths if any(_fits(maker, [length], task) for task in tasks)] or lengths[-1:]
     fitting = [task for task in tasks if _fits(maker, lengths, task, required=choice.tasks is not None)]
     if not fitting:
         raise DataError(f"A prompt of {lengths[0]} tokens is too short for every task. Set --lengths to more.")
     if missing := [task.name for task in tasks if task not in fitting]:
         warn(f"Not measured, since {lengths[0]} tokens are too short for them: {', '.join(missing)}.")
     files = {name: choice.questions.get(task) for name, task in (("squad", "qa_1"), ("hotpotqa", "qa_2"))}
-    ruler = Ruler(
-        maker,
-        fitting,
-        lengths,
-        samples=choice.samples,
-        mode=choice.mode,
-        source=choice.data,
-        threshold=choice.threshold,
-        **{name: str(path) if path else None for name, path in files.items()},
-        text_column=choice.text_column,
-        split=choice.split,
-    )
-    return ruler, tokenizer
+    settings: dict[str, Any] = {
+        "threshold": choice.threshold,
+        **{name: path and str(path) for name, path in files.items()},
+        "text_column": choice.text_column,
+        "split": choice.split,
+    }
+    options: dict[str, Any] = {"samples": choice.samples, "mode": choice.mode, "source": choice.data}
+    return Ruler(maker, fitting, lengths, **options, **settings), tokenizer
 
 
 def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, *, required: bool = False) -> bool:
