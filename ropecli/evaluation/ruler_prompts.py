@@ -161,7 +161,7 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
     queried = rng.permutation(task.keys)[: task.asked]
     names = [keys[index] for index in queried]
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
-    form = task.value[:-1] if task.one_answer else task.value
+    form = task.value[:-1] if task.asked * task.values == 1 else task.value
     essay = draft.maker.essay if task.haystack == "essay" else None
     lines = draft.tokenizer.insides([_needle(task, " " if essay else "\n", *pair) for pair in needles])
     room = draft.frame(draft.words(values=form, asked=listed), lines=not essay) - sum(map(len, lines))

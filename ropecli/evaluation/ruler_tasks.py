@@ -62,10 +62,6 @@ class Needles(RulerTask):
     values: int = 1
     asked: int = 1
 
-    @property
-    def one_answer(self) -> bool:
-        return self.asked * self.values == 1
-
 
 @dataclass(frozen=True)
 class Variables(RulerTask):

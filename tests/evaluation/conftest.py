@@ -56,18 +56,6 @@ def prompts(tokenizer, corpus):
 
 
 @pytest.fixture(scope="session")
-def ruler_maker(tokenizer, corpus):
-    """Makes the prompts of RULER; a text of the corpus is the essay."""
-    from ropecli.evaluation.prompt_pieces import PieceTokenizer
-    from ropecli.evaluation.ruler_prompts import PromptMaker
-    from ropecli.evaluation.ruler_tasks import read_essay
-
-    pieces = PieceTokenizer(tokenizer)
-    essay = read_essay([("a", (corpus / "text00.txt").read_text())], pieces, 2048)
-    return PromptMaker(pieces, essay=essay)
-
-
-@pytest.fixture(scope="session")
 def sliding_gemma(build):
     """A layer that sees 32 tokens, and one that sees all."""
     layers = ["sliding_attention", "full_attention"]
@@ -102,20 +90,3 @@ def patched(tmp_path_factory):
         return output
 
     return patch
-
-
-@pytest.fixture(scope="session")
-def brute_force(loaded, plain_nll, documents):
-    """brute_force(folder, length, "prefix" | "tail", ...) -> (ppl, document_nll): a fresh model for every document."""
-
-    def score(folder, length, protocol, longest=None, targets=None):
-        sums, tokens = [], 0
-        for document in documents.kept:
-            start = 0 if protocol == "prefix" else longest - length
-            nll = plain_nll(loaded(folder), document.ids[start : start + length])
-            nll = nll if protocol == "prefix" else nll[-targets:]
-            sums.append(nll.sum())
-            tokens += len(nll)
-        return np.exp(np.sum(sums) / tokens), np.array(sums)
-
-    return score

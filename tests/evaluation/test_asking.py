@@ -7,12 +7,14 @@ import pytest
 
 from ropecli.errors import DataError, MethodError, RopecliError
 from ropecli.evaluation.driver import Store, read
+from ropecli.evaluation.prompt_pieces import PieceTokenizer
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
-from ropecli.evaluation.ruler_tasks import TASKS
+from ropecli.evaluation.ruler_prompts import PromptMaker
+from ropecli.evaluation.ruler_tasks import TASKS, read_essay
 from ropecli.evaluation.tasks.asking import score_of_ranks
 from ropecli.evaluation.tasks.retrieval import Retrieval
-from ropecli.evaluation.tasks.ruler import Ruler
+from ropecli.evaluation.tasks.ruler import Ruler, RulerChoice
 
 
 class Knows:
@@ -34,6 +36,12 @@ class Knows:
                 if done(index, answers[-1]):
                     break
         return answers
+
+
+@pytest.fixture(scope="module")
+def ruler_maker(tokenizer, corpus):
+    pieces = PieceTokenizer(tokenizer)
+    return PromptMaker(pieces, essay=read_essay([("a", (corpus / "text00.txt").read_text())], pieces, 2048))
 
 
 @pytest.fixture
@@ -64,7 +72,7 @@ def test_several_right_answers_are_ranked_against_the_others():
 
 
 def test_candidates_of_ruler_are_ranked_by_log_probability_per_token(ruler_maker):
-    task = Ruler(ruler_maker, [TASKS["fwe"]], [1500], samples=1, mode="rank")
+    task = Ruler(ruler_maker, [TASKS["fwe"]], [1500], RulerChoice("demo", None, None, 1, "rank"))
     (key,) = task.samples(one_pass=False)
     lengths = np.array([len(answer) for answer in task.question(key).answers()])
     right = np.arange(len(lengths)) < 3
@@ -99,7 +107,7 @@ def test_generated_keys_by_hand(ask, prompts):
 
 
 def test_answers_of_ruler_end_once_nothing_can_change(ruler_maker):
-    task = Ruler(ruler_maker, [TASKS["niah_multivalue"]], [2000], samples=2, mode="generate")
+    task = Ruler(ruler_maker, [TASKS["niah_multivalue"]], [2000], RulerChoice("demo", None, None, 2, "generate"))
     keys = task.samples(one_pass=False)
     first, second = (ruler_maker.make(TASKS["niah_multivalue"], 2000, index).references for index in range(2))
     texts = [f"{' '.join(first)}{' and more' * 99}", f"{second[1]}, that is all"]

@@ -3,15 +3,12 @@
 A pass is the shape (batch, tokens) that the decoder reads. Passes of the checks before the first sample do not count.
 """
 
-from itertools import groupby
-
 import pytest
-import windows_by_hand
 
 from ropecli.errors import RecipeError
 from ropecli.evaluation.driver import Job, Task, collect, read
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.protocols import PROTOCOLS, ShortContext
+from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import LiveReaders, open_subject
 from ropecli.evaluation.tasks.keys import FindKeys
@@ -21,7 +18,7 @@ from ropecli.live.lm_head import SplitModel
 from ropecli.resume import append_record, read_records, state_folder
 
 SHORT = ShortContext(32, 8)
-TASKS = {"prefix": 2, "sliding": 12, "retrieval": 8, "retrieval, generate": 20, "key tokens": 14}
+TASKS = {"prefix": 2, "sliding": 12, "retrieval": 8, "retrieval, generate": 4, "key tokens": 14}
 """The interrupted pass of each."""
 COST = ("seconds", "peak_memory")
 
@@ -121,7 +118,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, p
     assert run(name, output) == values
     assert 0 < saved < len(values) == len(records(output))
     assert passes == whole[-len(passes) :]
-    if name != "prefix":  # its batches have one pass
+    if name not in ("prefix", "retrieval, generate"):  # whose batches have one pass
         assert len(passes) > len(whole) - stop + 1, "the half-finished batch is read again"
     # nothing is left to read, and no model is loaded
     monkeypatch.setattr("ropecli.evaluation.subject.load", pytest.fail)
@@ -189,61 +186,19 @@ def test_processes_share_the_samples_and_their_number_may_change(name, run, pass
 # How often the model is called.
 
 
-def in_batches(tokens, size):
-    """Passes of windows with these numbers of tokens: up to `size` adjoining ones of equal length share one."""
-    passes = []
-    for count, same in groupby(tokens):
-        left = len(list(same))
-        while left > 0:
-            passes.append((min(size, left), count))
-            left -= size
-    return passes
-
-
-def tokens_read(protocol, ids, length, longest):
-    """Tokens of each window of a document, by the definition of the protocol."""
-    match protocol:
-        case "prefix" | "tail":
-            return [length]
-        case "sliding":
-            return [len(ids_read) + 1 for ids_read, _ in windows_by_hand.sliding(ids, [0], length, length // 2)]
-        case "disjoint":
-            return [len(ids_read) for ids_read, _ in windows_by_hand.rolling(ids[1:], 0, length)]
-        case "yarn":
-            return [
-                len(ids_read) + 1 for ids_read, targets in windows_by_hand.yarn_script(ids[1:], 0, length) if targets
-            ]
-    position, tokens = 1, []
-    for ids_read, targets in windows_by_hand.sliding(ids, [0], length, length // 2):
-        if any(at % 7 == 0 for at in range(position, position + len(targets))):
-            tokens.append(len(ids_read) + 1)
-        position += len(targets)
-    return tokens
-
-
-@pytest.mark.parametrize(("protocol", "method"), [*((name, None) for name in PROTOCOLS), ("prefix", "dynamic")])
-def test_a_protocol_takes_the_passes_of_its_definition(
-    protocol, method, llama, patched, loaded, uneven, evaluate, passes
-):
-    beginnings = protocol in ("prefix", "tail")
-    documents = uneven(*((200,) * 4 if beginnings else (210, 200, 64, 41, 150)))
-    lengths, batch_size, expected = [24, 66, 200], 3, []
-    one_pass = protocol == "prefix" and method is None
-    for length in lengths[-1:] if one_pass else lengths:
-        for start in range(0, len(documents.kept), batch_size):
-            batch = documents.kept[start : start + batch_size]
-            tokens = [count for one in batch for count in tokens_read(protocol, one.ids.tolist(), length, 200)]
-            expected += in_batches(tokens, batch_size)
-    evaluate(loaded(patched(llama, method) if method else llama), documents, lengths, protocol, batch_size=batch_size)
-    assert passes == expected
+def test_one_pass_serves_all_lengths_of_prefix(llama, patched, loaded, uneven, evaluate, passes):
+    """Unless the frequencies follow the length."""
+    documents = uneven(200, 200, 200, 200)
+    for folder, lengths in ((llama, [200]), (patched(llama, "dynamic"), [24, 66, 200])):
+        passes.clear()
+        evaluate(loaded(folder), documents, [24, 66, 200], batch_size=3)
+        assert passes == [(count, length) for length in lengths for count in (3, 1)]
 
 
 def test_key_tokens_take_a_pass_per_window(make, llama, loaded, passes):
-    task = make("key tokens")
-    read(task, LiveReader(loaded(llama), batch_size=3))
-    starts = range(SHORT.stride, 150 - SHORT.tokens, SHORT.stride)
-    short = in_batches([min(SHORT.tokens + SHORT.stride, 150 - start) for start in starts], 3)
-    assert passes == [(1, 150), *short] * 5
+    read(make("key tokens"), LiveReader(loaded(llama), batch_size=3))
+    # 14 windows of 40 tokens, of which the last has 38
+    assert passes == [(1, 150), *[(3, 40)] * 4, (1, 40), (1, 38)] * 5
 
 
 @pytest.mark.parametrize("method", [None, "dynamic"])

@@ -59,6 +59,10 @@ class Asking(Task):
         """Raises DataError for a length that is too short."""
         raise NotImplementedError
 
+    def longest(self) -> tuple[np.ndarray, int, int]:
+        key = max(self.samples(one_pass=False), key=lambda key: key[1])
+        return self.question(key).ids, key[1], 0
+
     def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
         """(score, digest of the prompt, share of right candidates, rank and margin of a single right one) of each."""
         questions = [self.question(key) for key in batch]

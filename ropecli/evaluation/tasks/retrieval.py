@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from ropecli.data.sources import read_texts
 from ropecli.errors import MethodError
 from ropecli.evaluation.driver import Key
@@ -83,11 +81,8 @@ class Retrieval(Asking):
         text = self.prompts.haystack.fingerprint()
         return {"task": self.name, "lengths": self.lengths, "depths": self.depths, "text": text, **self.settings}
 
-    def longest(self) -> tuple[np.ndarray, int, int]:
-        return self.prompts.prompt(self.lengths[-1], self.depths[0], 0).ids, self.lengths[-1], 0
-
     def samples(self, *, one_pass: bool) -> list[Key]:
-        return [(self.name, *sample) for sample in product(self.lengths, self.depths, range(self.count))]
+        return list(product([self.name], self.lengths, self.depths, range(self.count)))
 
     def question(self, key: Key) -> Question:
         prompt = self.prompts.prompt(*key[1:])
