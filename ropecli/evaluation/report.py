@@ -275,7 +275,9 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
 
 
 # the names of earlier releases, which had a class for each
-EvalReport = RetrievalReport = RulerReport = Report
+EvalReport = Report
+RetrievalReport = Report
+RulerReport = Report
 _MOST_TRIALS = 1_000_000
 
 

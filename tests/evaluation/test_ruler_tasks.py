@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
