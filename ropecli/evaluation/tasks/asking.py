@@ -9,6 +9,7 @@ Mode generate: greedy decoding; the task scores the text.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ropecli.errors import MethodError, RopecliError, did_you_mean
 from ropecli.evaluation.driver import Key, Task, Values
 from ropecli.evaluation.prompt_pieces import TokenIds
-from ropecli.evaluation.readers.live import LiveReader, batches
+from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.report import Cell, score_cell
 
 MODES = ("rank", "generate")
@@ -97,9 +98,8 @@ class Asking(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         cells = []
-        for keys in batches(values, lambda key: key[:-1], len(values)):
+        for (task, length, depth), keys in groupby(values, key=lambda key: key[:-1]):
             scores, _, chances, ranks, margins = zip(*(values[key] for key in keys), strict=True)
-            task, length, depth, _ = keys[0]
             means = {
                 name: None if numbers[0] is None else float(np.mean(numbers))
                 for name, numbers in (("chance", chances), ("rank", ranks), ("margin", margins))
