@@ -191,6 +191,7 @@ def test_one_pass_serves_all_lengths_of_prefix(llama, patched, loaded, uneven, e
     documents = uneven(200, 200, 200, 200)
     for folder, lengths in ((llama, [200]), (patched(llama, "dynamic"), [24, 66, 200])):
         passes.clear()
+        passes.counting = False
         evaluate(loaded(folder), documents, [24, 66, 200], batch_size=3)
         assert passes == [(count, length) for length in lengths for count in (3, 1)]
 
