@@ -200,6 +200,10 @@ def read_keys(path: Path) -> Keys:
         raise DataError(f"{path} is not a file of key tokens, {first_fault(error)}.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
+    for document in keys.documents:
+        borders = [0, *(border for interval in document.intervals for border in interval), document.characters]
+        if borders != sorted(borders):
+            raise DataError(f"{path} is damaged: the intervals of {document.name} overlap or are reversed.")
     if keys.checksum not in (None, keys.computed_checksum()):
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return keys
