@@ -317,7 +317,7 @@ def written(tmp_path):
 @pytest.fixture(scope="session")
 def evaluate():
     """evaluate(model, documents, lengths, "tail", batch_size=3, ...) -> perplexities, as cells. Options: LiveReader."""
-    from ropecli.evaluation.measure import read
+    from ropecli.evaluation.driver import read
     from ropecli.evaluation.readers.live import LiveReader
     from ropecli.evaluation.tasks.perplexity import Perplexity
 

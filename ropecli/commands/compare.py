@@ -17,7 +17,7 @@ from ropecli.messages import warn
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
     from ropecli.checkpoint.patch_plan import PatchPlan
-    from ropecli.evaluation.measure import Task
+    from ropecli.evaluation.driver import Task
     from ropecli.evaluation.subject import Subject
     from ropecli.reporting.outputs import Reports
     from ropecli.scaling.spec import ScalingSpec
@@ -75,14 +75,13 @@ def compare(
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
-    from ropecli.evaluation.measure import Job
-    from ropecli.evaluation.measure import measure as measure_jobs
+    from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
     from ropecli.evaluation.subject import Subject, default_lengths, refuse_attention, refuse_several_revisions
     from ropecli.evaluation.tasks.keys import refuse_key_options
     from ropecli.evaluation.tasks.perplexity import make_perplexity
-    from ropecli.evaluation.tasks.retrieval import RetrievalChoice, needle_in
+    from ropecli.evaluation.tasks.retrieval import RetrievalChoice, make_needle
     from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
     from ropecli.reporting.outputs import Outputs
 
@@ -114,7 +113,7 @@ def compare(
     asking: dict[str, Any] = {"samples": samples, "mode": mode, "skip_short": True}
     origin: dict[str, Any] = {"text_column": texts.text_column, "split": texts.split}
     ruler = RulerChoice(texts.source, lengths, None if tasks is None else options.listed(tasks), **asking, **origin)
-    search = RetrievalChoice(lengths, **asking).checked()
+    search = RetrievalChoice(lengths, **asking)
 
     def perplexity(protocol: Protocol) -> "Made":
         keys: dict[str, Any] = {"evaluator": evaluator, "key_file": outputs.keys, "output": outputs.report}
@@ -124,7 +123,9 @@ def compare(
     makers: dict[str, Callable[[], Made]] = {
         "ppl": lambda: perplexity(protocol),
         "longppl": lambda: perplexity(Protocol("longppl")),
-        "needle": lambda: _by_checkpoint(subjects, lambda subject: needle_in(subject, search, texts.source, **origin)),
+        "needle": lambda: _by_checkpoint(
+            subjects, lambda subject: make_needle(subject, search, texts.source, **origin)
+        ),
         "ruler": lambda: _by_checkpoint(subjects, lambda subject: make_ruler(subject, ruler)),
     }
     made = [makers[name]() for name in measures]
@@ -132,7 +133,7 @@ def compare(
         Job(subject, [task for task, _ in of_subject], of_subject[0][1])
         for subject, of_subject in zip(subjects, zip(*made, strict=True), strict=True)
     ]
-    reports = measure_jobs(jobs, readers, outputs.report, workers)
+    reports = make_reports(jobs, readers, outputs.report, workers)
     by_measure = [report for place in range(len(measures)) for report in reports[place :: len(measures)]]
     return outputs.write(by_measure, workers)
 

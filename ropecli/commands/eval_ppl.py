@@ -33,7 +33,7 @@ def eval_ppl(
 
     Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
     """
-    from ropecli.evaluation.measure import Job, measure
+    from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
     from ropecli.evaluation.report import pair
@@ -64,7 +64,7 @@ def eval_ppl(
     if base:
         _refuse_another_vocabulary(task, tokenizer, base)
         jobs.append(Job(base, [task], tokenizer, optional=True))
-    report, *measured = measure(jobs, readers, outputs.report, workers)
+    report, *measured = make_reports(jobs, readers, outputs.report, workers)
     if base and measured:
         context_length = base.context_length
         report = replace(report, baseline=measured[0], headlines=pair(report, measured[0], context_length))

@@ -63,8 +63,7 @@ def needle(
 
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
-    from ropecli.data.sources import read_texts
-    from ropecli.evaluation.retrieval.templates import choose_templates, default_style
+    from ropecli.evaluation.retrieval_prompts import choose_templates, default_style
     from ropecli.evaluation.tasks.retrieval import make_needle
     from ropecli.reporting.outputs import measure_subjects
 
@@ -72,11 +71,11 @@ def needle(
     default = default_style(data)
     templates = choose_templates(style, needle, question, default)
     templates.check_keys(num_needles)
-    origin: dict[str, Any] = {"text_column": shared["text_column"], "split": shared["split"]}
-    settings = {"style": (style or default) if needle is None else None, **origin}
+    style = (style or default) if needle is None else None
+    settings = {"style": style, "text_column": shared["text_column"], "split": shared["split"]}
 
     def make(subject: "Subject") -> "tuple[Retrieval, Any]":
-        return make_needle(subject, choice, read_texts(data, **origin), templates, data, num_needles, **settings)
+        return make_needle(subject, choice, data, templates, **settings)
 
     readers, scaling = options.readers_of(shared), options.scaling_of(shared)
     return measure_subjects(options.listed(checkpoints), make, readers, shared, scaling, single=True)

@@ -17,7 +17,7 @@ from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
 from ropecli.commands.signature import Default, Flag, Panel, TokenCount
 from ropecli.errors import MethodError
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
     from ropecli.evaluation.subject import LiveReaders
@@ -334,7 +334,7 @@ def retrieval_of(options: SearchOptions, keys: int = 1) -> "RetrievalChoice":
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice
 
     names = ("lengths", "depths", "samples", "mode", "candidates", "chat_template", "seed")
-    return RetrievalChoice(**{name: options[name] for name in names}).checked(keys)  # type: ignore[literal-required]
+    return RetrievalChoice(**{name: options[name] for name in names}, keys=keys)  # type: ignore[literal-required]
 
 
 def loading_of(options: LoadingOptions) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def tune(
     Trains on most documents of --data and scores on the rest.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.evaluation.measure import interruptible
+    from ropecli.evaluation.driver import interruptible
     from ropecli.evaluation.subject import Subject, load, refuse_attention
     from ropecli.evaluation.texts import count_documents, reads_everything
     from ropecli.resume import open_state, refuse_interrupted, remove_state

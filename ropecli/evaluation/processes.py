@@ -50,10 +50,7 @@ class Workers:
 
 
 def join_workers() -> Workers:
-    """Join the other processes of this launch, if any.
-
-    Uses gloo on GPUs too: only a few Python objects are exchanged.
-    """
+    """Join the other processes of this launch, if any. Uses gloo on GPUs too: few Python objects are exchanged."""
     warn_if_alone()
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Workers()
@@ -83,18 +80,13 @@ def among_processes(remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-            raise
         from torch import distributed
 
-        reason = None
-        if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
-            reason = reason_of(error).rstrip(".")
-        elif broken := _BROKEN.search(str(error)):
-            reason = broken["gloo"] or broken["nccl"]
-        if reason:
-            raise RopecliError(
-                f"Another process of this run exited or does not respond: {reason}. Its output may show the cause. "
-                f"{remedy}"
-            ) from error
-        raise
+        lost = isinstance(error, distributed.DistNetworkError | distributed.DistStoreError)
+        broken = _BROKEN.search(str(error))
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or not (lost or broken):
+            raise
+        reason = reason_of(error).rstrip(".") if lost or not broken else broken["gloo"] or broken["nccl"]
+        raise RopecliError(
+            f"Another process of this run exited or does not respond: {reason}. Its output may show the cause. {remedy}"
+        ) from error

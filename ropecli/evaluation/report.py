@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +15,7 @@ from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
 from ropecli.errors import RopecliError
-from ropecli.evaluation.protocol_descriptions import SAME_TOKENS
-from ropecli.evaluation.ruler.definitions import PUBLISHED, effective_length
+from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.statistics import (
     LARGEST_NLL,
     Amount,
@@ -31,6 +31,8 @@ from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 3
+PUBLISHED = 0.856
+"""RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
 Factor = Annotated[float, Interval(gt=0, le=1e12)]
 
 
@@ -229,8 +231,8 @@ class Report:
     @property
     def effective_length(self) -> int | None:
         """Tokens; None if no length reaches the threshold, or the shortest one's score is not above guessing."""
-        means = {length: self.mean(length)[0] for length in self.lengths}
-        return effective_length(means, self.threshold) if self.above_chance() else None
+        passed = list(takewhile(lambda length: self.mean(length)[0] >= self.threshold, self.lengths))
+        return passed[-1] if passed and self.above_chance() else None
 
     def as_json(self) -> dict[str, Any]:
         """The fields, and what follows from them: rows[] of a perplexity, and the effective length of RULER."""
@@ -272,10 +274,10 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
     return headlines
 
 
+# the names of earlier releases, which had a class for each
 EvalReport = Report
 RetrievalReport = Report
 RulerReport = Report
-# the names of earlier releases, which had a class for each
 _MOST_TRIALS = 1_000_000
 
 
@@ -301,18 +303,10 @@ def of_schema_2(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_perplexity(value: Mapping[str, Any]) -> dict[str, Any]:
     names = {"document_nll": "sums", "document_weights": "weights", "ppl_low": "low", "ppl_high": "high"}
-    dropped = {"ppl", "nll", "documents"}
-    cells = [
-        {"task": value["protocol"], **{names.get(key, key): entry for key, entry in row.items() if key not in dropped}}
-        for row in value["rows"]
-    ]
-    base = value.get("baseline")
-    return {
-        "kind": "perplexity",
-        "task": value["protocol"],
-        "cells": cells,
-        "baseline": base if base is None else of_schema_2(base),
-    }
+    task, base, dropped = value["protocol"], value.get("baseline"), {"ppl", "nll", "documents"}
+    rows = [{names.get(key, key): entry for key, entry in row.items() if key not in dropped} for row in value["rows"]]
+    cells = [{"task": task, **row} for row in rows]
+    return {"kind": "perplexity", "task": task, "cells": cells, "baseline": base and of_schema_2(base)}
 
 
 def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,12 +317,8 @@ def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
         scores = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
         details = {key: cell.get(key) for key in ("depth", "rank", "margin")}
         cells.append(asdict(score_cell(value["task"], cell["length"], scores, **details, chance=value["chance"])))
-    return {
-        "kind": "scores",
-        "task": value["task"],
-        "settings": {"mode": value["mode"], **value["settings"]},
-        "cells": cells,
-    }
+    settings = {"mode": value["mode"], **value["settings"]}
+    return {"kind": "scores", "task": value["task"], "settings": settings, "cells": cells}
 
 
 def _of_ruler(value: Mapping[str, Any]) -> dict[str, Any]:

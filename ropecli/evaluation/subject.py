@@ -193,13 +193,12 @@ def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
     loading: see load_model. Raises CheckpointError.
     """
     dtype, device = settle(loading.get("dtype", "auto"), loading.get("device", "auto"))
-    return {
-        "dtype": dtype,
-        "device": device.partition(":")[0],
-        "attn": loading.get("attn", "auto"),
-        **({"bits": loading["bits"]} if "bits" in loading else {}),
-        "versions": environment(),
-    }
+    used = {"dtype": dtype, "device": device.partition(":")[0], "versions": environment()}
+    return {**used, **_attention_and_bits(loading)}
+
+
+def _attention_and_bits(loading: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attn": "auto", **{key: loading[key] for key in ("attn", "bits") if key in loading}}
 
 
 class LiveReaders:
@@ -219,8 +218,7 @@ class LiveReaders:
     @property
     def settings(self) -> dict[str, Any]:
         """For the report."""
-        bits = {"bits": self.loading["bits"]} if "bits" in self.loading else {}
-        return {"batch_size": self.batch_size, "attn": self.loading.get("attn", "auto"), **bits}
+        return {"batch_size": self.batch_size, **_attention_and_bits(self.loading)}
 
     @contextlib.contextmanager
     def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> Iterator[LiveReader]:

@@ -18,7 +18,7 @@ from ropecli.reporting.figures.style import refuse_unknown_ending, save
 from ropecli.resume import refuse_interrupted, remove_state
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.measure import Task
+    from ropecli.evaluation.driver import Task
     from ropecli.evaluation.processes import Workers
     from ropecli.evaluation.subject import LiveReaders, Subject
 
@@ -94,7 +94,7 @@ def measure_subjects(
     options: of the command: output, plot, resume, revision, attn. scaling: see open_subject. single: whether JSON has
     no list for one checkpoint.
     """
-    from ropecli.evaluation.measure import Job, measure
+    from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.subject import open_subjects
 
@@ -104,7 +104,7 @@ def measure_subjects(
     made = [make_task(subject) for subject in subjects]
     workers = join_workers()
     jobs = [Job(subject, [task], tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]
-    reports = measure(jobs, readers, outputs.report, workers)
+    reports = make_reports(jobs, readers, outputs.report, workers)
     return outputs.write(reports, workers, single=single and len(reports) == 1)
 
 

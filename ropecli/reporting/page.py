@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from ropecli.errors import DataError
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures.style import as_png
 from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, reason_of, shown
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import SCHEMA_VERSION, Cell, Report, of_schema_2
 from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.tuning.task import SCHEMA_VERSION as TUNE_SCHEMA_VERSION

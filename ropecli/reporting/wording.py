@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ropecli.evaluation.protocol_descriptions import YARN_NOTE
+from ropecli.evaluation.protocols import YARN_NOTE
 from ropecli.table import clean
 
 if TYPE_CHECKING:

@@ -23,13 +23,12 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
-from ropecli.evaluation.measure import Store, read
+from ropecli.evaluation.driver import Store, read
+from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer
 from ropecli.evaluation.protocols import Protocol, ShortContext
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.report import Cell
-from ropecli.evaluation.retrieval.haystack import Haystack, PieceTokenizer
-from ropecli.evaluation.retrieval.prompts import Prompt, RetrievalPrompts
-from ropecli.evaluation.retrieval.templates import Templates
+from ropecli.evaluation.retrieval_prompts import Prompt, RetrievalPrompts, Templates
 from ropecli.evaluation.subject import loading_request
 from ropecli.evaluation.tasks.keys import FindKeys
 from ropecli.evaluation.tasks.perplexity import Perplexity

@@ -22,11 +22,11 @@ from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
 from ropecli.errors import MethodError, NotFiniteError, PatchError
-from ropecli.evaluation.measure import Store
+from ropecli.evaluation.driver import Store
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.evaluation.report import environment
-from ropecli.evaluation.retrieval.templates import STYLES, default_style
+from ropecli.evaluation.retrieval_prompts import STYLES, default_style
 from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after

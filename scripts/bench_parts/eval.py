@@ -11,7 +11,7 @@ from ropecli import open_checkpoint
 from ropecli.attention import load_model
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import read_texts
-from ropecli.evaluation.measure import read
+from ropecli.evaluation.driver import read
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.loading import load_tokenizer

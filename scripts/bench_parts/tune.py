@@ -15,7 +15,7 @@ import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import read_documents
 from ropecli.data.sources import DEMO, DEMO_TRAIN, read_texts
-from ropecli.evaluation.measure import Store, read
+from ropecli.evaluation.driver import Store, read
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.report import Cell, loss_change

@@ -8,7 +8,7 @@ import torch
 
 from gpu_parts.measuring import Part, measured_flops
 from ropecli.data.documents import Document, Documents
-from ropecli.evaluation.measure import read
+from ropecli.evaluation.driver import read
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.devices import peak_memory, reset_peak

@@ -67,7 +67,7 @@ def source(llama, tmp_path) -> Path:
 @pytest.fixture
 def stopping(monkeypatch):
     """with stopping(after, number): a signal comes after `after` samples; default: Ctrl-C. Yields the samples."""
-    from ropecli.evaluation.measure import Store
+    from ropecli.evaluation.driver import Store
 
     @contextlib.contextmanager
     def stop(after: int, number: int = signal.SIGINT) -> Iterator[list[tuple]]:

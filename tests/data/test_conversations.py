@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from ropecli.data import conversations
 from ropecli.data.conversations import Conversation, tokenize_conversations
 from ropecli.errors import DataError
-from ropecli.evaluation.chat_frame import find_frame
+from ropecli.evaluation.prompt_pieces import find_frame
 
 # In the shape of released templates. Qwen 2.5: with a default system prompt
 CHATML = """\

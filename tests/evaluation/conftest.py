@@ -47,25 +47,12 @@ def uneven(corpus, tokenizer):
 @pytest.fixture(scope="session")
 def prompts(tokenizer, corpus):
     """Makes prompts with a key in a text of the corpus."""
-    from ropecli.evaluation.retrieval.haystack import PieceTokenizer, read_haystack
-    from ropecli.evaluation.retrieval.prompts import RetrievalPrompts
-    from ropecli.evaluation.retrieval.templates import STYLES
+    from ropecli.evaluation.prompt_pieces import PieceTokenizer, read_haystack
+    from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
 
     pieces = PieceTokenizer(tokenizer)
     haystack = read_haystack([("a", (corpus / "text00.txt").read_text())], pieces)
     return RetrievalPrompts("needle", STYLES["code"], haystack, pieces)
-
-
-@pytest.fixture(scope="session")
-def ruler_maker(tokenizer, corpus):
-    """Makes the prompts of RULER; a text of the corpus is the essay."""
-    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-    from ropecli.evaluation.ruler.haystacks import read_essay
-    from ropecli.evaluation.ruler.prompts import PromptMaker
-
-    pieces = PieceTokenizer(tokenizer)
-    essay = read_essay([("a", (corpus / "text00.txt").read_text())], pieces, 2048)
-    return PromptMaker(pieces, essay=essay)
 
 
 @pytest.fixture(scope="session")
@@ -103,20 +90,3 @@ def patched(tmp_path_factory):
         return output
 
     return patch
-
-
-@pytest.fixture(scope="session")
-def brute_force(loaded, plain_nll, documents):
-    """brute_force(folder, length, "prefix" | "tail", ...) -> (ppl, document_nll): a fresh model for every document."""
-
-    def score(folder, length, protocol, longest=None, targets=None):
-        sums, tokens = [], 0
-        for document in documents.kept:
-            start = 0 if protocol == "prefix" else longest - length
-            nll = plain_nll(loaded(folder), document.ids[start : start + length])
-            nll = nll if protocol == "prefix" else nll[-targets:]
-            sums.append(nll.sum())
-            tokens += len(nll)
-        return np.exp(np.sum(sums) / tokens), np.array(sums)
-
-    return score

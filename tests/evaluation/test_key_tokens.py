@@ -2,16 +2,14 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ropecli.data.documents import read_documents
 from ropecli.data.sources import read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.protocols import Protocol, ShortContext
+from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.subject import LiveReaders
 from ropecli.evaluation.tasks import keys as key_tokens
 from ropecli.evaluation.tasks.keys import KeyDocument, Keys, fingerprint, get_keys, positions_within, read_marked
@@ -109,7 +107,7 @@ def test_keys_of_another_text_are_refused(texts):
         list(keys.select([("other", text)]))
 
 
-def test_tokens_of_one_character_and_special_tokens_are_told_apart():
+def test_tokens_within_intervals_of_characters():
     """Two tokens share the character at 4; a special token has no text."""
     spans = np.array([[0, 0], [0, 4], [4, 5], [4, 5], [5, 9], [9, 12], [0, 0]])
     assert positions_within(spans, ((4, 9),)).tolist() == [2, 3, 4]
@@ -118,27 +116,13 @@ def test_tokens_of_one_character_and_special_tokens_are_told_apart():
     assert key_tokens._merged(spans[[1, 2, 3, 5, 6]]) == ((0, 5), (9, 12))
 
 
-def test_keys_are_part_of_the_fingerprint(texts, tokenizer):
-    """Reports with different key tokens do not score the same tokens."""
-    documents = read_documents(texts.items(), tokenizer, 2, cut=40, keep_spans=True)
-    one, other = (
-        replace(documents, kept=tuple(replace(document, keys=np.array(keys)) for document in documents.kept))
-        for keys in ([7, 8], [7, 9])
-    )
-    assert len({documents.fingerprint(), one.fingerprint(), other.fingerprint()}) == 3
-
-
-def test_documents_without_keys_are_refused(documents):
-    with pytest.raises(DataError, match="needs documents with key tokens"):
-        list(Protocol("longppl").windows(documents.kept[0], documents.special, 64, 64))
-
-
-def test_a_file_of_keys_and_nothing_else_is_read(tmp_path):
+def test_only_an_undamaged_file_of_keys_is_read(tmp_path):
     keys = Keys("e", "d", 9, 4, 1, 2.0, 2.0, (KeyDocument("a", "f", 20, ((1, 3), (7, 20))),))
     key_tokens.write_keys(tmp_path / "keys.json", keys)
     assert key_tokens.read_keys(tmp_path / "keys.json") == keys
     assert json.loads((tmp_path / "keys.json").read_text())["documents"][0]["intervals"] == [[1, 3], [7, 20]]
-    for text, reason in (("{}", "Field required"), ("[", "cannot be read")):
+    damaged = (tmp_path / "keys.json").read_text().replace("20", "19")
+    for text, reason in (("{}", "Field required"), ("[", "cannot be read"), (damaged, "does not match its checksum")):
         (tmp_path / "keys.json").write_text(text)
         with pytest.raises(DataError, match=reason):
             key_tokens.read_keys(tmp_path / "keys.json")

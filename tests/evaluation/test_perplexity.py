@@ -1,4 +1,4 @@
-"""Perplexity by protocol equals a brute force that runs stock transformers once for every number."""
+"""Perplexity by protocol equals a fresh pass of stock transformers for every window."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import torch
 
 from ropecli.data.documents import Document, Documents, SpecialTokens
 from ropecli.errors import DataError, RopecliError
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import PROTOCOLS, Protocol
 from ropecli.evaluation.tasks.perplexity import Perplexity
 
-LENGTHS = [24, 64, 65, 200]
+LENGTHS = [24, 64, 100]
 LONGROPE = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.5, 16).tolist()}
 
 
@@ -26,32 +26,39 @@ def checkpoint(request, llama, build, patched):
     return patched(llama, request.param)
 
 
-@pytest.mark.parametrize("protocol", ["prefix", "tail"])
-def test_losses_equal_those_of_a_fresh_pass_for_every_length(
-    checkpoint, protocol, loaded, documents, brute_force, evaluate
-):
-    cells = evaluate(loaded(checkpoint), documents, LENGTHS, protocol)
-    assert [cell.length for cell in cells] == LENGTHS
-    for cell in cells:
-        ppl, document_nll = brute_force(checkpoint, cell.length, protocol, longest=200, targets=12)
-        np.testing.assert_allclose(cell.ppl, ppl, rtol=1e-4)
-        np.testing.assert_allclose(cell.sums, document_nll, rtol=1e-4)
-        assert (cell.tokens, cell.samples) == (4 * (12 if protocol == "tail" else cell.length - 1), 4)
+def losses(model, window):
+    """-ln p of the window's targets. The model reads what it reads in an evaluation."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(window.ids[: window.read])[None]).logits[0]
+    targets = torch.from_numpy(window.ids[-window.targets :])
+    first = len(window.ids) - window.targets
+    return -logits[first - 1 :].double().log_softmax(-1)[torch.arange(len(targets)), targets].numpy()
 
 
-def test_documents_that_are_shorter_than_asked_are_refused(documents):
-    for protocol in ("prefix", "tail"):
-        with pytest.raises(DataError, match="the longest length is 100000"):
-            Perplexity(documents, [24, 100_000], protocol)
+@pytest.mark.parametrize("protocol", ["prefix", "tail", "sliding", "disjoint", "yarn"])
+def test_losses_equal_those_of_a_fresh_model_for_every_window(checkpoint, protocol, loaded, uneven, evaluate):
+    """Also if the tables follow the length: they must not remember a longer window."""
+    documents = uneven(130, 101)
+    definition = Protocol(protocol).settled(LENGTHS, documents.special)
+    for cell in evaluate(loaded(checkpoint), documents, LENGTHS, protocol):
+        sums, weights = [], []
+        for document in documents.kept:
+            windows = definition.windows(document, documents.special, cell.length, LENGTHS[-1])
+            passes = [losses(loaded(checkpoint), window) for window in windows if window.targets]
+            sums.append(sum(nll.mean() if protocol == "yarn" else nll.sum() for nll in passes))
+            weights.append(len(passes) if protocol == "yarn" else sum(map(len, passes)))
+        np.testing.assert_allclose(cell.sums, sums, rtol=1e-4)
+        assert cell.weights == tuple(weights)
+        assert cell.ppl == pytest.approx(np.exp(sum(sums) / sum(weights)), rel=1e-4)
 
 
-def test_token_ids_beyond_the_vocabulary_are_refused(llama, loaded, documents, evaluate):
-    ids = documents.kept[0].ids.copy()
-    ids[30] = 512
-    foreign = Documents((Document("foreign", ids),), 0)
-    for protocol in ("prefix", "sliding"):
-        with pytest.raises(DataError, match=r"id 512.*below 512"):
-            evaluate(loaded(llama), foreign, [24, 64], protocol)
+@pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
+def test_every_byte_of_the_scored_text_counts_once(llama, loaded, uneven, protocol, evaluate):
+    documents = uneven(150, 64, 41)
+    (cell,) = evaluate(loaded(llama), documents, [64 if protocol != "yarn" else 300], protocol)
+    text = sum(int(document.ends[-1]) for document in documents.kept)
+    nats = sum(bucket.nll * bucket.tokens for bucket in cell.by_context)
+    assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / text, rel=1e-9)
 
 
 def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
@@ -63,11 +70,16 @@ def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
             evaluate(model, uneven(60, 50, 40, 30), [24], protocol)
 
 
-def test_a_token_that_the_protocol_inserts_must_be_known_too(llama, loaded, documents, evaluate):
-    foreign = Documents(documents.kept, 0, SpecialTokens((), bos=700))
-    for protocol in ("disjoint", "yarn"):
-        with pytest.raises(DataError, match=r"id 700.*below 512"):
-            evaluate(loaded(llama), foreign, [300], protocol)
+def test_unknown_ids_and_short_documents_are_refused(llama, loaded, documents, evaluate):
+    with pytest.raises(DataError, match="the longest length is 100000"):
+        Perplexity(documents, [24, 100_000], "tail")
+    ids = documents.kept[0].ids.copy()
+    ids[30] = 512
+    foreign = Documents((Document("foreign", ids),), 0)
+    inserted = Documents(documents.kept, 0, SpecialTokens((), bos=700))
+    for unknown, protocol, number in ((foreign, "prefix", 512), (inserted, "disjoint", 700)):
+        with pytest.raises(DataError, match=rf"id {number}.*below 512"):
+            evaluate(loaded(llama), unknown, [64], protocol)
 
 
 def test_yarn_says_where_it_skips_tokens(documents, caplog):

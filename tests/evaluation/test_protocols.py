@@ -1,17 +1,71 @@
-"""The windows of each protocol, as numbers alone: against its source, written a second time in windows_by_hand.py."""
+"""The windows of each protocol, as numbers alone: against its source, from which they are written a second time here.
 
+`sliding`, `rolling` and `yarn_script` give, per window, the ids that the model reads and those that are scored: the
+last id that it reads predicts the last scored one.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import windows_by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS, SAME_TOKENS
-from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.protocols import PROTOCOLS, SAME_TOKENS, Protocol
+
+Windows = Iterator[tuple[list[int], list[int]]]
+
+
+def sliding(ids: Sequence[int], prefix: Sequence[int], length: int, stride: int) -> Windows:
+    """Token by token: each is scored in the first window that holds it, windows beginning at 0, stride, 2 stride, …
+
+    Of the first window not what begins every text, nor a token that has nothing before it.
+    """
+    by_start: dict[int, list[int]] = {}
+    for index in range(max(1, len(prefix)), len(ids)):
+        start = 0
+        while start + length <= index:
+            start += stride
+        by_start.setdefault(start, []).append(index)
+    for start, scored in by_start.items():
+        begun = list(prefix) if start else list(ids[: len(prefix)])
+        yield [*begun, *ids[start + len(prefix) : scored[-1]]], [ids[index] for index in scored]
+
+
+def rolling(text: Sequence[int], prefix_token: int, length: int) -> Windows:
+    """lm-eval's rolling windows. The first: the prefix token and length - 1 tokens, which predict length tokens. Then
+    length tokens that predict the next length, and the last window reaches back so that it too reads length tokens."""
+    text = list(text)
+    if not text:
+        return
+    yield [prefix_token, *text[: min(length, len(text)) - 1]], text[:length]
+    done = min(length, len(text))
+    while done < len(text):
+        end = min(done + length, len(text))
+        yield text[end - length - 1 : end - 1], text[done:end]
+        done = end
+
+
+def yarn_script(text: Sequence[int], bos: int | None, length: int) -> Windows:
+    """eval/perplexity.py: labels masked by `[:, :-trg_len]`, and Hugging Face's own shift of labels."""
+    text = list(text)
+    most = length - 1 if bos is not None else length
+    previous_end = 0
+    for begin in range(0, len(text), 256):
+        end = min(begin + most, len(text))
+        trg_len = end - previous_end
+        input_ids = ([bos] if bos is not None else []) + text[begin:end]
+        labels = list(input_ids)
+        labels[:-trg_len] = [-100] * len(labels[:-trg_len])
+        targets = [label for label in labels[1:] if label != -100]
+        yield input_ids[:-1], targets
+        previous_end = end
+        if end == len(text):
+            return
+
 
 BOS, EOS = 1, 2
 PREFIXES = [(), (BOS,), (BOS, 7), (7, 8, BOS)]
@@ -34,7 +88,7 @@ def windows_of(protocol, special, tokens, length, longest=None):
 
 
 def read_and_scored(window):
-    """As windows_by_hand.py gives them: the last token is read or not, and tells nothing of the targets either way."""
+    """As py gives them: the last token is read or not, and tells nothing of the targets either way."""
     ids = window.ids.tolist()
     return ids[:-1], ids[len(ids) - window.targets :]
 
@@ -48,18 +102,18 @@ def sliding_cases(draw):
 
 
 @given(sliding_cases())
-def test_sliding_reads_and_scores_what_its_description_says(case):
+def test_sliding_scores_each_token_in_its_first_window(case):
     special, tokens, length, stride = case
     windows = windows_of(Protocol("sliding", stride=stride), special, tokens, length)
     ids = document(tokens, special).ids.tolist()
-    expected = list(windows_by_hand.sliding(ids, special.prefix, length, stride))
+    expected = list(sliding(ids, special.prefix, length, stride))
     assert [read_and_scored(window) for window in windows] == expected
 
 
 @given(specials, st.integers(0, 250), st.integers(2, 60))
 def test_disjoint_is_the_rolling_likelihood_of_lm_eval(special, text, length):
     windows = windows_of(Protocol("disjoint"), special, text + len(special.prefix), length)
-    expected = list(windows_by_hand.rolling(1000 + np.arange(text), BOS, length))
+    expected = list(rolling(1000 + np.arange(text), BOS, length))
     assert [read_and_scored(window) for window in windows] == expected
     assert [window.read for window in windows] == [len(read) for read, _ in expected]
     assert all(window.read <= length for window in windows)
@@ -76,7 +130,7 @@ def test_disjoint_takes_the_end_token_where_there_is_no_beginning():
 def test_yarn_is_the_window_loop_of_its_script(prefix, bos, text, length):
     special = SpecialTokens(prefix, bos, EOS)
     windows = windows_of(Protocol("yarn"), special, text + len(prefix), length)
-    expected = list(windows_by_hand.yarn_script((1000 + np.arange(text)).tolist(), bos, length))
+    expected = list(yarn_script((1000 + np.arange(text)).tolist(), bos, length))
     assert [read_and_scored(window) for window in windows] == expected
     assert all(len(window.ids) <= length for window in windows)
 
@@ -111,30 +165,16 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
     assert (scored[0] == scored[1] == scored[2]) == (name in SAME_TOKENS)
 
 
-WRONG = {
-    "an unknown name": (("slidin",), "'slidin'.*prefix, tail, sliding, disjoint, yarn.*'sliding'"),
-    "a stride of tail": (("tail", 5, None), "stride applies only to the protocol sliding, not to tail"),
-    "targets of sliding": (("sliding", None, 5), "targets applies only to the protocol tail, not to sliding"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_protocol_is_refused(arguments, message):
+@pytest.mark.parametrize(
+    ("arguments", "lengths", "message"),
+    [
+        (("slidin",), [24], "'slidin'.*prefix, tail, sliding, disjoint, yarn.*'sliding'"),
+        (("tail", 5, None), [24], "stride applies only to the protocol sliding, not to tail"),
+        (("prefix",), [1, 8], "at least 4 tokens"),
+        (("sliding", 22), [24, 64], "stride of 22 tokens.*expected 1 to 21"),
+        (("tail", None, 22), [24, 64], "22 target tokens.*expected 1 to 21"),
+    ],
+)
+def test_unsuitable_settings_are_refused(arguments, lengths, message):
     with pytest.raises(DataError, match=message):
-        Protocol(*arguments)
-
-
-UNFIT = {
-    "one token": (("prefix",), [1, 8], "at least 2 tokens"),
-    "a stride as long as the window": (("sliding", 24), [24, 64], "stride of 24 tokens.*expected 1 to 23"),
-    "a stride into the prefix": (("sliding", 22), [24, 64], "stride of 22 tokens.*expected 1 to 21"),
-    "as many targets": (("tail", None, 24), [24, 64], "24 target tokens.*expected 1 to 23"),
-    "targets into the prefix": (("tail", None, 22), [24, 64], "22 target tokens.*expected 1 to 21"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "lengths", "message"), UNFIT.values(), ids=UNFIT)
-def test_settings_that_do_not_fit_the_lengths_are_refused(arguments, lengths, message):
-    special = SpecialTokens((5, 6, BOS), BOS, EOS) if "1 to 21" in message else SpecialTokens()
-    with pytest.raises(DataError, match=message):
-        Protocol(*arguments).settled(lengths, special)
+        Protocol(*arguments).settled(lengths, SpecialTokens((5, 6, BOS), BOS, EOS))

@@ -85,36 +85,19 @@ def test_fp8_is_read_as_bfloat16_on_a_cpu(quantized, llama, nll):
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
+    ("method", "bits", "message"),
     [
-        ("gptq", r"needs optimum and gptqmodel. Run `pip install optimum gptqmodel`"),
-        ("awq", r"needs gptqmodel. Run `pip install gptqmodel`"),
-        ("compressed-tensors", r"needs compressed-tensors. Run `pip install compressed-tensors`"),
-        ("bitsandbytes", r"needs bitsandbytes. Run `pip install bitsandbytes`"),
-        ("modelopt", r"quantized with 'modelopt', which transformers does not support"),
+        ("gptq", None, r"needs optimum and gptqmodel. Run `pip install optimum gptqmodel`"),
+        ("modelopt", None, r"quantized with 'modelopt', which transformers does not support"),
+        (None, 4, r"--load-in-4bit needs bitsandbytes. Run `pip install bitsandbytes`"),
+        ("gptq", 8, r"already quantized with gptq. Remove --load-in-8bit"),
     ],
 )
-def test_what_a_quantized_checkpoint_needs_is_named(method, message, edited, llama, monkeypatch):
+def test_what_quantized_weights_need_is_named(method, bits, message, edited, llama, monkeypatch):
     monkeypatch.setattr("ropecli.live.loading.find_spec", lambda package: None)
+    folder = edited(llama, quantization_config={"quant_method": method}) if method else llama
     with pytest.raises(CheckpointError, match=message):
-        load_model(open_checkpoint(edited(llama, quantization_config={"quant_method": method})), device="cpu")
-
-
-def test_what_quantizing_while_loading_needs_is_named(llama, edited, monkeypatch):
-    monkeypatch.setattr("ropecli.live.loading.find_spec", lambda package: None)
-    with pytest.raises(CheckpointError, match=r"--load-in-4bit needs bitsandbytes. Run `pip install bitsandbytes`"):
-        load_model(open_checkpoint(llama), device="cpu", bits=4)
-    with pytest.raises(CheckpointError, match=r"already quantized with gptq. Remove --load-in-8bit"):
-        load_model(open_checkpoint(edited(llama, quantization_config={"quant_method": "gptq"})), bits=8)
-
-
-def test_levels_that_change_weights_refuse_quantized_ones(ropecli, edited, llama, corpus, tmp_path):
-    quantized = edited(llama, quantization_config={"quant_method": "gptq"})
-    for checkpoint, options in ((llama, ["--load-in-4bit"]), (quantized, [])):
-        command = [checkpoint, "--data", corpus, "--factor", 2, "--level", "heads", *options]
-        outcome = ropecli("tune", *command, "-o", tmp_path / "out")
-        assert outcome.code == 2
-        assert "--level heads changes weights, which must be unquantized" in outcome.err
+        load_model(open_checkpoint(folder), device="cpu", **({"bits": bits} if bits else {}))
 
 
 @pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")

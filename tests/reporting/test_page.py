@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.reporting.page import render_page
 
 

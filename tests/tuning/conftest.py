@@ -25,7 +25,7 @@ def evaluator(documents):
     """evaluator(3) -> an evaluator on the first `count` documents."""
     from dataclasses import replace
 
-    from ropecli.evaluation.measure import Store
+    from ropecli.evaluation.driver import Store
     from ropecli.tuning.calibration import Evaluator
 
     def make(count: int = 3, target: int = TARGET) -> Evaluator:

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropecli.errors import DataError
-from ropecli.evaluation.measure import read
+from ropecli.evaluation.driver import read
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.readers.live import LiveReader
-from ropecli.evaluation.retrieval.templates import STYLES
+from ropecli.evaluation.retrieval_prompts import STYLES
 from ropecli.evaluation.tasks import keys as key_tokens
 from ropecli.tuning.calibration import Calibration, hide_needles, mark_keys, read_calibration
 

@@ -26,8 +26,7 @@ from ropecli.messages import warn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TokenIds = Sequence[int]
-Question = tuple[np.ndarray, Sequence[TokenIds]]
+PromptAndAnswers = tuple[np.ndarray, Sequence[Sequence[int]]]
 """The ids of a prompt, shape (tokens,), and of each answer."""
 _T = TypeVar("_T")
 
@@ -95,12 +94,7 @@ class LiveReader:
     """
 
     def __init__(
-        self,
-        model: "PreTrainedModel",
-        *,
-        chunk: int | None = None,
-        batch_size: int = 1,
-        follows_length: bool = False,
+        self, model: "PreTrainedModel", *, chunk: int | None = None, batch_size: int = 1, follows_length: bool = False
     ) -> None:
         self.model, self.batch_size = model, batch_size
         self.split = SplitModel(model)
@@ -169,7 +163,7 @@ class LiveReader:
             for window, nll in zip(group, losses, strict=True):
                 yield nll[targets - window.targets :]
 
-    def log_probabilities(self, questions: Iterable[Question]) -> Iterator[np.ndarray]:
+    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
         """ln p(answer | prompt) of each answer, shape (answers,), float64, nats. Reads each prompt once if possible."""
         for ids, answers in questions:
             refuse_unknown_ids(max(int(ids.max()), *(max(answer) for answer in answers)), self.model)
@@ -211,11 +205,7 @@ class LiveReader:
 
     @torch.inference_mode()
     def nll(
-        self,
-        ids: torch.Tensor,
-        targets: int | None = None,
-        reads_last: bool = True,
-        chunk: int | None = None,
+        self, ids: torch.Tensor, targets: int | None = None, reads_last: bool = True, chunk: int | None = None
     ) -> torch.Tensor:
         """-ln p(ids[t] | ids[:t]) of the last `targets` tokens; by default of all except the first.
 

@@ -9,15 +9,16 @@ Mode generate: greedy decoding; the task scores the text.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from ropecli.errors import MethodError, RopecliError, did_you_mean
-from ropecli.evaluation.measure import Key, Task, Values
-from ropecli.evaluation.readers.live import LiveReader, batches
+from ropecli.evaluation.driver import Key, Task, Values
+from ropecli.evaluation.prompt_pieces import TokenIds
+from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.report import Cell, score_cell
-from ropecli.evaluation.retrieval.haystack import TokenIds
 
 MODES = ("rank", "generate")
 
@@ -59,6 +60,10 @@ class Asking(Task):
         """Raises DataError for a length that is too short."""
         raise NotImplementedError
 
+    def longest(self) -> tuple[np.ndarray, int, int]:
+        key = max(self.samples(one_pass=False), key=lambda key: key[1])
+        return self.question(key).ids, key[1], 0
+
     def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
         """(score, digest of the prompt, share of right candidates, rank and margin of a single right one) of each."""
         questions = [self.question(key) for key in batch]
@@ -67,12 +72,12 @@ class Asking(Task):
             prompts = [question.ids for question in questions]
             values = reader.log_probabilities(zip(prompts, answers, strict=True))
             return [self._ranked(*parts) for parts in zip(batch, questions, answers, values, strict=True)]
+
+        def done(index: int, tokens: Sequence[int]) -> bool:
+            return questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit
+
         limit = max(question.limit for question in questions)
-        texts = reader.generate(
-            [question.ids for question in questions],
-            limit,
-            lambda index, tokens: questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit,
-        )
+        texts = reader.generate([question.ids for question in questions], limit, done)
         return [
             [question.grade(tokens[: question.limit])[0], question.digest, self.guess, None, None]
             for question, tokens in zip(questions, texts, strict=True)
@@ -93,19 +98,17 @@ class Asking(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         cells = []
-        for keys in batches(values, lambda key: key[:-1], len(values)):
+        for (task, length, depth), keys in groupby(values, key=lambda key: key[:-1]):
             scores, _, chances, ranks, margins = zip(*(values[key] for key in keys), strict=True)
-            task, length, depth, _ = keys[0]
-            means = {name: _mean(of) for name, of in (("chance", chances), ("rank", ranks), ("margin", margins))}
+            means = {
+                name: None if numbers[0] is None else float(np.mean(numbers))
+                for name, numbers in (("chance", chances), ("rank", ranks), ("margin", margins))
+            }
             cells.append(score_cell(task, length, scores, depth=depth, **means))
         return cells
 
     def fingerprint(self, values: Values) -> str:
         return hashlib.sha256(b"".join(bytes.fromhex(value[1]) for value in values.values())).hexdigest()
-
-
-def _mean(numbers: Sequence[float | None]) -> float | None:
-    return None if numbers[0] is None else float(np.mean([number for number in numbers if number is not None]))
 
 
 def score_of_ranks(values: np.ndarray, right: int) -> float:

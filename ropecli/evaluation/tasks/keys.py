@@ -24,7 +24,7 @@ from ropecli.atomic import sibling
 from ropecli.checkpoint.files import read_bounded
 from ropecli.data.documents import Document, Documents, read_documents, special_tokens
 from ropecli.errors import DataError, MethodError, first_fault
-from ropecli.evaluation.measure import Job, Key, Task, collect
+from ropecli.evaluation.driver import Job, Key, Task, collect
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
 from ropecli.evaluation.readers.live import LiveReader
@@ -82,8 +82,8 @@ class Keys:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that determine the key tokens, for reports."""
-        left_out = ("documents", "kind", "schema_version", "checksum")
-        return {key: value for key, value in asdict(self).items() if key not in left_out}
+        names = ("evaluator", "digest", "length", "short_context", "stride", "min_gain", "max_loss")
+        return {name: getattr(self, name) for name in names}
 
     def computed_checksum(self) -> str:
         return fingerprint(json.dumps(asdict(replace(self, checksum=None))))
@@ -104,9 +104,9 @@ class Keys:
     def mark(self, documents: Documents) -> tuple[Documents, int]:
         """Fill in Document.keys of documents that were read from `select` with spans. Also returns how many."""
         intervals = {document.name: document.intervals for document in self.documents}
-        first, marked, count = documents.special.first_scored, [], 0
+        marked, count = [], 0
         for document in documents.kept:
-            keys = positions_within(_spans_of(document), intervals[document.name], first)
+            keys = positions_within(_spans_of(document), intervals[document.name], documents.special.first_scored)
             marked.append(replace(document, spans=None, keys=keys))
             count += len(keys)
         return replace(documents, kept=tuple(marked)), count
@@ -305,17 +305,8 @@ def _find(
         spans = _spans_of(document)
         intervals = _merged(spans[np.array(positions, dtype=np.int64)])
         key_documents.append(KeyDocument(document.name, hashes[document.name], int(spans.max()), intervals))
-    keys = Keys(
-        checkpoint.name,
-        checkpoint.digest(),
-        lengths[-1],
-        context.tokens,
-        context.stride,
-        MIN_GAIN,
-        MAX_LOSS,
-        tuple(key_documents),
-    )
-    return keys, lengths
+    read_with = (lengths[-1], context.tokens, context.stride, MIN_GAIN, MAX_LOSS)
+    return Keys(checkpoint.name, checkpoint.digest(), *read_with, tuple(key_documents)), lengths
 
 
 def read_marked(texts: TextChoice, tokenizer: Any, keys: Keys) -> Documents:

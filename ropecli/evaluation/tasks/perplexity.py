@@ -12,7 +12,7 @@ import numpy as np
 
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, NotFiniteError
-from ropecli.evaluation.measure import Key, Task, Values
+from ropecli.evaluation.driver import Key, Task, Values
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
 from ropecli.evaluation.readers.live import LiveReader
@@ -60,12 +60,12 @@ class Tally:
         self.window_means += float(nll.mean())
         self.windows += 1
         buckets = np.searchsorted(_EDGES, contexts, side="right") - 1
-        self.context_nll = _add(self.context_nll, np.bincount(buckets, weights=nll).tolist())
-        self.context_tokens = _add(self.context_tokens, np.bincount(buckets).tolist())
+        self.context_nll = _sums([self.context_nll, np.bincount(buckets, weights=nll).tolist()])
+        self.context_tokens = _sums([self.context_tokens, np.bincount(buckets).tolist()])
 
 
-def _add(one: list, other: list) -> list:
-    return [left + right for left, right in zip_longest(one, other, fillvalue=0)]
+def _sums(lists: Iterable[list]) -> list:
+    return [sum(values) for values in zip_longest(*lists, fillvalue=0)]
 
 
 class Perplexity(Task):
@@ -103,14 +103,8 @@ class Perplexity(Task):
         return {"stride": self.protocol.stride, "targets": self.protocol.targets, **keys}
 
     def request(self) -> dict[str, Any]:
-        return {
-            "protocol": self.name,
-            "stride": self.protocol.stride,
-            "targets": self.protocol.targets,
-            "lengths": self.lengths,
-            "documents": len(self.documents.kept),
-            "data": self._digest,
-        }
+        chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "lengths": self.lengths}
+        return {"protocol": self.name, **chosen, "documents": len(self.documents.kept), "data": self._digest}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         cut = None if self._whole else self.lengths[-1]
@@ -199,11 +193,8 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         raise NotFiniteError(f"The mean loss at length {length} is {nll:.4g} nats: perplexity overflows.")
     low, high = bootstrap_interval(sums, weights)
     seconds = sum(tally.seconds for tally in tallies)
-    context_nll: list[float] = []
-    context_tokens: list[int] = []
-    for tally in tallies:
-        context_nll = _add(context_nll, tally.context_nll)
-        context_tokens = _add(context_tokens, tally.context_tokens)
+    context_nll = _sums(tally.context_nll for tally in tallies)
+    context_tokens = _sums(tally.context_tokens for tally in tallies)
     text = [tally.bytes for tally in tallies if tally.bytes is not None]
     known = len(text) == len(tallies) and sum(text) > 0
     return Cell(
@@ -252,9 +243,7 @@ def make_perplexity(
             evaluator, key_file, texts, chosen, readers, workers, drop_rare=drop_rare, output=output
         )
     made: dict[int, tuple[Perplexity, Any]] = {}
-    for checkpoint in (subject.checkpoint for subject in subjects):
-        if id(checkpoint) in made:
-            continue
+    for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values():
         tokenizer = load_tokenizer(checkpoint)
         task = next((task for task, known in made.values() if _is_the_same(tokenizer, known)), None)
         if task is None:
@@ -267,11 +256,11 @@ def make_perplexity(
     return [made[id(subject.checkpoint)] for subject in subjects]
 
 
-def _is_the_same(tokenizer: Any, other: Any) -> bool:
-    if not (tokenizer.is_fast and other.is_fast):
+def _is_the_same(*tokenizers: Any) -> bool:
+    if not all(tokenizer.is_fast for tokenizer in tokenizers):
         return False
-    return tokenizer.backend_tokenizer.to_str() == other.backend_tokenizer.to_str() and (
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
-        tokenizer("")["input_ids"],
-    ) == (other.bos_token_id, other.eos_token_id, other("")["input_ids"])
+    one, other = (
+        (each.bos_token_id, each.eos_token_id, each("")["input_ids"], each.backend_tokenizer.to_str())
+        for each in tokenizers
+    )
+    return one == other

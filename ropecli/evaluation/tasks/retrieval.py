@@ -7,19 +7,23 @@ digit after the key makes it a different number.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
-
-from ropecli.data.sources import Texts, read_texts
+from ropecli.data.sources import read_texts
 from ropecli.errors import MethodError
-from ropecli.evaluation.chat_frame import find_frame
-from ropecli.evaluation.measure import Key
-from ropecli.evaluation.retrieval.haystack import PieceTokenizer, read_haystack, repeat_sentences
-from ropecli.evaluation.retrieval.prompts import KEY_COUNT, RetrievalPrompts
-from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER, STYLES, Templates, default_style
+from ropecli.evaluation.driver import Key
+from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer, find_frame, read_haystack, repeat_sentences
+from ropecli.evaluation.retrieval_prompts import (
+    KEY_COUNT,
+    PASSKEY,
+    PASSKEY_FILLER,
+    STYLES,
+    RetrievalPrompts,
+    Templates,
+    default_style,
+)
 from ropecli.evaluation.subject import Subject, default_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
 from ropecli.live.loading import load_tokenizer
@@ -53,8 +57,9 @@ class Retrieval(Asking):
         check_mode(mode)
         self.prompts, self.mode, self.source, self._others = prompts, mode, source, others
         self.name = prompts.name
-        self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(depths)), samples
-        prompts.check_room(self.lengths, self.depths, samples)
+        self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
+        for length in self.lengths:
+            prompts.check_room(length, self.depths, samples)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -73,14 +78,11 @@ class Retrieval(Asking):
         }
 
     def request(self) -> dict[str, Any]:
-        chosen = {"lengths": self.lengths, "depths": self.depths, "text": self.prompts.haystack.fingerprint()}
-        return {"task": self.name, **chosen, **self.settings}
-
-    def longest(self) -> tuple[np.ndarray, int, int]:
-        return self.prompts.prompt(self.lengths[-1], self.depths[0], 0).ids, self.lengths[-1], 0
+        text = self.prompts.haystack.fingerprint()
+        return {"task": self.name, "lengths": self.lengths, "depths": self.depths, "text": text, **self.settings}
 
     def samples(self, *, one_pass: bool) -> list[Key]:
-        return [(self.name, *sample) for sample in product(self.lengths, self.depths, range(self.count))]
+        return list(product([self.name], self.lengths, self.depths, range(self.count)))
 
     def question(self, key: Key) -> Question:
         prompt = self.prompts.prompt(*key[1:])
@@ -100,9 +102,9 @@ class Retrieval(Asking):
 
 @dataclass(frozen=True)
 class RetrievalChoice:
-    """The options of a search. lengths, candidates: None for the default.
+    """The options of a search. lengths, candidates: None for the default. keys: number of needles.
 
-    skip_short: skip lengths that are too short for a prompt, as without `lengths`.
+    skip_short: skip lengths that are too short for a prompt, as without `lengths`. Raises MethodError.
     """
 
     lengths: Sequence[int] | None = None
@@ -112,66 +114,59 @@ class RetrievalChoice:
     candidates: int | None = None
     chat_template: str = "auto"
     seed: int = 0
+    keys: int = 1
     skip_short: bool = False
 
-    def checked(self, keys: int = 1) -> "RetrievalChoice":
-        """With the number of candidates. keys: number of needles. Raises MethodError."""
+    def __post_init__(self) -> None:
         check_mode(self.mode)
         if self.mode == "generate" and self.candidates is not None:
             raise MethodError("--candidates has no effect with --mode generate. Remove it.")
-        # for generate, the smallest number that the prompts accept
-        candidates = keys + 1 if self.mode == "generate" else self.candidates or _CANDIDATES
-        return replace(self, candidates=candidates, depths=[depth + 0.0 for depth in self.depths])
 
 
 def make_passkey(subject: Subject, choice: RetrievalChoice) -> tuple[Retrieval, Any]:
     """The pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300) among repeated sentences, and the tokenizer."""
-    tokenizer, longest = load_tokenizer(subject.checkpoint), max(choice.lengths or default_lengths([subject]))
-    pieces = PieceTokenizer(tokenizer)
-    haystack = repeat_sentences(PASSKEY_FILLER, pieces, longest)
-    prompts = RetrievalPrompts("passkey", PASSKEY, haystack, pieces, **_of_choice(tokenizer, choice))
-    return _make(subject, prompts, choice, "repeated sentences", filler=PASSKEY_FILLER), tokenizer
+    pieces = PieceTokenizer(load_tokenizer(subject.checkpoint))
+    lengths = sorted(set(choice.lengths or default_lengths([subject])))
+    haystack = repeat_sentences(PASSKEY_FILLER, pieces, lengths[-1])
+    task = _make("passkey", PASSKEY, haystack, pieces, lengths, choice, "repeated sentences", filler=PASSKEY_FILLER)
+    return task, pieces.tokenizer
 
 
 def make_needle(
-    subject: Subject,
-    choice: RetrievalChoice,
-    texts: Texts,
-    templates: Templates,
-    source: str,
-    keys: int = 1,
-    **others: Any,
+    subject: Subject, choice: RetrievalChoice, source: str, templates: Templates | None = None, **others: Any
 ) -> tuple[Retrieval, Any]:
-    """A key in a text, and the tokenizer. keys: number of needles. others: settings for the report."""
-    tokenizer, longest = load_tokenizer(subject.checkpoint), max(choice.lengths or default_lengths([subject]))
-    pieces = PieceTokenizer(tokenizer)
+    """A key in a source, and the tokenizer.
+
+    templates: default: the style for this data. others: text column, split, and further settings for the report.
+    """
+    pieces = PieceTokenizer(load_tokenizer(subject.checkpoint))
+    lengths = sorted(set(choice.lengths or default_lengths([subject])))
+    texts = read_texts(source, text_column=others["text_column"], split=others["split"])
     with progress_bar("reading documents", None) as step:
         haystack = read_haystack(texts, pieces, step)
-    if len(haystack.ids) < longest:
-        warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
-    prompts = RetrievalPrompts("needle", templates, haystack, pieces, keys=keys, **_of_choice(tokenizer, choice))
-    return _make(subject, prompts, choice, source, **others), tokenizer
-
-
-def needle_in(subject: Subject, choice: RetrievalChoice, source: str, **origin: Any) -> tuple[Retrieval, Any]:
-    """A key in a source, with the default wording. origin: text column and split."""
-    templates = STYLES[default_style(source)]
-    return make_needle(subject, choice, read_texts(source, **origin), templates, source, **origin)
-
-
-def _of_choice(tokenizer: Any, choice: RetrievalChoice) -> dict[str, Any]:
-    frame = find_frame(tokenizer, choice.chat_template)
-    return {"candidates": choice.candidates, "seed": choice.seed, "frame": frame}
+    if len(haystack.ids) < lengths[-1]:
+        warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {lengths[-1]}.")
+    templates = templates or STYLES[default_style(source)]
+    return _make("needle", templates, haystack, pieces, lengths, choice, source, **others), pieces.tokenizer
 
 
 def _make(
-    subject: Subject, prompts: RetrievalPrompts, choice: RetrievalChoice, source: str, **others: Any
+    name: str,
+    templates: Templates,
+    haystack: Haystack,
+    pieces: PieceTokenizer,
+    lengths: list[int],
+    choice: RetrievalChoice,
+    source: str,
+    **others: Any,
 ) -> Retrieval:
-    """Without default lengths that are too short."""
-    lengths = sorted(set(choice.lengths or default_lengths([subject])))
+    """Without default lengths that are too short. lengths: ascending."""
+    # for generate, the smallest number that the prompts accept
+    candidates = choice.keys + 1 if choice.mode == "generate" else choice.candidates or _CANDIDATES
+    frame = find_frame(pieces.tokenizer, choice.chat_template)
+    prompts = RetrievalPrompts(name, templates, haystack, pieces, choice.keys, candidates, choice.seed, frame)
     if choice.lengths is None or choice.skip_short:
-        fit = (length for length in lengths[:-1] if prompts.has_room(length, choice.depths, choice.samples))
-        shortest = next(fit, lengths[-1])
-        lengths = [length for length in lengths if length >= shortest]
+        while len(lengths) > 1 and not prompts.has_room(lengths[0], choice.depths, choice.samples):
+            lengths = lengths[1:]
     options: dict[str, Any] = {"samples": choice.samples, "mode": choice.mode, "source": source}
     return Retrieval(prompts, lengths, choice.depths, **options, **others)

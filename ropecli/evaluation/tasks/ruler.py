@@ -8,94 +8,29 @@ by log-probability per token.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ropecli.data.sources import read_texts
 from ropecli.errors import DataError
-from ropecli.evaluation.chat_frame import find_frame
-from ropecli.evaluation.measure import Key, Values
-from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks, score_of
-from ropecli.evaluation.ruler.haystacks import read_essay, read_questions
-from ropecli.evaluation.ruler.prompts import PromptMaker
+from ropecli.evaluation.driver import Key, Values
+from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
+from ropecli.evaluation.ruler_prompts import PromptMaker
+from ropecli.evaluation.ruler_tasks import (
+    TASKS,
+    Needles,
+    Questions,
+    RulerTask,
+    choose_tasks,
+    read_essay,
+    read_questions,
+    score_of,
+)
 from ropecli.evaluation.subject import Subject, default_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
-
-
-class Ruler(Asking):
-    """maker: makes the prompts. lengths: tokens of the prompt and of what the model may generate.
-
-    samples: prompts for each task and length. others: further settings for the report.
-    """
-
-    name = "ruler"
-    per_token = True
-
-    def __init__(
-        self,
-        maker: PromptMaker,
-        tasks: Sequence[RulerTask],
-        lengths: Sequence[int],
-        *,
-        samples: int,
-        mode: str,
-        source: str = "",
-        **others: Any,
-    ) -> None:
-        self.maker, self.tasks, self.lengths, self.count = maker, tasks, sorted(lengths), samples
-        self.mode, self.source, self._others = mode, source, others
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "mode": self.mode,
-            "samples": self.count,
-            "seed": self.maker.seed,
-            "chat_template": self.maker.frame is not None,
-            **self._others,
-        }
-
-    def request(self) -> dict[str, Any]:
-        essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
-        sha = hashlib.sha256(repr((essay, self.maker.questions)).encode())
-        for task in self.tasks:
-            sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
-        tasks = [task.name for task in self.tasks]
-        chosen = {"lengths": self.lengths, "samples": self.count, "mode": self.mode, "seed": self.maker.seed}
-        return {"prompts": sha.hexdigest(), "tasks": tasks, **chosen}
-
-    def longest(self) -> tuple[np.ndarray, int, int]:
-        return self.maker.make(self.tasks[0], self.lengths[-1], 0).ids, self.lengths[-1], 0
-
-    def samples(self, *, one_pass: bool) -> list[Key]:
-        names = [task.name for task in self.tasks]
-        return [(name, length, None, index) for name, length, index in product(names, self.lengths, range(self.count))]
-
-    def question(self, key: Key) -> Question:
-        task, length, _, index = key
-        prompt = self.maker.make(TASKS[task], length, index)
-
-        def answers() -> Sequence[Any]:
-            return self.maker.tokenizer.insides([f" {text}" for text in (*prompt.references, *prompt.others)])
-
-        def grade(tokens: Sequence[int]) -> tuple[float, bool]:
-            any_of = isinstance(TASKS[task], Questions)
-            score = score_of(self.maker.tokenizer.text(tokens), prompt.references, any_of=any_of)
-            return score, score == 1
-
-        text = prompt.ids.astype("<i8").tobytes() + repr(prompt.references).encode()
-        digest = hashlib.sha256(text).hexdigest()
-        return Question(prompt.ids, digest, answers, len(prompt.references), TASKS[task].generated, grade)
-
-    def fingerprint(self, values: Values) -> str:
-        return hashlib.sha256("".join(value[1] for value in values.values()).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -124,6 +59,64 @@ class RulerChoice:
         choose_tasks(self.tasks, self.mode, list(self.questions))
 
 
+class Ruler(Asking):
+    """maker: makes the prompts. lengths: tokens of the prompt and of what the model may generate."""
+
+    name = "ruler"
+    per_token = True
+
+    def __init__(
+        self, maker: PromptMaker, tasks: Sequence[RulerTask], lengths: Sequence[int], choice: RulerChoice
+    ) -> None:
+        self.maker, self.tasks, self.lengths, self.choice = maker, tasks, sorted(lengths), choice
+        self.mode, self.source = choice.mode, choice.data
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        files = {name: self.choice.questions.get(task) for name, task in (("squad", "qa_1"), ("hotpotqa", "qa_2"))}
+        return {
+            "mode": self.mode,
+            "samples": self.choice.samples,
+            "seed": self.maker.seed,
+            "chat_template": self.maker.frame is not None,
+            "threshold": self.choice.threshold,
+            **{name: path and str(path) for name, path in files.items()},
+            "text_column": self.choice.text_column,
+            "split": self.choice.split,
+        }
+
+    def request(self) -> dict[str, Any]:
+        essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
+        sha = hashlib.sha256(repr((essay, self.maker.questions)).encode())
+        for task in self.tasks:
+            sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
+        chosen = {"lengths": self.lengths, "samples": self.choice.samples, "mode": self.mode, "seed": self.maker.seed}
+        return {"prompts": sha.hexdigest(), "tasks": [task.name for task in self.tasks], **chosen}
+
+    def samples(self, *, one_pass: bool) -> list[Key]:
+        names = [task.name for task in self.tasks]
+        return list(product(names, self.lengths, [None], range(self.choice.samples)))
+
+    def question(self, key: Key) -> Question:
+        task, length, _, index = key
+        prompt = self.maker.make(TASKS[task], length, index)
+
+        def answers() -> Sequence[Any]:
+            return self.maker.tokenizer.insides([f" {text}" for text in (*prompt.references, *prompt.others)])
+
+        def grade(tokens: Sequence[int]) -> tuple[float, bool]:
+            any_of = isinstance(TASKS[task], Questions)
+            score = score_of(self.maker.tokenizer.text(tokens), prompt.references, any_of=any_of)
+            return score, score == 1
+
+        text = prompt.ids.astype("<i8").tobytes() + repr(prompt.references).encode()
+        digest = hashlib.sha256(text).hexdigest()
+        return Question(prompt.ids, digest, answers, len(prompt.references), TASKS[task].generated, grade)
+
+    def fingerprint(self, values: Values) -> str:
+        return hashlib.sha256("".join(value[1] for value in values.values()).encode()).hexdigest()
+
+
 def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     """The task for a checkpoint, and its tokenizer."""
     tokenizer = load_tokenizer(subject.checkpoint)
@@ -139,26 +132,13 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in with_files}
     maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
     if choice.lengths is None or choice.skip_short:
-        lengths = [length for length in lengths if any(map(partial(_fits, maker, [length]), tasks))] or lengths[-1:]
+        lengths = [length for length in lengths if any(_fits(maker, [length], task) for task in tasks)] or lengths[-1:]
     fitting = [task for task in tasks if _fits(maker, lengths, task, required=choice.tasks is not None)]
     if not fitting:
         raise DataError(f"A prompt of {lengths[0]} tokens is too short for every task. Set --lengths to more.")
     if missing := [task.name for task in tasks if task not in fitting]:
         warn(f"Not measured, since {lengths[0]} tokens are too short for them: {', '.join(missing)}.")
-    files = {name: choice.questions.get(task) for name, task in (("squad", "qa_1"), ("hotpotqa", "qa_2"))}
-    ruler = Ruler(
-        maker,
-        fitting,
-        lengths,
-        samples=choice.samples,
-        mode=choice.mode,
-        source=choice.data,
-        threshold=choice.threshold,
-        **{name: str(path) if path else None for name, path in files.items()},
-        text_column=choice.text_column,
-        split=choice.split,
-    )
-    return ruler, tokenizer
+    return Ruler(maker, fitting, lengths, choice), tokenizer
 
 
 def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, *, required: bool = False) -> bool:

@@ -175,7 +175,7 @@ def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
     return {key: done[key] for key in samples} if all(workers.gather({workers.rank: finished}).values()) else None
 
 
-def measure(
+def make_reports(
     jobs: Sequence[Job], readers: LiveReaders, output: Path | None = None, workers: Workers | None = None
 ) -> list[Report]:
     """The reports of all jobs, by job and task. Arguments and errors: see `collect`; and NotFiniteError."""
@@ -188,13 +188,9 @@ def measure(
                 raise
             warn(f"{job.subject.checkpoint.name} was not measured: {error}")
             continue
-        settings = {
-            **task.settings,
-            "chunk": about["chunk"],
-            **readers.settings,
-            "processes": workers.count,
-            **({"prompts_read_once": about["continues"]} if task.answers else {}),
-        }
+        settings = {**task.settings, "chunk": about["chunk"], **readers.settings, "processes": workers.count}
+        if task.answers:
+            settings["prompts_read_once"] = about["continues"]
         report = Report(
             kind=task.kind,  # type: ignore[arg-type]
             task=task.name,

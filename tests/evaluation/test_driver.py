@@ -3,35 +3,23 @@
 A pass is the shape (batch, tokens) that the decoder reads. Passes of the checks before the first sample do not count.
 """
 
-from itertools import groupby
-
 import pytest
-import windows_by_hand
 
 from ropecli.errors import RecipeError
-from ropecli.evaluation.measure import Job, Task, collect, read
+from ropecli.evaluation.driver import Job, Task, collect, read
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.readers.live import LiveReader
-from ropecli.evaluation.ruler.definitions import TASKS as RULER
 from ropecli.evaluation.subject import LiveReaders, open_subject
 from ropecli.evaluation.tasks.keys import FindKeys
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.retrieval import Retrieval
-from ropecli.evaluation.tasks.ruler import Ruler
 from ropecli.live.lm_head import SplitModel
 from ropecli.resume import append_record, read_records, state_folder
 
 SHORT = ShortContext(32, 8)
-TASKS = {  # the interrupted pass
-    "prefix": 2,
-    "sliding": 12,
-    "retrieval": 8,
-    "ruler, rank": 10,
-    "ruler, generate": 100,
-    "key tokens": 14,
-}
+TASKS = {"prefix": 2, "sliding": 12, "retrieval": 8, "retrieval, generate": 4, "key tokens": 14}
+"""The interrupted pass of each."""
 COST = ("seconds", "peak_memory")
 
 
@@ -74,13 +62,11 @@ def documents(uneven):
 
 
 @pytest.fixture
-def make(documents, uneven, prompts, ruler_maker):
+def make(documents, uneven, prompts):
     def make(name) -> Task:
         match name.split(", "):
-            case "retrieval", *_:
-                return Retrieval(prompts, [80, 100], [0, 1], samples=3)
-            case "ruler", mode:
-                return Ruler(ruler_maker, [RULER["fwe"]], [1500, 1600], samples=3, mode=mode)
+            case "retrieval", *mode:
+                return Retrieval(prompts, [80, 100], [0, 1], samples=3, mode=mode[0] if mode else "rank")
             case "key tokens", *_:
                 return FindKeys(uneven(150, 150, 150, 150, 150), SHORT, 150)
         return Perplexity(documents, [24, 64], name)
@@ -132,7 +118,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, p
     assert run(name, output) == values
     assert 0 < saved < len(values) == len(records(output))
     assert passes == whole[-len(passes) :]
-    if name != "prefix":  # its batches have one pass
+    if name not in ("prefix", "retrieval, generate"):  # whose batches have one pass
         assert len(passes) > len(whole) - stop + 1, "the half-finished batch is read again"
     # nothing is left to read, and no model is loaded
     monkeypatch.setattr("ropecli.evaluation.subject.load", pytest.fail)
@@ -140,21 +126,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, p
     assert passes == []
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("name", TASKS)
-def test_a_flipped_bit_in_a_record_costs_its_batch_only(name, batch_size, run, passes, output):
+@pytest.mark.parametrize("name", ["sliding", "key tokens"])
+def test_a_flipped_bit_in_a_record_costs_its_batch_only(name, run, passes, output):
     """The batch is the same as before, so the values are the same to the bit."""
-    values = run(name, output, batch_size=batch_size)
+    values = run(name, output)
     whole = list(passes)
     (path,) = state_folder(output).glob("samples-*")
     line, *others = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([line[:-3], bytes([line[-3] ^ 1]), line[-2:], *others]))
-    assert run(name, output, batch_size=batch_size) == values
+    assert run(name, output) == values
+    assert 0 < len(passes) < len(whole)
     assert passes == whole[: len(passes)]
-    samples = 1 if name == "key tokens" else batch_size  # the windows of one document fill its batches
-    assert len(records(output)) == len(values) - 1 + samples
     path.write_bytes(path.read_bytes()[:-20])  # a run that was killed while it wrote
-    assert run(name, output, batch_size=batch_size) == values
+    assert run(name, output) == values
     assert passes == []
 
 
@@ -179,7 +163,7 @@ class OneOf(Workers):
         return items
 
 
-@pytest.mark.parametrize("name", ["sliding", "retrieval", "key tokens"])
+@pytest.mark.parametrize("name", ["sliding", "retrieval"])
 def test_processes_share_the_samples_and_their_number_may_change(name, run, passes, output):
     """Two processes are stopped, three continue, of which one is killed before it begins, and one ends it."""
     values = run(name, batch_size=1)
@@ -202,63 +186,20 @@ def test_processes_share_the_samples_and_their_number_may_change(name, run, pass
 # How often the model is called.
 
 
-def in_batches(tokens, size):
-    """Passes of windows with these numbers of tokens: up to `size` adjoining ones of equal length share one."""
-    passes = []
-    for count, same in groupby(tokens):
-        left = len(list(same))
-        while left > 0:
-            passes.append((min(size, left), count))
-            left -= size
-    return passes
+def test_one_pass_serves_all_lengths_of_prefix(llama, patched, loaded, uneven, evaluate, passes):
+    """Unless the frequencies follow the length."""
+    documents = uneven(200, 200, 200, 200)
+    for folder, lengths in ((llama, [200]), (patched(llama, "dynamic"), [24, 66, 200])):
+        passes.clear()
+        passes.counting = False
+        evaluate(loaded(folder), documents, [24, 66, 200], batch_size=3)
+        assert passes == [(count, length) for length in lengths for count in (3, 1)]
 
 
-def tokens_read(protocol, ids, length, longest):
-    """Tokens of each window of a document, by the definition of the protocol."""
-    match protocol:
-        case "prefix" | "tail":
-            return [length]
-        case "sliding":
-            return [len(ids_read) + 1 for ids_read, _ in windows_by_hand.sliding(ids, [0], length, length // 2)]
-        case "disjoint":
-            return [len(ids_read) for ids_read, _ in windows_by_hand.rolling(ids[1:], 0, length)]
-        case "yarn":
-            return [
-                len(ids_read) + 1 for ids_read, targets in windows_by_hand.yarn_script(ids[1:], 0, length) if targets
-            ]
-    position, tokens = 1, []
-    for ids_read, targets in windows_by_hand.sliding(ids, [0], length, length // 2):
-        if any(at % 7 == 0 for at in range(position, position + len(targets))):
-            tokens.append(len(ids_read) + 1)
-        position += len(targets)
-    return tokens
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize(("protocol", "method"), [*((name, None) for name in PROTOCOLS), ("prefix", "dynamic")])
-def test_a_protocol_takes_the_passes_of_its_definition(
-    protocol, method, batch_size, llama, patched, loaded, uneven, evaluate, passes
-):
-    beginnings = protocol in ("prefix", "tail")
-    documents = uneven(*((200,) * 4 if beginnings else (210, 200, 64, 41, 150)))
-    lengths, expected = [24, 66, 200], []
-    one_pass = protocol == "prefix" and method is None
-    for length in lengths[-1:] if one_pass else lengths:
-        for start in range(0, len(documents.kept), batch_size):
-            batch = documents.kept[start : start + batch_size]
-            tokens = [count for one in batch for count in tokens_read(protocol, one.ids.tolist(), length, 200)]
-            expected += in_batches(tokens, batch_size)
-    evaluate(loaded(patched(llama, method) if method else llama), documents, lengths, protocol, batch_size=batch_size)
-    assert passes == expected
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_key_tokens_take_a_pass_per_window(batch_size, make, llama, loaded, passes):
-    task = make("key tokens")
-    read(task, LiveReader(loaded(llama), batch_size=batch_size))
-    starts = range(SHORT.stride, 150 - SHORT.tokens, SHORT.stride)
-    short = in_batches([min(SHORT.tokens + SHORT.stride, 150 - start) for start in starts], batch_size)
-    assert passes == [(1, 150), *short] * 5
+def test_key_tokens_take_a_pass_per_window(make, llama, loaded, passes):
+    read(make("key tokens"), LiveReader(loaded(llama), batch_size=3))
+    # 14 windows of 40 tokens, of which the last has 38
+    assert passes == [(1, 150), *[(3, 40)] * 4, (1, 40), (1, 38)] * 5
 
 
 @pytest.mark.parametrize("method", [None, "dynamic"])
@@ -276,14 +217,13 @@ def test_a_prompt_is_read_once_for_all_its_candidates(method, make, llama, patch
 
 
 @pytest.mark.parametrize("method", [None, "dynamic"])
-def test_a_generated_token_takes_one_pass_for_a_batch(method, make, llama, patched, loaded, passes):
-    task, limit = make("ruler, generate"), RULER["fwe"].generated
+def test_a_generated_token_takes_one_pass_for_a_batch(method, prompts, llama, patched, loaded, passes):
+    task = Retrieval(prompts, [80], [0], samples=3, mode="generate")
     model = loaded(patched(llama, method) if method else llama)
     model.generation_config.eos_token_id = None
-    read(task, LiveReader(model, batch_size=3))
-    expected = []
-    for length in (1500, 1600):
-        prompt = length - limit
-        more = [(3, prompt + count if method else 1) for count in range(1, limit)]
-        expected += [(3, prompt), *more]
-    assert passes == expected
+    questions = [task.question(key) for key in task.samples(one_pass=False)]
+    (prompt,), (limit,) = ({len(each.ids) for each in questions}, {each.limit for each in questions})
+    reader = LiveReader(model, batch_size=3)
+    reader.prepare(questions[0].ids, 80, answers=True)
+    reader.generate([each.ids for each in questions], limit, lambda index, tokens: False)
+    assert passes == [(3, prompt), *((3, prompt + count if method else 1) for count in range(1, limit))]

@@ -1,4 +1,4 @@
-"""The text around the needles, as tokens: from a source or from repeated sentences."""
+"""The pieces of prompts, as tokens: of a longer text, of a chat template, and the text around needles."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,16 +7,49 @@ from typing import Any
 
 import numpy as np
 
+from ropecli.data.conversations import warn_if_slow
 from ropecli.data.documents import encode, special_tokens
-from ropecli.errors import DataError
+from ropecli.errors import DataError, MethodError, reason_of
+
+TokenIds = tuple[int, ...]
 
 _MAX_TOKENS = 2**20
 """Tokens kept of a source. Independent of the lengths, so that the same seed gives the same text."""
 _CHARACTERS = 2**18
 """Characters tokenized at once."""
+_MARK = "ROPECLI-MESSAGE"
 
 
-TokenIds = tuple[int, ...]
+@dataclass(frozen=True)
+class Frame:
+    """The text that a chat template puts around a user's message.
+
+    before: up to the message, with the special tokens. after: up to the assistant's answer.
+    """
+
+    before: str
+    after: str
+
+
+def find_frame(tokenizer: Any, choice: str) -> Frame | None:
+    """The frame of the tokenizer's chat template. choice: auto, if it has one; none, never.
+
+    Raises MethodError for another choice, DataError for a template that fails or changes the message.
+    """
+    if choice not in ("auto", "none"):
+        raise MethodError(f"--chat-template is {choice!r}; expected auto or none.")
+    if choice == "none" or not getattr(tokenizer, "chat_template", None):
+        return None
+    message = {"role": "user", "content": _MARK}
+    try:
+        with warn_if_slow():
+            text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program
+        raise DataError(f"The chat template fails: {reason_of(error)}. Use --chat-template none.") from error
+    before, mark, after = str(text).partition(_MARK)
+    if not mark or _MARK in after:
+        raise DataError("The chat template does not contain the message once. Use --chat-template none.")
+    return Frame(before, after)
 
 
 class PieceTokenizer:
@@ -29,13 +62,13 @@ class PieceTokenizer:
         self.tokenizer = tokenizer
         self.prefix = special_tokens(tokenizer).prefix
         self._line_break = self.opening("\n")
+        self._known: dict[str, TokenIds] = {}
 
     def opening(self, text: str) -> TokenIds:
         """Tokens of a piece at the beginning of the text."""
-        return self.openings([text])[0]
+        return self._openings([text])[0]
 
-    def openings(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The same for several pieces in one call, which is much faster than one by one."""
+    def _openings(self, texts: Sequence[str]) -> list[TokenIds]:
         encoded = encode(self.tokenizer, list(texts), add_special_tokens=False, return_attention_mask=False)
         return [tuple(ids) for ids in encoded["input_ids"]]
 
@@ -44,23 +77,21 @@ class PieceTokenizer:
         return self.insides([text])[0]
 
     def insides(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The same for several pieces in one call."""
+        """The same for several pieces in one call, which is much faster than one by one."""
         before = self._line_break
         return [
             ids[len(before) :] if ids[: len(before)] == before else self.opening(text)
-            for ids, text in zip(self.openings([f"\n{text}" for text in texts]), texts, strict=True)
+            for ids, text in zip(self._openings([f"\n{text}" for text in texts]), texts, strict=True)
         ]
+
+    def insides_once(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The same, keeping the tokens of each piece for the next call."""
+        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
+            self._known.update(zip(new, self.insides(new), strict=True))
+        return [self._known[text] for text in texts]
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def common_beginning(sequences: Sequence[TokenIds]) -> int:
-    """Length of the longest common prefix, tokens."""
-    shortest = min(sequences, key=len)
-    return next(
-        (i for i, token in enumerate(shortest) if any(sequence[i] != token for sequence in sequences)), len(shortest)
-    )
 
 
 @dataclass(frozen=True)
@@ -93,20 +124,20 @@ def read_haystack(
     Long documents are tokenized in pieces. The pieces depend only on the document, so the same source always gives the
     same tokens: each has up to 2**18 characters and ends before the last space or line break among them, if any.
     """
-    parts: list[int] = []
+    ids: list[int] = []
     between = pieces.inside("\n\n")
     for _, text in texts:
-        parts += between if parts else ()
+        ids += between if ids else ()
         for index, piece in enumerate(_cut(text)):
-            parts += pieces.inside(piece) if index else pieces.opening(piece)
-            if len(parts) >= _MAX_TOKENS:
+            ids += pieces.inside(piece) if index else pieces.opening(piece)
+            if len(ids) >= _MAX_TOKENS:
                 break
         advance()
-        if len(parts) >= _MAX_TOKENS:
+        if len(ids) >= _MAX_TOKENS:
             break
-    if not parts:
+    if not ids:
         raise DataError("The source is empty. Set --data to a source with text.")
-    return Haystack(np.array(parts[:_MAX_TOKENS], dtype=np.int64), anywhere=True)
+    return Haystack(np.array(ids[:_MAX_TOKENS], dtype=np.int64), anywhere=True)
 
 
 def _cut(text: str) -> Iterator[str]:

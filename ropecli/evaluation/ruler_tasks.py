@@ -1,19 +1,24 @@
-"""The tasks of RULER: wording, sizes and number of generated tokens.
+"""The tasks of RULER: wording, sizes, number of generated tokens, scores, and the texts that they read.
 
 Source: Hsieh et al. 2024, arXiv:2404.06654, and the configuration of github.com/NVIDIA/RULER (scripts/synthetic.yaml,
 scripts/data/synthetic/constants.py). The wording and the scores follow the code.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain, cycle, islice
+from pathlib import Path
 from typing import Literal
 
-from ropecli.errors import MethodError, did_you_mean, shown
+from ropecli.errors import DataError, MethodError, did_you_mean, first_fault, shown
+from ropecli.evaluation.prompt_pieces import PieceTokenizer, TokenIds
 
-PUBLISHED = 0.856
-"""RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_LONGEST_SENTENCE = 100
+"""Words; longer sentences, as in source code, are cut."""
 Words = Literal["numbers", "words", "uuids"]
 NEEDLE = "One of the special magic {values} for {key} is: {value}."
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -56,10 +61,6 @@ class Needles(RulerTask):
     keys: int = 1
     values: int = 1
     asked: int = 1
-
-    @property
-    def one_answer(self) -> bool:
-        return self.asked * self.values == 1
 
 
 @dataclass(frozen=True)
@@ -195,11 +196,153 @@ def score_of(answer: str, references: Sequence[str], *, any_of: bool = False) ->
     return float(any(hits)) if any_of else sum(hits) / len(hits)
 
 
-def effective_length(means: Mapping[int, float], threshold: float) -> int | None:
-    """The longest length up to which every mean score is at or above the threshold; None if there is none."""
-    longest = None
-    for length in sorted(means):
-        if means[length] < threshold:
+@cache
+def word_list(kind: str) -> list[str]:
+    """English nouns, adjectives or verbs, as RULER takes them, from the package wonderwords."""
+    from wonderwords import RandomWord
+
+    return RandomWord().filter(include_categories=[kind])
+
+
+@dataclass(frozen=True)
+class Essay:
+    """Sentences of a source, as tokens; repeated if the source is too short.
+
+    sentences: each begins with a space. opening: the first one without it.
+    """
+
+    sentences: list[TokenIds]
+    opening: TokenIds
+
+    def read(self, tokens: int, *, after_needle: bool = False) -> list[TokenIds]:
+        """The first sentences, `tokens` tokens long; the last is cut. after_needle: they do not open the text."""
+        sentences: Iterator[TokenIds] = cycle(self.sentences)
+        if not after_needle:
+            sentences = chain([self.opening], islice(sentences, 1, None))
+        pieces: list[TokenIds] = []
+        while tokens > 0:
+            pieces.append(next(sentences)[:tokens])
+            tokens -= len(pieces[-1])
+        return pieces
+
+
+def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest: int) -> Essay:
+    """Split the documents of a source into sentences, enough for `longest` tokens. Raises DataError if empty."""
+    sentences: list[str] = []
+    characters = 0
+    for _, text in texts:
+        for sentence in filter(None, _SENTENCE.split(" ".join(text.split()))):
+            words = sentence.split(" ")
+            parts = range(0, len(words), _LONGEST_SENTENCE)
+            sentences += [f" {' '.join(words[start : start + _LONGEST_SENTENCE])}" for start in parts]
+        characters += len(text)
+        if characters > 12 * longest:  # more characters than these tokens can have
             break
-        longest = length
-    return longest
+    tokens = [ids for ids in pieces.insides(sentences) if ids] if sentences else []
+    if not tokens:
+        raise DataError("The source is empty. Set --data to a source with text.")
+    return Essay(tokens, pieces.inside(sentences[0].removeprefix(" ")))
+
+
+@dataclass(frozen=True)
+class DocumentQuestion:
+    """documents: indices of those with the answer. near: of others about the same article."""
+
+    text: str
+    answers: tuple[str, ...]
+    documents: tuple[int, ...]
+    near: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    questions: list[DocumentQuestion]
+    documents: list[str]
+
+
+@dataclass(frozen=True)
+class _SquadAnswer:
+    text: str
+
+
+@dataclass(frozen=True)
+class _SquadQuestion:
+    question: str
+    answers: list[_SquadAnswer]
+    is_impossible: bool = False
+
+
+@dataclass(frozen=True)
+class _SquadParagraph:
+    context: str
+    qas: list[_SquadQuestion]
+
+
+@dataclass(frozen=True)
+class _SquadArticle:
+    paragraphs: list[_SquadParagraph]
+
+
+@dataclass(frozen=True)
+class _Squad:
+    """SQuAD's JSON, 1.1 and 2.0."""
+
+    data: list[_SquadArticle]
+
+
+@dataclass(frozen=True)
+class _HotpotQuestion:
+    """context: title and sentences of each document."""
+
+    question: str
+    answer: str
+    context: list[tuple[str, list[str]]]
+
+
+def read_questions(path: Path, kind: str) -> QuestionSet:
+    """Read a file of questions: kind squad or hotpotqa. Raises DataError."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        if kind == "squad":
+            read = _from_squad(TypeAdapter(_Squad).validate_json(path.read_bytes()))
+        else:
+            read = _from_hotpotqa(TypeAdapter(list[_HotpotQuestion]).validate_json(path.read_bytes()))
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValidationError as error:
+        raise DataError(f"{path} is not a file of {kind} questions, {first_fault(error)}.") from error
+    if not (read.questions and read.documents):
+        raise DataError(f"{path} has no answerable questions.")
+    for question in read.questions:
+        if not all(map(str.strip, question.answers)):
+            raise DataError(f"{path}: the question {shown(question.text)} has an empty answer.")
+    return read
+
+
+def _from_squad(squad: _Squad) -> QuestionSet:
+    documents = sorted({paragraph.context for article in squad.data for paragraph in article.paragraphs})
+    index = {document: number for number, document in enumerate(documents)}
+    questions = []
+    for article in squad.data:
+        of_article = dict.fromkeys(index[paragraph.context] for paragraph in article.paragraphs)
+        for paragraph in article.paragraphs:
+            number = index[paragraph.context]
+            near = tuple(neighbour for neighbour in of_article if neighbour != number)
+            questions += [
+                DocumentQuestion(qa.question, tuple(answer.text for answer in qa.answers), (number,), near)
+                for qa in paragraph.qas
+                if qa.answers and not qa.is_impossible
+            ]
+    return QuestionSet(questions, documents)
+
+
+def _from_hotpotqa(items: list[_HotpotQuestion]) -> QuestionSet:
+    texts = [[f"{title}\n{''.join(sentences)}" for title, sentences in item.context] for item in items]
+    documents = sorted({document for texts_of_item in texts for document in texts_of_item})
+    index = {document: number for number, document in enumerate(documents)}
+    questions = [
+        DocumentQuestion(item.question, (item.answer,), tuple(dict.fromkeys(map(index.__getitem__, texts_of_item))))
+        for item, texts_of_item in zip(items, texts, strict=True)
+    ]
+    return QuestionSet(questions, documents)

@@ -10,27 +10,29 @@ import uuid
 import zlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, pairwise, repeat
+from typing import Any
 
 import numpy as np
 
 from ropecli.errors import DataError
-from ropecli.evaluation.chat_frame import Frame
-from ropecli.evaluation.retrieval.haystack import PieceTokenizer, TokenIds
-from ropecli.evaluation.ruler.definitions import (
+from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, TokenIds
+from ropecli.evaluation.ruler_tasks import (
     NEEDLE,
     NOISE,
     SMALL,
     CommonWords,
+    Essay,
     FrequentWords,
     ListSize,
     Needles,
-    Questions,
+    QuestionSet,
     RulerTask,
     Variables,
     Wording,
+    word_list,
 )
-from ropecli.evaluation.ruler.haystacks import Essay, Pieces, QuestionSet, word_list
 
 CANDIDATES = 10
 """Candidates per true answer in the mode rank, so that guessing scores 1/10."""
@@ -64,24 +66,25 @@ class PromptMaker:
     essay: Essay | None = None
     questions: Mapping[str, QuestionSet] = field(default_factory=dict)
     seed: int = 0
-    pieces: Pieces = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", Pieces(self.tokenizer))
+    @cached_property
+    def noise(self) -> TokenIds:
+        """A line of noise, with the line break before it."""
+        return self.tokenizer.inside(f"\n{NOISE}")
 
     def make(self, task: RulerTask, length: int, index: int) -> RulerPrompt:
         """Raises DataError for a length that is too short for the task."""
         rng = np.random.default_rng((self.seed, zlib.crc32(task.name.encode()), length, index))
         draft = _Draft(self, task, length, rng)
-        if isinstance(task, Needles):
-            return _needles(draft, task)
-        if isinstance(task, Variables):
-            return _variables(draft, task)
-        if isinstance(task, CommonWords):
-            return _common_words(draft, task)
-        if isinstance(task, FrequentWords):
-            return _frequent_words(draft, task)
-        assert isinstance(task, Questions)
+        match task:
+            case Needles():
+                return _needles(draft, task)
+            case Variables():
+                return _variables(draft, task)
+            case CommonWords():
+                return _common_words(draft, task)
+            case FrequentWords():
+                return _frequent_words(draft, task)
         return _question(draft, self.questions[task.name], index)
 
 
@@ -90,7 +93,7 @@ class _Draft:
 
     def __init__(self, maker: PromptMaker, task: RulerTask, length: int, rng: Generator) -> None:
         self.maker, self.task, self.length, self.rng = maker, task, length, rng
-        self.pieces, self.tokenizer = maker.pieces, maker.tokenizer
+        self.tokenizer = maker.tokenizer
 
     def words(self, **values: object) -> Wording:
         wording = self.task.wording
@@ -114,11 +117,12 @@ class _Draft:
 
     def finish(self, context: Sequence[TokenIds], references: Sequence[str], others: Sequence[str] = ()) -> RulerPrompt:
         """Fill what the context leaves with line breaks, before it."""
-        body = [token for piece in context for token in piece]
+        body, tokenizer = list(chain(*context)), self.tokenizer
         free = self.length - self.task.generated - len(self.head) - len(self.tail) - len(body)
         if free < 0:
             raise self.too_short()
-        ids = [*self.head, *[self.pieces.line_break] * free, *body, *self.tail]
+        line_break = (tokenizer.inside("\n") or tokenizer.opening(" .") or tokenizer.opening("0"))[-1]
+        ids = [*self.head, *[line_break] * free, *body, *self.tail]
         return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(others))
 
     def too_short(self) -> DataError:
@@ -136,6 +140,11 @@ class _Draft:
                 texts[text] = None
         return list(texts)
 
+    def noise(self, room: int) -> list[TokenIds]:
+        """Lines of noise, `room` tokens long; the last one is cut."""
+        line = self.maker.noise
+        return [line[: room - start] for start in range(0, room, len(line))]
+
     def sample(self, population: int, count: int) -> np.ndarray:
         """Sorted sample of range(population) without replacement."""
         if count > population:
@@ -144,7 +153,7 @@ class _Draft:
 
 
 def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
-    rng, pieces = draft.rng, draft.pieces
+    rng = draft.rng
     keys = draft.fresh(lambda: _text_of(task.key, rng), task.keys, ())
     values = [draft.fresh(lambda: _text_of(task.value, rng), task.values, ()) for _ in keys]
     needles = [(key, value) for key, of_key in zip(keys, values, strict=True) for value in of_key]
@@ -152,29 +161,27 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
     queried = rng.permutation(task.keys)[: task.asked]
     names = [keys[index] for index in queried]
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
-    form = task.value[:-1] if task.one_answer else task.value
-    essay = task.haystack == "essay"
+    form = task.value[:-1] if task.asked * task.values == 1 else task.value
+    essay = draft.maker.essay if task.haystack == "essay" else None
     lines = draft.tokenizer.insides([_needle(task, " " if essay else "\n", *pair) for pair in needles])
     room = draft.frame(draft.words(values=form, asked=listed), lines=not essay) - sum(map(len, lines))
     if room < 0:
         raise draft.too_short()
     hidden: list[str] = []
     if essay:
-        assert draft.maker.essay, "the essay was read for this task"
-        context = draft.maker.essay.read(room)
+        context = essay.read(room)
         at = np.sort(len(context) * rng.choice(_DEPTHS, len(lines), replace=False) // 100)
         if at[0] == 0:  # the needle opens the text, without a space
             room += len(lines[0])
             lines[0] = draft.tokenizer.inside(_needle(task, "", *needles[0]))
-            context = draft.maker.essay.read(room - len(lines[0]), after_needle=True)
+            context = essay.read(room - len(lines[0]), after_needle=True)
     elif task.haystack == "noise":
-        context = _repeat(pieces.noise, room)
+        context = draft.noise(room)
         at = draft.sample(len(context), len(lines))
     else:
         context, hidden = _other_needles(draft, task, room)
         at = draft.sample(len(context), len(lines))
-    for place, line in reversed(list(zip(at, lines, strict=True))):
-        context.insert(place, line)
+    _insert(context, at, lines)
     references = [value for index in queried for value in values[index]]
     wrong = [value for of_key in values for value in of_key if value not in references]
     rng.shuffle(hidden)
@@ -215,45 +222,37 @@ def _text_of(kind: str, rng: Generator) -> str:
     return f"{adjectives[rng.integers(len(adjectives))]}-{nouns[rng.integers(len(nouns))]}"
 
 
-def _repeat(line: TokenIds, room: int) -> list[TokenIds]:
-    """The line, repeated to `room` tokens; the last one is cut."""
-    return [line[: room - start] for start in range(0, room, len(line))]
+def _insert(context: list[Any], places: np.ndarray, pieces: Sequence[Any]) -> None:
+    for place, piece in reversed(list(zip(places, pieces, strict=True))):
+        context.insert(place, piece)
 
 
 def _variables(draft: _Draft, task: Variables) -> RulerPrompt:
-    rng, pieces = draft.rng, draft.pieces
-    count = task.hops + 1
-    names = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), count, ())
-    value = str(rng.integers(10_000, 99_999))
-    wording = draft.words(value=value, count=count)
-    example = _solved_example(draft, task)
-    room = draft.frame(Wording(example + wording.head, wording.tail, wording.answer), lines=True)
-    chain = draft.tokenizer.insides(_chain(names, value))
-    context = _repeat(pieces.noise, room - sum(map(len, chain)))
-    at = draft.sample(len(context), count)
-    for place, line in reversed(list(zip(at, chain, strict=True))):
-        context.insert(place, line)
+    """Begins with a solved example: variables of three letters in five lines of noise, or up to 500 tokens in RULER."""
+    rng, count = draft.rng, task.hops + 1
+
+    def assignments(letters: int) -> tuple[list[str], list[str], Wording]:
+        """The variables, their lines, and the text around these."""
+        names = draft.fresh(lambda: "".join(rng.choice(_UPPER, letters)), count, ())
+        value = str(rng.integers(10_000, 99_999))
+        later = [f"\nVAR {name} = VAR {before} " for before, name in pairwise(names)]
+        wording = draft.words(value=value, count=count)
+        return names, [f"\nVAR {names[0]} = {value}", *later], wording
+
+    names, lines, wording = assignments(5)
+    solved, solved_lines, solved_wording = assignments(3)
+    fixed = "".join((solved_wording.head, solved_wording.tail, solved_wording.answer, *solved_lines))
+    most = min(_EXAMPLE_TOKENS, draft.length // 8) - len(draft.tokenizer.inside(fixed))
+    example = [NOISE] * max(_EXAMPLE_LINES, most // len(draft.maker.noise))
+    _insert(example, draft.sample(len(example), count), [line.removeprefix("\n") for line in solved_lines])
+    answer = f"{solved_wording.tail}{solved_wording.answer} {' '.join(solved)}\n\n"
+    head = solved_wording.head + "\n".join(example) + answer + wording.head
+    room = draft.frame(Wording(head, wording.tail, wording.answer), lines=True)
+    chain_of_lines = draft.tokenizer.insides(lines)
+    context = draft.noise(room - sum(map(len, chain_of_lines)))
+    _insert(context, draft.sample(len(context), count), chain_of_lines)
     wrong = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), (CANDIDATES - 1) * count, names)
     return draft.finish(context, names, wrong)
-
-
-def _chain(names: Sequence[str], value: str) -> list[str]:
-    later = [f"\nVAR {name} = VAR {before} " for before, name in pairwise(names)]
-    return [f"\nVAR {names[0]} = {value}", *later]
-
-
-def _solved_example(draft: _Draft, task: Variables) -> str:
-    """An example with its answer: variables of three letters in five lines of noise, or up to 500 tokens in RULER."""
-    rng = draft.rng
-    names = draft.fresh(lambda: "".join(rng.choice(_UPPER, 3)), task.hops + 1, ())
-    value = str(rng.integers(10_000, 99_999))
-    most = min(_EXAMPLE_TOKENS, draft.length // 8)
-    wording = draft.words(value=value, count=task.hops + 1)
-    fixed = draft.tokenizer.inside("".join((wording.head, wording.tail, wording.answer, *_chain(names, value))))
-    lines = [NOISE] * max(_EXAMPLE_LINES, (most - len(fixed)) // len(draft.pieces.noise))
-    for place, line in reversed(list(zip(draft.sample(len(lines), len(names)), _chain(names, value), strict=True))):
-        lines.insert(place, line.removeprefix("\n"))
-    return f"{wording.head}{chr(10).join(lines)}{wording.tail}{wording.answer} {' '.join(names)}\n\n"
 
 
 def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
@@ -265,24 +264,25 @@ def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
 
 
 def _words_of_size(draft: _Draft, task: CommonWords, size: ListSize) -> RulerPrompt | None:
-    rng, pieces = draft.rng, draft.pieces
-    words = [pieces.words[index] for index in rng.permutation(len(pieces.words))]
+    rng, tokenizer, wording = draft.rng, draft.tokenizer, task.wording
+    known = sorted({word for kind in ("nouns", "adjectives", "verbs") for word in word_list(kind)})
+    words = [known[index] for index in rng.permutation(len(known))]
     listed, common = _list_of_words(rng, words[: size.example], task.common, *size.in_example)
-    wording = task.wording
-    solved = "".join((wording.head, _numbered(listed), wording.tail, wording.answer, f" {_numbered(common)}\n"))
+    example, answer = (" ".join(f"{number}. {word}" for number, word in enumerate(of, 1)) for of in (listed, common))
+    solved = f"{wording.head}{example}{wording.tail}{wording.answer} {answer}\n"
     room = draft.frame(Wording(solved + wording.head, wording.tail, wording.answer))
     words = words[size.example :]
-    ids = dict(zip(words, pieces.of([f" {word}" for word in words]), strict=True))
+    ids = dict(zip(words, tokenizer.insides_once([f" {word}" for word in words]), strict=True))
     while (count := _most_words(draft, [*map(len, ids.values())], task.common, size, room)) == len(ids):
         pairs = draft.fresh(lambda: _text_of("words", rng), len(ids), ids)
         # an answer with such a pair would seem to have the common word
         pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[: task.common])]
-        ids.update(zip(pairs, draft.tokenizer.insides([f" {pair}" for pair in pairs]), strict=True))
+        ids.update(zip(pairs, tokenizer.insides([f" {pair}" for pair in pairs]), strict=True))
     if count < 2 * task.common:
         return None
     used = list(ids)[:count]
     listed, common = _list_of_words(rng, used, task.common, *size.in_list)
-    numbers = pieces.of(_entry_numbers(len(listed)))
+    numbers = _entry_numbers(draft, len(listed))
     context = [piece for number, word in zip(numbers, listed, strict=True) for piece in (number, ids[word])]
     return draft.finish(context, common, used[task.common :][: (CANDIDATES - 1) * task.common])
 
@@ -294,14 +294,14 @@ def _most_words(draft: _Draft, tokens: Sequence[int], common: int, size: ListSiz
     of_words = (repeats * tokens).cumsum()
     entries = repeats.cumsum()
     entries = entries[entries <= max(0, room)]  # an entry has at least one token
-    numbers = draft.pieces.of(_entry_numbers(int(entries.max(initial=0))))
+    numbers = _entry_numbers(draft, int(entries.max(initial=0)))
     of_numbers = np.array([len(ids) for ids in numbers]).cumsum()
     return int((of_words[: len(entries)] + of_numbers[entries - 1] <= room).sum()) if len(entries) else 0
 
 
-def _entry_numbers(count: int) -> list[str]:
+def _entry_numbers(draft: _Draft, count: int) -> list[TokenIds]:
     """The numbers of a list, with the space before each but the first."""
-    return [f" {number}."[number == 1 :] for number in range(1, count + 1)]
+    return draft.tokenizer.insides_once([f" {number}."[number == 1 :] for number in range(1, count + 1)])
 
 
 def _list_of_words(
@@ -310,10 +310,6 @@ def _list_of_words(
     """The words in random order, the first `common` more often. Returns the list and the common words."""
     repeated = words[:common] * often + words[common:] * seldom
     return [repeated[index] for index in rng.permutation(len(repeated))], words[:common]
-
-
-def _numbered(words: Sequence[str]) -> str:
-    return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
 def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
@@ -348,7 +344,7 @@ def _question(draft: _Draft, source: QuestionSet, index: int) -> RulerPrompt:
 
     As in RULER, all documents are repeated if there are too few.
     """
-    rng, pieces = draft.rng, draft.pieces
+    rng, tokenizer = draft.rng, draft.tokenizer
     question = source.questions[index % len(source.questions)]
     room = draft.frame(draft.words(question=question.text))
     needed = list(question.documents)
@@ -357,21 +353,18 @@ def _question(draft: _Draft, source: QuestionSet, index: int) -> RulerPrompt:
     order = [*needed, *rng.permutation(np.array(question.near, dtype=int)), *unrelated]
     again = (document for _ in repeat(None) for document in rng.permutation(len(source.documents)))
     chosen: list[TokenIds] = []
+    headings: list[TokenIds] = []
     free = room
     for count, document in enumerate(chain(order, again), 1):
-        heading, text = pieces.of([_heading(count), source.documents[document]])
-        free -= len(heading)
-        if len(text) > free and count <= len(needed):
+        heading = f"{chr(10) * 2 if count > 1 else ''}Document {count}:\n"
+        heading_ids, ids = tokenizer.insides_once([heading, source.documents[document]])
+        free -= len(heading_ids)
+        if len(ids) > free and count <= len(needed):
             raise draft.too_short()
         if free <= 0:
             break
-        chosen.append(text[:free])
+        headings.append(heading_ids)
+        chosen.append(ids[:free])
         free -= len(chosen[-1])
-    headings = pieces.of([_heading(number) for number in range(1, len(chosen) + 1)])
     shuffled = [chosen[place] for place in rng.permutation(len(chosen))]
-    context = [part for pair in zip(headings, shuffled, strict=True) for part in pair]
-    return draft.finish(context, question.answers)
-
-
-def _heading(number: int) -> str:
-    return f"{chr(10) * 2 if number > 1 else ''}Document {number}:\n"
+    return draft.finish([*chain(*zip(headings, shuffled, strict=True))], question.answers)
