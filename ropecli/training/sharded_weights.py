@@ -204,7 +204,7 @@ def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch
             whole = next(state[name] for name in names if name in state).to(device)
         else:
             whole = torch.empty(getattr(target, "ds_shape", target.shape), dtype=torch.float32, device=device)
-        if _is_sharded(target):
+        if isinstance(target, torch.distributed.tensor.DTensor):
             whole = distribute_tensor(whole, target.device_mesh, target.placements).to_local()
         else:
             distributed.broadcast(whole, 0)
