@@ -194,7 +194,7 @@ def _shown_progress(task: "TuningTask") -> "Iterator[Callable[[Point], None]]":
 
     def scores(point: "Point") -> str:
         at_target = f" and {ppl_words(point.score.target)} at {task.target_length}"
-        at_short = f"{ppl_words(point.score.window)} at {task.original_length}"
+        at_short = f"{ppl_words(point.score.pretraining)} at {task.original_length}"
         return at_short + at_target * (task.target_length != task.original_length)
 
     def best() -> "Point":

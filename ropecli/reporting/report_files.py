@@ -11,8 +11,8 @@ from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.report import SCHEMA_VERSION, Cell, Report, of_schema_2
 from ropecli.evaluation.statistics import LARGEST_NLL
+from ropecli.tuning.task import OLD_KEYS, TuneReport
 from ropecli.tuning.task import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
-from ropecli.tuning.task import TuneReport
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -31,7 +31,8 @@ _LARGEST_FILE = 256 * 2**20
 _MOST_FAULTS = 5
 """Listed in one message."""
 _LARGEST_SUM, _LARGEST_PPL = 1e15, 1e305
-_SCORE = {"target", "window", "objective", "documents"}
+_SCORE = {"target", "objective", "documents"}
+"""Keys of a score in tune.json."""
 
 
 def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
@@ -52,7 +53,7 @@ def _read_file(path: Path) -> list[AnyReport]:
                 f"{path} is {path.stat().st_size >> 20} MiB; reports can have up to {_LARGEST_FILE >> 20} MiB."
             )
         text = path.read_text(encoding="utf-8-sig")
-        value = json.loads(text, parse_constant=_refuse_constant, object_hook=_with_infinities)
+        value = json.loads(text, parse_constant=_refuse_constant, object_hook=_tuning_values)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -68,11 +69,12 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"it contains {name}")
 
 
-def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
-    """Replace null by infinity in scores: JSON has no infinity, and tuning reports write null for overflow."""
-    if value.keys() != _SCORE:
-        return value
-    return {key: math.inf if number is None else number for key, number in value.items()}
+def _tuning_values(value: dict[str, Any]) -> dict[str, Any]:
+    """In tune.json, give keys of release 0.2 their new names, and null in scores, which is an overflow, infinity."""
+    is_score = value.keys() >= _SCORE
+    if is_score or value.get("kind") == "tune":
+        value = {**{new: value[old] for old, new in OLD_KEYS.items() if old in value}, **value}
+    return {key: math.inf if is_score and item is None else item for key, item in value.items()}
 
 
 def _read_one(where: str, value: Any) -> AnyReport:
@@ -154,7 +156,7 @@ def _cell_faults(cell: Cell, *, scores: bool) -> Iterator[str]:
 
 
 def _tuning_faults(report: TuneReport) -> Iterator[str]:
-    if max(report.score.target, report.score.window, report.score.objective) >= LARGEST_NLL:
+    if max(report.score.target, report.score.pretraining, report.score.objective) >= LARGEST_NLL:
         yield "score: the result overflowed"
     if len(report.inv_freq) != len(report.pretrained_inv_freq):
         yield "inv_freq: length differs from pretrained_inv_freq"

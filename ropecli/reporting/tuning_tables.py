@@ -18,10 +18,10 @@ def tuning_table(report: TuneReport) -> Table:
     """Scores as pretrained, with default constants, with the best constants, and after tuning."""
     original_length, target = report.original_max_position_embeddings, report.target_length
     trains, method, level = report.level in TRAINING, tuned_method(report), clean(report.level, 20)
-    rows = [_row("as pretrained", report.base), _row(clean(report.plain_name, 60), report.plain)]
+    rows = [_row("as pretrained", report.base), _row(clean(report.untuned_name, 60), report.untuned)]
     if trains:
         spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
-        rows.append(_row(f"{method}, best constants", report.begun, "0", duration(spent)))
+        rows.append(_row(f"{method}, best constants", report.start, "0", duration(spent)))
     result = f"{method}, tuned ({level}{f', step {report.step}' * trains})"
     notes = []
     if trains and report.step:
@@ -66,7 +66,7 @@ def tuning_runs(reports: Sequence[TuneReport]) -> Table:
 
 
 def _row(name: str, score: Score, learned: str = "–", spent: str = "–") -> list[str]:
-    return [name, ppl_words(score.window), ppl_words(score.target), learned, spent]
+    return [name, ppl_words(score.pretraining), ppl_words(score.target), learned, spent]
 
 
 def ppl_of(nll: float) -> float:

@@ -218,7 +218,7 @@ class TuningTask:
         return {
             "checkpoint": self.checkpoint.digest(),
             "factor": self.factor,
-            "window": self.original_length,
+            "pretraining_length": self.original_length,
             "target": self.target_length,
             **self.settings_values(),
             "data": self.calibration.fingerprint(),

@@ -155,7 +155,7 @@ def run_task(
     run = _Run(task, model, folder, on_point)
     gains, stored = run.make_gains() if task.settings.level == "heads" else (None, {})
     base, _ = run.score_patched(task.plan(make_spec("none")), "base")
-    plain, _ = run.score_patched(task.baseline, "plain")
+    untuned, _ = run.score_patched(task.baseline, "untuned")
     plan = task.plan(run.search())
     live_patch(model, plan.ropes)
     start, _ = run.evaluator.score(model, f"{task.settings.level} 0")
@@ -183,10 +183,10 @@ def run_task(
         attention_factor=float(rope.attention_factor),
         inv_freq=rope.inv_freq.tolist(),
         pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-        plain_name=f"{baseline.label}, {'first grid point' if baseline.params else 'nothing tuned'}",
+        untuned_name=f"{baseline.label}, {'first grid point' if baseline.params else 'nothing tuned'}",
         base=base,
-        plain=plain,
-        begun=start,
+        untuned=untuned,
+        start=start,
         score=best.score,
         step=best.step,
         rounding=folded.rounding,

@@ -91,17 +91,26 @@ class TuneSettings:
                 )
 
 
+OLD_KEYS = {"window": "pretraining", "plain": "untuned", "plain_name": "untuned_name", "begun": "start"}
+"""Keys of tune.json in release 0.2, and their names now; for one release, both are written."""
+
+
+def _with_old_keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(fields)
+    return values | {old: values[new] for old, new in OLD_KEYS.items() if new in values}
+
+
 @dataclass(frozen=True)
 class Score:
     """The loss on some documents.
 
-    target, window: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of the
-    keys in needle prompts. For longppl, target is of the key tokens. objective: target + short_weight × window; lower
-    is better. documents: number of documents.
+    target, pretraining: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of
+    the keys in needle prompts. For longppl, target is of the key tokens. objective: target + short_weight × pretraining;
+    lower is better. documents: number of documents.
     """
 
     target: Loss
-    window: Loss
+    pretraining: Loss
     objective: Loss
     documents: Count
 
@@ -145,10 +154,10 @@ class LayerGains:
 class TuneReport:
     """One run of `ropecli tune`.
 
-    source, fingerprint: calibration data. Scores, all on the same documents: base, the pretrained checkpoint; plain,
-    the method in plain_name with default constants; begun, the best constants; score, the result. method, params,
-    inv_freq, attention_factor: the result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token.
-    rounding: change of the logits when the weights are rounded to the dtype of the files, relative to the largest
+    source, fingerprint: calibration data. Scores, all on the same documents: base, the pretrained checkpoint; untuned,
+    the method in untuned_name with default constants; start, the best constants, before training; score, the result.
+    method, params, inv_freq, attention_factor: the result. points: every measurement. inv_freq, pretrained_inv_freq:
+    radians per token. rounding: change of the logits when the weights are rounded to the dtype of the files, relative to the largest
     logit. seconds: total of all points, including earlier runs.
     """
 
@@ -170,8 +179,8 @@ class TuneReport:
     inv_freq: Frequencies
     pretrained_inv_freq: Frequencies
     base: Score
-    plain: Score
-    begun: Score
+    untuned: Score
+    start: Score
     score: Score
     learned: Count
     step: Count
@@ -180,7 +189,7 @@ class TuneReport:
     points: Annotated[list[Point], Len(1, 100_000)]
     gains: list[LayerGains] = field(default_factory=list)
     log_temperature: Annotated[float, Interval(ge=-50, le=50)] = 0.0
-    plain_name: str = "nothing tuned"
+    untuned_name: str = "nothing tuned"
     environment: dict[str, str] = field(default_factory=dict)
     kind: str = "tune"
     schema_version: int = SCHEMA_VERSION
@@ -190,7 +199,7 @@ class TuneReport:
         return label_of(self.method, self.factor, self.params)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self, dict_factory=_with_old_keys)
 
     def files(self) -> dict[str, Any]:
         """The JSON files to write next to the weights, by name: the report, and factors for `--factors-file`."""

@@ -139,7 +139,7 @@ def test_a_search_on_needles_resumes_and_is_told(ropecli, llama, tmp_path, stopp
     assert "scores of keys hidden in 2 calibration documents" in " ".join(outcome.out.split())
     report = read_report(tmp_path / "out")
     assert report["settings"]["objective"] == "needle"
-    assert report["score"]["objective"] <= report["plain"]["objective"] + 1e-9
+    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
     assert json.loads((tmp_path / "out" / "factors.json").read_text())["long_factor"][0] >= 1
 
 
@@ -154,7 +154,7 @@ def test_key_tokens_of_an_evaluator_are_the_score(ropecli, llama, arguments, tmp
     assert "scores of key tokens at the target, the last 16 tokens of" in " ".join(outcome.out.split())
     report = read_report(tmp_path / "out")
     assert report["settings"]["evaluator"] == str(llama)
-    assert report["score"]["objective"] <= report["plain"]["objective"] + 1e-9
+    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
 
 
 def test_json_is_the_report(ropecli, arguments, tmp_path):

@@ -140,9 +140,9 @@ def tuning():
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.task import LayerGains, Point, Score, TuneReport
 
-    def score(target, window, documents=16):
-        target, window = math.log(target), math.log(window)
-        return Score(target, window, target + 0.25 * window, documents)
+    def score(target, pretraining, documents=16):
+        target, pretraining = math.log(target), math.log(pretraining)
+        return Score(target, pretraining, target + 0.25 * pretraining, documents)
 
     def make(level="heads", points=24, layers=4, heads=4, pairs=16, window=256, phases=True, **others):
         drawn = np.random.default_rng(0)
@@ -186,9 +186,9 @@ def tuning():
             "inv_freq": scale(geometry, make_spec("yarn", 4.0, params)).inv_freq.tolist(),
             "pretrained_inv_freq": geometry.inv_freq().tolist(),
             "base": score(47.03, 13.55),
-            "plain": score(14.91, 15.47),
-            "plain_name": "yarn ×4, nothing tuned",
-            "begun": score(14.31, 14.43),
+            "untuned": score(14.91, 15.47),
+            "untuned_name": "yarn ×4, nothing tuned",
+            "start": score(14.31, 14.43),
             "score": tried[-1].score if learned else score(14.31, 14.43),
             "learned": learned,
             "step": 100 if learned else 0,

@@ -132,7 +132,7 @@ def test_a_heat_map_holds_the_numbers(retrieval):
 def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(tuning):
     run = tuning("heads")
     spent = np.cumsum([point.seconds for point in run.points])
-    for axes, at in zip(drawn("tuning", run).axes, ("target", "window"), strict=True):
+    for axes, at in zip(drawn("tuning", run).axes, ("target", "pretraining"), strict=True):
         found = lines(axes)
         values = np.exp([getattr(point.score, at) for point in run.points])
         for level, documents in (("grid", 4), ("grid", 16), ("heads", 16)):

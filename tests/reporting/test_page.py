@@ -132,7 +132,7 @@ def test_tunings_have_their_numbers_plots_and_facts(tuning):
     assert texts(tree, "h1") == ["Tuning of demo"]
     assert texts(tree, "h2") == ["demo, yarn ×4: tuning (heads)", "How it was measured"]
     spent = sum(point.seconds for point in run.points if point.level == "grid")
-    result = [f"{math.exp(value):.2f}" for value in (run.score.window, run.score.target)]
+    result = [f"{math.exp(value):.2f}" for value in (run.score.pretraining, run.score.target)]
     assert rows_of(tree)[:5] == [
         ["model", "perplexity at 256", "at 1024", "learned parameters", "time"],
         ["as pretrained", "13.55", "47.03", "–", "–"],

@@ -31,6 +31,17 @@ def test_what_the_tuning_writes_is_read_with_what_overflowed(tuning, tmp_path):
         assert read_reports([tmp_path / name]) == [run]
 
 
+def test_keys_of_an_earlier_release_are_read_and_written_beside_the_new_ones(tuning):
+    path = Path(__file__).parents[1] / "compatibility" / "tuned-heads" / "tune.json"
+    earlier, (report,) = json.loads(path.read_text()), read_reports([path])
+    assert report.untuned.pretraining == earlier["plain"]["window"]
+    assert report.start.objective == earlier["begun"]["objective"]
+    assert report.untuned_name == earlier["plain_name"]
+    written = tuning("grid").as_json()
+    assert (written["plain"], written["begun"]) == (written["untuned"], written["start"])
+    assert all(point["score"]["window"] == point["score"]["pretraining"] for point in written["points"])
+
+
 def first(kind, **changes):
     return lambda one: one[kind][0].update(changes)
 

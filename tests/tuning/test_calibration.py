@@ -113,7 +113,7 @@ def test_the_score_on_needles_is_the_loss_on_their_keys(llama, documents, evalua
         losses[length] = sums / count
     judge = replace(judge, documents=hidden.evaluated, short=hidden.short, targets=hidden.targets)
     score, _ = judge.score(model, "needles")
-    assert (score.window, score.target) == pytest.approx((losses[64], losses[128]), rel=1e-5)
+    assert (score.pretraining, score.target) == pytest.approx((losses[64], losses[128]), rel=1e-5)
     assert score.objective == pytest.approx(losses[128] + 0.25 * losses[64], rel=1e-5)
 
 
@@ -138,7 +138,7 @@ def test_the_score_on_key_tokens_is_the_loss_on_them_and_the_last_tokens_at_the_
     without = replace(judge, documents=replace(judge.documents, kept=with_keys)).score(model, "tail")[0]
     found, _ = replace(judge, documents=marked.evaluated, short=marked.short).score(model, "keys")
     assert found.target == pytest.approx(sums / count, rel=1e-5)
-    assert found.window == pytest.approx(without.window, rel=1e-5)
+    assert found.pretraining == pytest.approx(without.pretraining, rel=1e-5)
 
 
 def test_documents_without_key_tokens_are_refused(llama, evaluator):

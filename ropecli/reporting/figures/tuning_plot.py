@@ -33,10 +33,10 @@ def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
     longest = max(sum(point.seconds for point in report.points) for report in reports)
     seconds, unit = next((size, name) for least, size, name in _UNITS if longest >= least)
     with style.drawing():
-        levels = [name for at in ("target", "window") for name in _levels(reports, at)]
+        levels = [name for at in ("target", "pretraining") for name in _levels(reports, at)]
         figure, panels = style.line_figure([f"{name}: overflowed" for name in names], levels, panels=2)
         above = False
-        for axes, at in zip(panels, ("target", "window"), strict=True):
+        for axes, at in zip(panels, ("target", "pretraining"), strict=True):
             values: list[float] = []
             for index, (name, report) in enumerate(zip(names, reports, strict=True)):
                 if len(reports) == 1:
@@ -120,13 +120,13 @@ def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
     of_each = []
     for report in reports:
         original_length, target = report.original_max_position_embeddings, report.target_length
-        states = [(f"as pretrained, at {original_length} tokens", report.base.window)]
+        states = [(f"as pretrained, at {original_length} tokens", report.base.pretraining)]
         if at == "target" and target != original_length:
             states.append((f"as pretrained, at {target} tokens", report.base.target))
-        states.append((clean(report.plain_name, 60), getattr(report.plain, at)))
+        states.append((clean(report.untuned_name, 60), getattr(report.untuned, at)))
         if len(reports) == 1:
             trained = report.level in TRAINING
-            states += [("best constants", getattr(report.begun, at))] * trained
+            states += [("best constants", getattr(report.start, at))] * trained
             states.append(("result" + f", after {report.step:,} steps" * trained, getattr(report.score, at)))
         of_each.append({f"{name}: {ppl_words(nll)}": ppl_of(nll) for name, nll in states})
     shared = of_same_tokens(reports)
@@ -153,8 +153,8 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
 
 
 def _finite(score: Score) -> bool:
-    return max(score.target, score.window, score.objective) < OVERFLOW
+    return max(score.target, score.pretraining, score.objective) < OVERFLOW
 
 
 def _ppl(score: Score, at: str) -> float:
-    return ppl_of(score.target if at == "target" else score.window)
+    return ppl_of(score.target if at == "target" else score.pretraining)
