@@ -71,17 +71,6 @@ def first_negative(inv_freq: np.ndarray, longest: int = LONGEST) -> int | None:
     return _first(longest, lambda start, stop: scores(inv_freq, start, stop) < 0)
 
 
-def seen_distances(rope: ScaledRope, target: int, distances: np.ndarray | None = None) -> np.ndarray:
-    """The remapped distance ρ from the last of `target` tokens, for each true distance; NaN where masked.
-
-    distances: integers below target, shape (n,). Default: all from 0 on.
-    """
-    true = np.arange(target) if distances is None else distances
-    if rope.remapping is None:
-        return true.astype(np.float64)
-    return rope.remapping.distances(np.array([target - 1]), target - 1 - true)[0]
-
-
 def largest_distance(rope: ScaledRope, target: int) -> int:
     """The largest distance ρ within `target` tokens, rounded down; target - 1 without a remapping.
 
@@ -91,7 +80,7 @@ def largest_distance(rope: ScaledRope, target: int) -> int:
         return target - 1
     last = np.array([target - 1])
     firsts = [branch.start(last) for branch in rope.remapping.branches if branch.start(last) < branch.stop(last)]
-    return int(max(seen_distances(rope, target, last - first).max() for first in firsts))
+    return int(max(rope.remapping.distances(last, first).max() for first in firsts))
 
 
 def _first(longest: int, holds: Callable[[int, int], np.ndarray]) -> int | None:

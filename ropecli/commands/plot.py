@@ -41,7 +41,7 @@ def plot(
         Flag("--kind", "-k"),
         Doc(
             "For reports: perplexity, comparison, scores; for tune.json: tuning. Default: what fits the reports. For a "
-            "checkpoint: frequencies, decay (score by distance)."
+            "checkpoint: frequencies."
         ),
     ] = None,
     metric: Annotated[str | None, Doc("ppl, or bits-per-byte, which is comparable across tokenizers.")] = None,
@@ -140,23 +140,21 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: Map
     elif given := _given(scaling, "settings", "factors_file", "original_length"):
         raise MethodError(f"{', '.join(given)} needs --methods, such as --methods yarn --factor 4.")
     else:
-        study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, scaling["factor"] is not None))
+        study = make_study(checkpoint, _default_specs(checkpoint, factor))
     for warning in study.warnings:
         warn(warning)
     return STUDY_KINDS[kind](study)
 
 
-def _default_specs(kind: str, checkpoint: "Checkpoint", factor: float, at_factor: bool) -> "list[ScalingSpec | None]":
-    """The unpatched checkpoint and the default methods of the kind, without those that its geometry refuses."""
+def _default_specs(checkpoint: "Checkpoint", factor: float) -> "list[ScalingSpec | None]":
+    """The unpatched checkpoint and the default methods, without those that its geometry refuses."""
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.reporting.plot_kinds import DEFAULT_METHODS
     from ropecli.scaling.spec import check_factor, make_spec
 
     check_factor(factor)
     specs: list[ScalingSpec | None] = [None]
-    if at_factor and not DEFAULT_METHODS[kind]:  # the methods would set the target
-        specs.append(make_spec("none", factor))
-    for name, params in DEFAULT_METHODS[kind].items():
+    for name, params in DEFAULT_METHODS.items():
         spec = make_spec(name, factor, params)
         try:
             make_plan(checkpoint, spec)

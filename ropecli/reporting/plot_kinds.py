@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.reporting.figures.decay_plot import draw_decay
 from ropecli.reporting.figures.frequencies_plot import draw_frequencies
 from ropecli.reporting.figures.perplexity_plot import draw_comparison, draw_perplexity
 from ropecli.reporting.figures.score_plot import draw_scores
@@ -41,13 +40,17 @@ KINDS = {
     "ruler": _SCORES,
     "tuning": PlotKind(("tune",), draw_tuning),
 }
-STUDY_KINDS = {"decay": draw_decay, "frequencies": draw_frequencies}
+STUDY_KINDS = {"frequencies": draw_frequencies}
 """Kinds that draw a checkpoint."""
-DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
-    "decay": {},
-    "frequencies": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
+DEFAULT_METHODS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "abf": {"beta": 50.0},
+    "ntk": {},
+    "yarn": {},
+    "llama3": {},
+    "p-rope": {},
 }
-"""Methods, with parameters, that each kind compares with the checkpoint by default."""
+"""Methods, with parameters, that a checkpoint is compared with by default."""
 
 
 def refuse_unknown_kind(name: str | None) -> None:

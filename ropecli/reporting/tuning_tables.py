@@ -61,8 +61,10 @@ def tuning_runs(reports: Sequence[TuneReport]) -> Table:
         [*_row(name, report.score, f"{report.learned:,}", duration(report.seconds)), f"{report.score.documents}"]
         for name, report in zip(tuning_names(reports), reports, strict=True)
     ]
+    keys = ("digest", "fingerprint", "target_length", "original_max_position_embeddings")
+    tokens = {(*(getattr(report, key) for key in keys), report.score.documents) for report in reports}
     warning = "Different checkpoints, data or lengths: the perplexities are not comparable."
-    return Table("Comparison of tuning runs", heads, rows, [] if of_same_tokens(reports) else [warning])
+    return Table("Comparison of tuning runs", heads, rows, [warning] if len(tokens) > 1 else [])
 
 
 def _row(name: str, score: Score, learned: str = "–", spent: str = "–") -> list[str]:
@@ -91,16 +93,3 @@ def tuning_names(reports: Sequence[TuneReport]) -> list[str]:
 
 def tuned_method(report: TuneReport) -> str:
     return f"{clean(report.method, 30)} ×{report.factor:g}"
-
-
-def tuning_subject(reports: Sequence[TuneReport]) -> str:
-    """Checkpoint and data of the runs, or how many there are."""
-    checkpoints, sources = ({clean(getattr(report, key)) for report in reports} for key in ("checkpoint", "source"))
-    name = checkpoints.pop() if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
-    return f"{name}, calibration data {sources.pop() if len(sources) == 1 else f'of {len(sources)} sources'}"
-
-
-def of_same_tokens(reports: Sequence[TuneReport]) -> bool:
-    """Return whether all runs were scored on the same tokens at the same lengths, so perplexities are comparable."""
-    keys = ("digest", "fingerprint", "target_length", "original_max_position_embeddings")
-    return len({(*(getattr(report, key) for key in keys), report.score.documents) for report in reports}) == 1

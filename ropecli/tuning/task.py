@@ -105,8 +105,8 @@ class Score:
     """The loss on some documents.
 
     target, pretraining: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of
-    the keys in needle prompts. For longppl, target is of the key tokens. objective: target + short_weight × pretraining;
-    lower is better. documents: number of documents.
+    the keys in needle prompts. For longppl, target is of the key tokens. objective, lower is better: target +
+    short_weight × pretraining. documents: number of documents.
     """
 
     target: Loss
@@ -157,8 +157,8 @@ class TuneReport:
     source, fingerprint: calibration data. Scores, all on the same documents: base, the pretrained checkpoint; untuned,
     the method in untuned_name with default constants; start, the best constants, before training; score, the result.
     method, params, inv_freq, attention_factor: the result. points: every measurement. inv_freq, pretrained_inv_freq:
-    radians per token. rounding: change of the logits when the weights are rounded to the dtype of the files, relative to the largest
-    logit. seconds: total of all points, including earlier runs.
+    radians per token. rounding: change of the logits when the weights are rounded to the dtype of the files, over the
+    largest logit. seconds: total of all points, including earlier runs.
     """
 
     checkpoint: str

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.score import changes, first_negative, first_rise, largest_distance, score, scores, seen_distances
+from ropecli.analysis.score import changes, first_negative, first_rise, largest_distance, score, scores
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
@@ -52,11 +52,6 @@ def test_pairs_that_stand_still_hold_the_score_up():
     assert first_negative(np.array([1.0, 0.1, 0.01, 0.0])) is not None
 
 
-GEOMETRY = RopeGeometry(32, 32, 10_000.0, 64)
-
-
-def test_plain_attention_sees_all_as_they_are():
-    rope = scale(GEOMETRY, make_spec("yarn", 8.0))
-    np.testing.assert_array_equal(seen_distances(rope, 512), np.arange(512))
-    assert seen_distances(rope, 10**9, np.array([0, 10**9 - 1])).tolist() == [0, 10**9 - 1]
+def test_without_a_remapping_the_last_token_sees_every_distance():
+    rope = scale(RopeGeometry(32, 32, 10_000.0, 64), make_spec("yarn", 8.0))
     assert largest_distance(rope, 10**9) == 10**9 - 1

@@ -420,7 +420,7 @@ OTHERS += [
 EVAL = "eval-ppl source --data demo "
 COMPARE = "compare source --data demo "
 NEEDLE = "needle source --lengths 80,150 "
-PLOT = "plot source --kind decay "
+PLOT = "plot source --kind frequencies "
 RULER_ROW = "ruler demo --mode rank --samples 2 --lengths "
 OTHERS += [
     Refusal(command, command.split(), message)
@@ -468,7 +468,7 @@ OTHERS += [
         ("plot demo", "Plot a checkpoint with --kind"),
         (PLOT + "--set beta_fast=8", "--set needs --methods"),
         (PLOT + "--metric ppl", "--metric works only for plots of reports"),
-        ("plot source source --kind decay", "draws one checkpoint; 2 were given"),
+        ("plot source source --kind frequencies", "draws one checkpoint; 2 were given"),
         ("report missing.json --output page.pdf", "does not end in .html"),
         ("report source/config.json --output page.html", "is not a report"),
         ("report missing.json --output source/config.json/page.html", "could not be written"),

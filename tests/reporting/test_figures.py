@@ -10,7 +10,6 @@ import pytest
 
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.decay_plot import chosen_pairs
 from ropecli.reporting.lines import BITS_PER_BYTE, PPL, best_of, sets_of
 from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind
 
@@ -170,20 +169,6 @@ def test_frequencies_are_ratios(study):
         STUDY_KINDS["frequencies"](study("nope", still_pairs=64))
 
 
-def test_the_decay_marks_its_lengths_and_single_pairs(study):
-    made = study("yarn")
-    near, far, pairs = STUDY_KINDS["decay"](made).axes
-    marks = {label: line.get_xdata()[0] for label, line in lines(far).items() if len(line.get_xdata()) == 2}
-    assert marks.pop("longest wavelength (54410)") == pytest.approx(54410.14, abs=0.1)
-    assert marks.pop("effective range (5441)") == pytest.approx(5441.01, abs=0.1)
-    assert marks == {"pretraining length (4096)": 4096, "target (32768)": 32768}
-    assert "yarn ×8: first negative at 8886" in lines(near)
-    inv_freq = made.geometry.inv_freq()
-    assert chosen_pairs(inv_freq) == [63, 51, 38]  # which turn once, 5.6 and 36.5 times in λ_63
-    line = lines(pairs)[f"pretrained, pair 51: λ = {2 * np.pi / inv_freq[51]:.0f}"]
-    np.testing.assert_array_equal(line.get_ydata(), 2 * np.cos(line.get_xdata() * inv_freq[51]))
-
-
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("kind", STUDY_KINDS)
 def test_strange_methods_are_drawn(study, kind):
@@ -194,9 +179,13 @@ def test_strange_methods_are_drawn(study, kind):
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_strange_numbers_are_drawn(report, retrieval, tuning):
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
-    scores = [retrieval({(256, 0.0): 38, (512, 0.0): found}, trials=40, method=f"method-{found}") for found in (0, 39)]
-    figures = [drawn("perplexity", *wide), drawn("comparison", *wide), drawn("comparison", *scores)]
-    for figure in (*figures, drawn("tuning", tuning("search", points=400)), drawn("tuning", *[tuning("grid")] * 2)):
+    scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits}, trials=40, method=f"method-{hits}") for hits in (0, 39)]
+    for figure in (
+        drawn("perplexity", *wide),
+        drawn("comparison", *wide),
+        drawn("comparison", *scores),
+        drawn("tuning", tuning("search", points=400)),
+    ):
         figure.draw_without_rendering()
 
 
