@@ -51,14 +51,9 @@ Level = Annotated[
 Objective = Annotated[
     str,
     Doc(
-        "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
-        "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
-        "searches like LongRoPE2."
+        "ppl: the loss on the last tokens of documents. needle: the loss on a key hidden at the beginning of each "
+        "document; --level search then searches like LongRoPE2."
     ),
-]
-Evaluator = Annotated[
-    str | None,
-    Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
 ]
 Methods = Annotated[
     Sequence[str],
@@ -95,7 +90,6 @@ def tune(
     factor: Annotated[float, Doc("Target length ÷ pretraining length."), options.SCALING],
     level: Level = "heads",
     objective: Objective = "ppl",
-    evaluator: Evaluator = None,
     methods: Methods = ("yarn",),
     points: Points = 24,
     short_weight: ShortWeight = 0.25,
@@ -129,7 +123,6 @@ def tune(
     settings = TuneSettings(
         level,
         objective=objective,
-        evaluator=evaluator,
         methods=tuple(dict.fromkeys(options.listed(methods))),
         points=points,
         short_weight=short_weight,
@@ -163,7 +156,6 @@ def tune(
             split=split,
             whole=reads_everything(data, max_documents),
             loading=loading,
-            evaluator=open_checkpoint(evaluator, weights=True, adapters=True) if evaluator else None,
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:

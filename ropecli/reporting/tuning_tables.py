@@ -32,9 +32,8 @@ def tuning_table(report: TuneReport) -> Table:
         result = f"{method}, {level} found nothing better"
         notes = [f"{level} did not improve on the best constants; only these are written."]
     rows.append(_row(result, report.score, f"{report.learned:,}", duration(report.seconds)))
-    last = f"the last {report.settings.get('targets')} tokens of"
-    scored_by = {"needle": "keys hidden in", "longppl": f"key tokens at the target, {last}"}
-    scored = scored_by.get(report.settings.get("objective", "ppl"), last)
+    needles = report.settings.get("objective") == "needle"
+    scored = "keys hidden in" if needles else f"the last {report.settings.get('targets')} tokens of"
     title = f"{clean(report.checkpoint)}: scores of {scored} {report.score.documents} calibration documents of "
     heads = ["model", f"perplexity at {original_length}", f"at {target}", "learned parameters", "time"]
     table = Table(title + clean(report.source), heads, rows, notes)

@@ -143,20 +143,6 @@ def test_a_search_on_needles_resumes_and_is_told(ropecli, llama, tmp_path, stopp
     assert json.loads((tmp_path / "out" / "factors.json").read_text())["long_factor"][0] >= 1
 
 
-def test_key_tokens_of_an_evaluator_are_the_score(ropecli, llama, arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "ropecli.evaluation.tasks.keys.MIN_GAIN", 0.2
-    )  # a model with random weights has no loss below 2 nats
-    monkeypatch.setattr("ropecli.evaluation.tasks.keys.MAX_LOSS", 8.0)
-    options = ["--level", "grid", "--objective", "longppl", "--evaluator", llama]
-    outcome = ropecli(*arguments(tmp_path / "out", *options))
-    assert outcome.code == 0, outcome.err
-    assert "scores of key tokens at the target, the last 16 tokens of" in " ".join(outcome.out.split())
-    report = read_report(tmp_path / "out")
-    assert report["settings"]["evaluator"] == str(llama)
-    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
-
-
 def test_json_is_the_report(ropecli, arguments, tmp_path):
     outcome = ropecli(*arguments(tmp_path / "out", "--level", "grid", "--methods", "ntk,yarn", "--json"))
     report = json.loads(outcome.out)
@@ -233,13 +219,7 @@ WRONG = {
     "a level that is not known": (["--level", "head"], "--level is 'head'", "'heads'"),
     "an objective that is not known": (
         ["--objective", "loss"],
-        "--objective is 'loss'; expected one of ppl, longppl, needle",
-    ),
-    "key tokens without an evaluator": (["--objective", "longppl"], "--objective longppl needs --evaluator CHECKPOINT"),
-    "an evaluator for needles": (["--objective", "needle", "--evaluator", "demo"], "other objectives take none"),
-    "an evaluator with another tokenizer": (
-        ["--objective", "longppl", "--evaluator", "demo"],
-        "The evaluator demo has another tokenizer than",
+        "--objective is 'loss'; expected one of ppl, needle",
     ),
     "tokens of documents for needles": (["--objective", "needle"], "--targets does not apply to --objective needle"),
     "a method of other distances": (["--methods", "yarn,rerope"], "rerope cannot be tuned"),

@@ -8,12 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropecli.errors import DataError
-from ropecli.evaluation.measure import read
-from ropecli.evaluation.protocols import ShortContext
-from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.retrieval.templates import STYLES
-from ropecli.evaluation.tasks import keys as key_tokens
-from ropecli.tuning.calibration import Calibration, hide_needles, mark_keys, read_calibration
+from ropecli.tuning.calibration import Calibration, hide_needles, read_calibration
 
 TARGET = 100
 
@@ -115,35 +111,3 @@ def test_the_score_on_needles_is_the_loss_on_their_keys(llama, documents, evalua
     score, _ = judge.score(model, "needles")
     assert (score.pretraining, score.target) == pytest.approx((losses[64], losses[128]), rel=1e-5)
     assert score.objective == pytest.approx(losses[128] + 0.25 * losses[64], rel=1e-5)
-
-
-def test_the_score_on_key_tokens_is_the_loss_on_them_and_the_last_tokens_at_the_pretraining_length(
-    llama, documents, evaluator, monkeypatch
-):
-    """By hand: the losses at the positions that FindKeys finds; without keys, the tail of 64 tokens."""
-    monkeypatch.setattr(key_tokens, "MIN_GAIN", 0.3)  # a model with random weights has no loss below 2 nats
-    monkeypatch.setattr(key_tokens, "MAX_LOSS", 8.0)
-    model = AutoModelForCausalLM.from_pretrained(llama).eval()
-    judge, context = evaluator(6), ShortContext(16, 8)
-    plain = Calibration(judge.documents, torch.zeros(1, 128, dtype=torch.int64))
-    marked = mark_keys(plain, model, context, 64)
-    positions = read(key_tokens.FindKeys(judge.documents, context, 128), LiveReader(model)).values()
-    sums, count = 0.0, 0
-    for document, keys in zip(judge.documents.kept, positions, strict=True):
-        with torch.no_grad():
-            logs = model(torch.from_numpy(document.ids)[None]).logits[0].double().log_softmax(-1)
-        sums, count = sums - sum(float(logs[at - 1, document.ids[at]]) for at in keys), count + len(keys)
-    with_keys = tuple(one for one, keys in zip(judge.documents.kept, positions, strict=True) if len(keys))
-    assert 0 < len(with_keys) == len(marked.evaluated.kept)
-    without = replace(judge, documents=replace(judge.documents, kept=with_keys)).score(model, "tail")[0]
-    found, _ = replace(judge, documents=marked.evaluated, short=marked.short).score(model, "keys")
-    assert found.target == pytest.approx(sums / count, rel=1e-5)
-    assert found.pretraining == pytest.approx(without.pretraining, rel=1e-5)
-
-
-def test_documents_without_key_tokens_are_refused(llama, evaluator):
-    model, plain = AutoModelForCausalLM.from_pretrained(llama).eval(), Calibration(evaluator(3).documents, None)
-    with pytest.raises(DataError, match="0 of 3 documents have key tokens; expected at least 2"):
-        mark_keys(plain, model, ShortContext(16, 8), 64)
-    with pytest.raises(DataError, match="longppl needs more than 160"):
-        mark_keys(plain, model, ShortContext(128, 32), 64)

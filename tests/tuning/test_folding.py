@@ -24,9 +24,8 @@ from ropecli.tuning.folding import (
     logits_of,
     require_same,
 )
-from ropecli.tuning.heads import HeadGains
+from ropecli.tuning.heads import HeadGains, find_queries
 from ropecli.tuning.procedure import write_tuned
-from ropecli.tuning.queries import find_queries
 
 SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "num_mem_blocks": 1}
 SHARED |= {"use_mem_rope": True, "mamba_d_state": 8, "n_mamba_heads": 2, "mamba_headdim": 64}

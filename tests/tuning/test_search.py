@@ -9,7 +9,7 @@ from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning import search
-from ropecli.tuning.grid import grid_points, halve, search_constants
+from ropecli.tuning.search import grid_points, halve, search_constants
 from ropecli.tuning.task import TuneSettings
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LOSSES = {"needle": ("loss on needles", "loss on needles"), "longppl": ("loss on key tokens", "loss")}
-"""By objective: the loss at the target and at the pretraining length."""
 _CEILING = 2.0
 """Upper limit of the axis, as a multiple of the lowest perplexity, so that the interesting range is visible."""
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -101,9 +99,9 @@ def _levels(report: TuneReport, at: str) -> dict[str, float]:
 
 
 def _notes(report: TuneReport, above: bool) -> list[str]:
-    long, short = _LOSSES.get(report.settings.get("objective", "ppl"), ("loss", "loss"))
+    loss = "loss on needles" if report.settings.get("objective") == "needle" else "loss"
     share, at_target = report.settings.get("short_weight", "short_weight"), f"{report.target_length} tokens"
-    notes = [f"objective: {long} at {at_target} + {share} × {short} at the pretraining length"]
+    notes = [f"objective: {loss} at {at_target} + {share} × {loss} at the pretraining length"]
     if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
         notes.append("hollow: measured on other documents than the result, not comparable")
     if overflowed := sum(not _finite(point.score) for point in report.points):
