@@ -35,10 +35,9 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
 
     Uses the geometry's pairs, not its base. Takes 0.3 seconds at 32k, more than one second at 128k.
 
-    The bases that satisfy eq. 8 do not form one interval: at 2,048 tokens and d = 128, 11,588 to 11,649 satisfy it,
-    none up to 12,418, and so on; from 22,765 on, a long range does. The paper's table agrees at 1k, 4k, 8k and 32k.
-    Its 1.6e4 at 2k and 7.8e6 at 128k satisfy the bound but are not the smallest (11,588 and 4.9e6). Its 3.1e5 at 16k
-    does not, nor does any base that rounds to it; the smallest is 2.3e5.
+    The bases that satisfy eq. 8 do not form one interval. The paper's table agrees at 1k, 4k, 8k and 32k. Its 1.6e4 at
+    2k and 7.8e6 at 128k satisfy the bound but are not the smallest (11,588 and 4.9e6). Its 3.1e5 at 16k does not; the
+    smallest is 2.3e5.
 
     A search step rotates no pair by more than 0.01 radian at `length`, or changes the base by 0.01%. Narrower intervals
     can be missed.

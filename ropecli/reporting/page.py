@@ -19,7 +19,7 @@ from ropecli.reporting.lines import Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import gains_table, tuned_method, tuning_runs, tuning_table
+from ropecli.reporting.tuning_tables import tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
@@ -132,8 +132,8 @@ def _results(lines: Sequence[Line]) -> PageSection:
 
 
 def _tuning(report: TuneReport) -> PageSection:
-    tables = [tuning_table(report), *([gains_table(report)] if report.gains else [])]
-    return PageSection(f"{_name(report)}: tuning ({report.level})", tables, *_drawn(["tuning"], [report]))
+    title = f"{_name(report)}: tuning ({report.level})"
+    return PageSection(title, [tuning_table(report)], *_drawn(["tuning"], [report]))
 
 
 def _measured(report: AnyReport) -> PageSection:

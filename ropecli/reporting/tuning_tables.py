@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from ropecli.reporting.lines import numbered
 from ropecli.reporting.wording import duration, number
 from ropecli.table import Table, clean
@@ -38,19 +36,6 @@ def tuning_table(report: TuneReport) -> Table:
     heads = ["model", f"perplexity at {original_length}", f"at {target}", "learned parameters", "time"]
     table = Table(title + clean(report.source), heads, rows, notes)
     return table if original_length != target else table.only(*heads[:2], *heads[3:])
-
-
-def gains_table(report: TuneReport) -> Table:
-    """How far the learned gains and phases are from 1 and 0, by layer."""
-    rows = []
-    for layer in report.gains:
-        gains, phases = np.array(layer.log_gain), np.array(layer.phase)
-        ends = f"{np.exp(gains.min()):.3f} to {np.exp(gains.max()):.3f}"
-        phase = f"{np.abs(phases).max():.3f}" if phases.size else "–"
-        rows.append([layer.name, f"{len(gains)}", f"{np.abs(gains).mean():.4f}", ends, phase])
-    heads = ["layer", "heads", "mean |ln gain|", "gains", "largest phase (radians)"]
-    note = f"All gains are also multiplied by the learned temperature, {math.exp(report.log_temperature):.4g}."
-    return Table("Learned gains and phases", heads, rows, [note])
 
 
 def tuning_runs(reports: Sequence[TuneReport]) -> Table:

@@ -4,7 +4,7 @@ _SHARES = (0.8, 0.9, 1.1, 1.2)
 """Shares of the loss, by document."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def report():
     """report(ppl at 256, at 512, at 1024, method=..., ...) -> a Report of perplexities."""
     import math
@@ -56,7 +56,7 @@ def report():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def with_baseline(report):
     """A report with a baseline, a cost of 0% to 2% and a gain."""
     from ropecli.evaluation.report import Change, Headline
@@ -68,7 +68,7 @@ def with_baseline(report):
     return report(20.0, 19.0, 18.5, **own, baseline=base, headlines=[cost, gain])
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def retrieval(report):
     """retrieval({(length, depth or task): hits of 4, ...}, method=..., ...) -> a Report of scores."""
     from ropecli.evaluation.report import score_cell
@@ -109,26 +109,6 @@ def written(tmp_path):
 
 
 @pytest.fixture
-def study():
-    """study("yarn", "linear*4", factor=8.0, ...) -> a Study."""
-    from ropecli.checkpoint.inspection import PRETRAINED, Study
-    from ropecli.rope import RopeGeometry
-    from ropecli.scaling.scale import scale
-    from ropecli.scaling.spec import ScaledRope, make_spec
-
-    def make(*methods, factor=8.0, head_dim=128, rotary_dim=None, rope_theta=10000.0, window=4096, still_pairs=0):
-        geometry = RopeGeometry(head_dim, rotary_dim or head_dim, rope_theta, window, still_pairs=still_pairs)
-        ropes = {PRETRAINED: ScaledRope(geometry, make_spec("none"), geometry.inv_freq())}
-        for method in methods:
-            name, _, own = method.partition("*")
-            spec = make_spec(name, float(own or factor), {"beta": 50.0} if name == "abf" else {})
-            ropes[f"{name} ×{spec.factor:g}"] = scale(geometry, spec)
-        return Study("folder", int(window * max(rope.spec.factor for rope in ropes.values())), ropes)
-
-    return make
-
-
-@pytest.fixture
 def tuning():
     """tuning("heads", points=24, layers=4, ...) -> a TuneReport; the numbers are made up, the frequencies yarn's."""
     import math
@@ -144,36 +124,31 @@ def tuning():
         target, pretraining = math.log(target), math.log(pretraining)
         return Score(target, pretraining, target + 0.25 * pretraining, documents)
 
-    def make(level="heads", points=24, layers=4, heads=4, pairs=16, window=256, phases=True, **others):
-        drawn = np.random.default_rng(0)
-        geometry = RopeGeometry(2 * pairs, 2 * pairs, 1e4, window)
+    def make(level="heads", points=24, layers=4, **others):
+        random, geometry = np.random.default_rng(0), RopeGeometry(32, 32, 1e4, 256)
         params, first = {"beta_fast": 8.0, "beta_slow": 0.5}, "search" if level == "search" else "grid"
         # the second half on all documents, but of a search
         documents = [4 if level == "search" or 2 * index < points - 1 else 16 for index in range(points)]
         tried = [
-            Point(first, "yarn", 4.0, params, score(14.3 + drawn.gamma(1.5), 14.4 + drawn.gamma(1.5), count), 0.6)
+            Point(first, "yarn", 4.0, params, score(14.3 + random.gamma(1.5), 14.4 + random.gamma(1.5), count), 0.6)
             for count in documents
         ]
-        learned = {"heads": 2 * layers * heads * pairs + 1, "lora": 12288}.get(level, 0)
+        learned = {"heads": 2 * layers * 4 * 16 + 1, "lora": 12288}.get(level, 0)
         for step in range(10, 101, 10) if learned else ():
             reached = score(13.2 + 1.1 * math.exp(-step / 30), 13.9 + 0.5 * math.exp(-step / 40))
             tried.append(Point(level, "yarn", 4.0, params, reached, 9.8, step=step, learned=learned))
-        shape = (heads if phases else 1, pairs)
+        names = [f"model.layers.{index}.self_attn.q_proj" for index in range(layers if level == "heads" else 0)]
         gains = [
-            LayerGains(
-                f"model.layers.{index}.self_attn.q_proj",
-                drawn.normal(0, 0.2, shape).tolist(),
-                drawn.normal(0, 0.3, shape).tolist() if phases else [],
-            )
-            for index in range(layers if level == "heads" else 0)
+            LayerGains(name, random.normal(0, 0.2, (4, 16)).tolist(), random.normal(0, 0.3, (4, 16)).tolist())
+            for name in names
         ]
         report = {
             "checkpoint": "demo",
             "digest": "0" * 64,
             "level": level,
             "factor": 4.0,
-            "original_max_position_embeddings": window,
-            "target_length": 4 * window,
+            "original_max_position_embeddings": 256,
+            "target_length": 1024,
             "source": "demo-train",
             "fingerprint": "3" * 64,
             "dtype": "float32",

@@ -8,7 +8,6 @@ import pytest
 
 from ropecli.evaluation.statistics import wilson
 from ropecli.reporting.report_tables import comparison_tables, report_tables
-from ropecli.reporting.tuning_tables import gains_table
 from ropecli.table import Bold
 
 
@@ -39,12 +38,6 @@ def test_the_baseline_is_beside_and_the_headlines_are_below(with_baseline):
         "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens",
         "long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens against the baseline's 256",
     ]
-
-
-def test_yarns_protocol_is_marked(report):
-    yarn = report(18.0, 25.0, 47.0, task="yarn")
-    for table in (*report_tables(yarn), *comparison_tables([yarn])):
-        assert "YaRN's script: unweighted window means; not comparable with other protocols" in table.title
 
 
 def test_several_checkpoints_have_a_column_and_what_is_missing_a_dash(report):
@@ -88,13 +81,6 @@ def test_differences_are_paired_and_bold_is_what_is_not_worse(report):
     assert differences.rows[0][:2] == ["yarn ×4", f"-4.9 ({100 * change.low:.1f} to {100 * change.high:.1f})"]
 
 
-def test_one_document_has_no_best(report):
-    reports = [report(18.0, 25.0, 47.0, shares=(1.0,)), report(20.0, 19.0, 46.0, shares=(1.0,), method="ntk")]
-    table = compared(*reports)
-    assert bold(table) == [[], []]
-    assert "one document gives no interval, so this may be chance" in table.notes[0]
-
-
 @pytest.mark.parametrize(
     "change",
     [{"fingerprint": "9" * 64}, {"task": "tail"}, {"settings": {"stride": 64}}, {"shares": (1.0, 2.0)}],
@@ -112,13 +98,6 @@ def test_other_tokens_of_the_same_text_are_compared_by_bits_per_byte(report):
     assert "ropecli plot --metric bits-per-byte" in tables[1].notes[-1]
     tables = comparison_tables([report(18.0, 25.0, 47.0), report(1.1, 1.1, 1.1, fingerprint="9" * 64, source="books")])
     assert tables[1].notes[-1] == "different data: the numbers of different tables and panels are not comparable"
-
-
-def test_reports_without_a_common_length_have_no_best(report):
-    whole = report(18.0, 25.0, 47.0)
-    table = compared(replace(whole, cells=whole.cells[:1]), replace(whole, method="yarn", cells=whole.cells[1:]))
-    assert table.rows == [["none", "18.00", "–", "–"], ["yarn ×1", "–", "25.00", "47.00"]]
-    assert not table.notes
 
 
 def test_scores_are_compared_by_prompt(retrieval):
@@ -169,13 +148,6 @@ def test_scores_by_depth_and_length_and_their_mean(retrieval):
     assert table.notes[0] == "Guessing scores 10%."
 
 
-def test_rulers_scores_by_task_with_the_effective_length(retrieval):
-    hits = {(256, "vt"): 19, (256, "cwe"): 20, (512, "vt"): 2, (512, "cwe"): 1}
-    (table,) = report_tables(retrieval(hits, task="ruler", trials=20, settings={"mode": "generate", "threshold": 0.9}))
-    assert table.rows[:3] == [["vt", "95", "10"], ["cwe", "100", "5"], ["mean", "97.5", "7.5"]]
-    assert table.notes[0] == "Effective length: 256 tokens (required: 90.0% on average)."
-
-
 def test_wilsons_interval():
     # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), without hits up to z²/n / (1 + z²/n)
     assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
@@ -187,10 +159,3 @@ def test_the_loss_by_tokens_of_context(report):
     assert table.title == "folder: loss by tokens of context at 1024 tokens, protocol prefix"
     assert table.rows[0] == ["1", "6.0000", "4"]
     assert table.rows[2] == ["64 to 95", f"{math.log(18):.4f}", "128"]
-
-
-def test_the_learned_gains_of_a_layer(tuning):
-    run = tuning("heads", layers=2)
-    run.gains[1] = replace(run.gains[1], log_gain=[[1.0, -1.0]], phase=[])
-    last = gains_table(run).rows[1]
-    assert last == ["model.layers.1.self_attn.q_proj", "1", "1.0000", "0.368 to 2.718", "–"]

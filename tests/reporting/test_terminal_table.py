@@ -43,9 +43,6 @@ def test_names_are_shown_as_they_are_and_control_nothing(show):
     text = show(Table("a[/red]b 100%", ["a\x1b[2Jb\x07\n"], [["c\x9b31m"], ["d\u202e"]], ["e\u2028"]))
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2028"} & set(text)
     assert text.replace("\\", "").count("a[/red]b 100%") == 1
-
-
-def test_markdown_of_a_name_ends_no_cell():
     assert "| a\\|b \\<!-- |" in markdown(Table("", ["name"], [["a|b <!--"]]))
 
 

@@ -38,7 +38,7 @@ def ids_of(found):
 
 
 @pytest.mark.parametrize(("parts", "count"), [(4, 2), (30, 7), (70, 16)])
-def test_a_quarter_is_scored_and_sixteen_at_most(texts, tokenizer, parts, count):
+def test_a_quarter_of_the_documents_up_to_sixteen_is_scored(texts, tokenizer, parts, count):
     found = read_calibration(texts(parts), tokenizer, TARGET, most=None, seed=0)
     scored, learned = ids_of(found)
     assert (len(scored), len(learned)) == (count, parts - count)
@@ -48,22 +48,14 @@ def test_a_quarter_is_scored_and_sixteen_at_most(texts, tokenizer, parts, count)
     assert len({*scored, *learned}) == parts
 
 
-def test_no_more_are_read_than_asked_for(texts, tokenizer):
-    found = read_calibration(texts(30), tokenizer, TARGET, most=16, seed=0)
-    assert (len(found.evaluated.kept), len(found.sequences)) == (4, 12)
-
-
-def test_the_seed_draws_the_order(texts, tokenizer):
+def test_the_seed_determines_the_order(texts, tokenizer):
     folder = texts(16)
-    one, same, other = (read_calibration(folder, tokenizer, TARGET, most=None, seed=seed) for seed in (0, 0, 1))
-    assert ids_of(one) == ids_of(same)
-    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
-    (scored, learned), (others, rest) = ids_of(one), ids_of(other)
-    assert {*scored, *learned} == {*others, *rest}
-    assert ids_of(one)[0] != ids_of(other)[0]
+    first, same, other = (read_calibration(folder, tokenizer, TARGET, most=None, seed=seed) for seed in (0, 0, 1))
+    assert ids_of(first) == ids_of(same) != ids_of(other)
+    assert first.fingerprint() == same.fingerprint() != other.fingerprint()
 
 
-def test_what_is_there_twice_is_not_on_both_sides(texts, tokenizer):
+def test_repeated_documents_count_once(texts, tokenizer):
     folder = texts(12, repeated=12)
     for seed in range(4):
         scored, learned = ids_of(read_calibration(folder, tokenizer, TARGET, most=None, seed=seed))
@@ -76,11 +68,9 @@ def test_too_few_documents_are_an_error(texts, tokenizer):
         read_calibration(texts(3, repeated=5), tokenizer, TARGET, most=None, seed=0)
     with pytest.raises(DataError, match="distinct documents of 100 tokens: 3 of 3;"):
         read_calibration(texts(8), tokenizer, TARGET, most=3, seed=0)
-    with pytest.raises(DataError, match="No document has at least"):
-        read_calibration(texts(9), tokenizer, 100_000, most=None, seed=0)
 
 
-def test_the_held_out_text_is_no_calibration(tokenizer):
+def test_the_held_out_text_is_refused(tokenizer):
     with pytest.raises(DataError, match="calibrate on 'demo-train'"):
         read_calibration("demo", tokenizer, TARGET, most=None, seed=0)
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _MARKERS = 16
 """Maximum per line."""
-_BAND, _ROW = 0.08, 0.05
-"""Fractions of a logarithmic axis: from its data to the first line at 0, and from there to the next."""
 _MAX_FACTORS = 4
 """Maximum lines at 1/s; more would look like a grid."""
 
@@ -83,18 +81,12 @@ def _draw(
     borders: Mapping[str, float],
     notes: Sequence[str],
 ) -> "Figure":
-    """ratios: by method, shape (pairs,), NaN for gaps. levels: horizontal lines. borders: vertical lines.
-
-    0 does not fit on a logarithmic axis and is drawn below its range.
-    """
+    """ratios: by method, shape (pairs,), NaN for gaps. levels: horizontal lines. borders: vertical lines."""
     from matplotlib.ticker import MaxNLocator
 
     still = [f"{int((ratio == 0).sum())} of {len(ratio)} ({name})" for name, ratio in ratios.items() if 0 in ratio]
     if still:
-        notes = [f"pairs that do not rotate, shown at 0: {', '.join(still)}", *notes]
-    finite = [*(ratio for values in ratios.values() for ratio in values if ratio > 0), *levels.values()]
-    low, span = min(finite), math.log10(max(finite) / min(finite)) or 1.0
-    zeros: list[float] = []
+        notes = [f"not shown, pairs that do not rotate: {', '.join(still)}", *notes]
     with style.drawing():
         figure, (axes,) = style.line_figure(list(ratios), [*levels, *borders])
         for index, (name, values) in enumerate(ratios.items()):
@@ -102,18 +94,12 @@ def _draw(
             # offset the markers, so that overlapping lines are visible
             look = {**style.look(index), "markevery": (index % every, every)}
             axes.plot(np.where(values == 0, np.nan, values), label=name, **look)
-            if 0 in values:
-                zeros.append(low / 10 ** (span * (_BAND + _ROW * len(zeros))))
-                hollow = {**look, "markerfacecolor": "white"}
-                axes.plot(np.where(values == 0, zeros[-1], np.nan), label=style.UNNAMED, **hollow)
         for dashes, (name, y) in zip(((6, 3), *[(2, 2)] * len(levels)), levels.items(), strict=False):
             axes.axhline(y, color=style.GREY, linewidth=1, linestyle=(0, dashes), label=name, zorder=1)
         for name, x in borders.items():
             axes.axvline(x, color=style.GREY, linewidth=1, linestyle="-.", label=name, zorder=1)
-        style.log_axis(axes.yaxis, [*finite, *zeros])
-        if zeros:
-            ticks = [tick for tick in axes.get_yticks() if low / 1.01 <= tick <= max(finite) * 1.01]
-            axes.set_yticks([*ticks, math.sqrt(zeros[0] * zeros[-1])], [*(f"{tick:.10g}" for tick in ticks), "0"])
+        positive = [ratio for values in ratios.values() for ratio in values if ratio > 0]
+        style.log_axis(axes.yaxis, [*positive, *levels.values()])
         axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, min_n_ticks=1, steps=[1, 2, 4, 5, 10]))
         axes.set(xlabel="rotary pair, fastest first", ylabel="frequency ÷ pretrained frequency, logarithmic")
         style.legend(axes)
