@@ -30,9 +30,8 @@ def tuning_table(report: TuneReport) -> Table:
         result = f"{method}, {level} found nothing better"
         notes = [f"{level} did not improve on the best constants; only these are written."]
     rows.append(_row(result, report.score, f"{report.learned:,}", duration(report.seconds)))
-    needles = report.settings.get("objective") == "needle"
-    scored = "keys hidden in" if needles else f"the last {report.settings.get('targets')} tokens of"
-    title = f"{clean(report.checkpoint)}: scores of {scored} {report.score.documents} calibration documents of "
+    scored = f"the last {report.settings.get('targets')} tokens of {report.score.documents} calibration documents of "
+    title = f"{clean(report.checkpoint)}: scores of {scored}"
     heads = ["model", f"perplexity at {original_length}", f"at {target}", "learned parameters", "time"]
     table = Table(title + clean(report.source), heads, rows, notes)
     return table if original_length != target else table.only(*heads[:2], *heads[3:])

@@ -99,9 +99,8 @@ def _levels(report: TuneReport, at: str) -> dict[str, float]:
 
 
 def _notes(report: TuneReport, above: bool) -> list[str]:
-    loss = "loss on needles" if report.settings.get("objective") == "needle" else "loss"
     share, at_target = report.settings.get("short_weight", "short_weight"), f"{report.target_length} tokens"
-    notes = [f"objective: {loss} at {at_target} + {share} × {loss} at the pretraining length"]
+    notes = [f"objective: loss at {at_target} + {share} × loss at the pretraining length"]
     if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
         notes.append("hollow: measured on other documents than the result, not comparable")
     if overflowed := sum(not _finite(point.score) for point in report.points):
