@@ -24,18 +24,14 @@ def score(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
 
 
 def scores(inv_freq: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """`score` at every integer distance from start to stop - 1, shape (stop - start,). A million take about 20 ms."""
-    firsts, rest = _grid(start, stop)
-    return score_grid(inv_freq, firsts, rest).ravel()[: stop - start]
-
-
-def score_grid(inv_freq: np.ndarray, firsts: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """`score` at the sum of each of `firsts` and each of `rest`, shape (firsts, rest).
+    """`score` at every integer distance from start to stop - 1, shape (stop - start,). A million take about 20 ms.
 
     cos((a + b)θ) = cos aθ·cos bθ - sin aθ·sin bθ, so the scores of a grid of distances are one matrix product.
     """
+    firsts, rest = _grid(start, stop)
     angles = np.multiply.outer(firsts, inv_freq)
-    return _product(np.concatenate([2 * np.cos(angles), -2 * np.sin(angles)], axis=1), inv_freq, rest)
+    weights = np.concatenate([2 * np.cos(angles), -2 * np.sin(angles)], axis=1)
+    return _product(weights, inv_freq, rest).ravel()[: stop - start]
 
 
 def changes(inv_freq: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -170,7 +170,7 @@ def _shown_progress(task: "TuningTask") -> "Iterator[Callable[[Point], None]]":
 
     A round is one level on one number of documents, and for the level search one iteration: its points are comparable.
     """
-    from ropecli.reporting.tuning_tables import ppl_words
+    from ropecli.reporting.tuning_runs import ppl_words
 
     points: list[Point] = []  # of this round, after the best of the last one if that was scored on the same documents
     count, current = 0, None

@@ -19,7 +19,7 @@ from ropecli.reporting.lines import Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import tuned_method, tuning_runs, tuning_table
+from ropecli.reporting.tuning_runs import tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,

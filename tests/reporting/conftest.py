@@ -1,3 +1,6 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 _SHARES = (0.8, 0.9, 1.1, 1.2)
@@ -110,70 +113,11 @@ def written(tmp_path):
 
 @pytest.fixture
 def tuning():
-    """tuning("heads", points=24, layers=4, ...) -> a TuneReport; the numbers are made up, the frequencies yarn's."""
-    import math
+    """tuning("heads", ...) -> the TuneReport of a run on a tiny model, with these fields replaced."""
+    from ropecli.reporting.report_files import read_reports
 
-    import numpy as np
-
-    from ropecli.rope import RopeGeometry
-    from ropecli.scaling.scale import scale
-    from ropecli.scaling.spec import make_spec
-    from ropecli.tuning.task import LayerGains, Point, Score, TuneReport
-
-    def score(target, pretraining, documents=16):
-        target, pretraining = math.log(target), math.log(pretraining)
-        return Score(target, pretraining, target + 0.25 * pretraining, documents)
-
-    def make(level="heads", points=24, layers=4, **others):
-        random, geometry = np.random.default_rng(0), RopeGeometry(32, 32, 1e4, 256)
-        params, first = {"beta_fast": 8.0, "beta_slow": 0.5}, "search" if level == "search" else "grid"
-        # the second half on all documents, but of a search
-        documents = [4 if level == "search" or 2 * index < points - 1 else 16 for index in range(points)]
-        tried = [
-            Point(first, "yarn", 4.0, params, score(14.3 + random.gamma(1.5), 14.4 + random.gamma(1.5), count), 0.6)
-            for count in documents
-        ]
-        learned = {"heads": 2 * layers * 4 * 16 + 1, "lora": 12288}.get(level, 0)
-        for step in range(10, 101, 10) if learned else ():
-            reached = score(13.2 + 1.1 * math.exp(-step / 30), 13.9 + 0.5 * math.exp(-step / 40))
-            tried.append(Point(level, "yarn", 4.0, params, reached, 9.8, step=step, learned=learned))
-        names = [f"model.layers.{index}.self_attn.q_proj" for index in range(layers if level == "heads" else 0)]
-        gains = [
-            LayerGains(name, random.normal(0, 0.2, (4, 16)).tolist(), random.normal(0, 0.3, (4, 16)).tolist())
-            for name in names
-        ]
-        report = {
-            "checkpoint": "demo",
-            "digest": "0" * 64,
-            "level": level,
-            "factor": 4.0,
-            "original_max_position_embeddings": 256,
-            "target_length": 1024,
-            "source": "demo-train",
-            "fingerprint": "3" * 64,
-            "dtype": "float32",
-            "device": "cpu",
-            "command": ["ropecli", "tune", "demo", "--level", level],
-            "settings": {"level": level, "methods": ["yarn"], "short_weight": 0.25},
-            "method": "longrope" if level == "search" else "yarn",
-            "params": params,
-            "attention_factor": 1.12,
-            "inv_freq": scale(geometry, make_spec("yarn", 4.0, params)).inv_freq.tolist(),
-            "pretrained_inv_freq": geometry.inv_freq().tolist(),
-            "base": score(47.03, 13.55),
-            "untuned": score(14.91, 15.47),
-            "untuned_name": "yarn ×4, nothing tuned",
-            "start": score(14.31, 14.43),
-            "score": tried[-1].score if learned else score(14.31, 14.43),
-            "learned": learned,
-            "step": 100 if learned else 0,
-            "rounding": 0.0,
-            "seconds": sum(point.seconds for point in tried),
-            "points": tried,
-            "gains": gains,
-            "log_temperature": -0.03 if gains else 0.0,
-            "environment": {"ropecli": "0.1", "torch": "2.9"},
-        }
-        return TuneReport(**{**report, **others})
+    def make(level="heads", **others):
+        (report,) = read_reports([Path(__file__).parents[1] / "compatibility" / f"tuned-{level}" / "tune.json"])
+        return replace(report, **others)
 
     return make

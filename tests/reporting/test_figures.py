@@ -115,13 +115,17 @@ def test_every_measurement_of_a_tuning_is_drawn_at_its_time(tuning):
     spent = np.cumsum([point.seconds for point in run.points])
     for axes, at in zip(drawn("tuning", run).axes, ("target", "pretraining"), strict=True):
         values = np.exp([getattr(point.score, at) for point in run.points])
-        trained = [index for index, point in enumerate(run.points) if point.level == "heads"]
-        line = lines(axes)["heads, 16 documents"]
-        np.testing.assert_allclose(line.get_xdata(), spent[trained])
-        np.testing.assert_allclose(line.get_ydata(), values[trained])
-        assert lines(axes)["grid, 4 documents"].get_markerfacecolor() == "white"
-        best = lines(axes)["best so far, on 16 documents"]
-        assert best.get_ydata()[-1] == values[min(trained, key=lambda index: run.points[index].score.objective)]
+        for name, points in (
+            ("grid, 2 documents", [0, 1, 2]),
+            ("grid, 3 documents", [3, 4]),
+            ("heads, 3 documents", [5]),
+        ):
+            line = lines(axes)[name]
+            np.testing.assert_allclose(line.get_xdata(), spent[points])
+            np.testing.assert_allclose(line.get_ydata(), values[points])
+            assert (line.get_markerfacecolor() == "white") == (name == "grid, 2 documents")
+        best = lines(axes)["best so far, on 3 documents"]
+        np.testing.assert_allclose(best.get_ydata(), [values[3], values[5], values[5]])
     with pytest.raises(DataError, match="cannot show 2 tuning runs"):
         drawn("tuning", run, run)
 
@@ -158,7 +162,7 @@ def test_strange_numbers_are_drawn(report, retrieval, tuning):
         drawn("perplexity", *wide),
         drawn("comparison", *wide),
         drawn("comparison", *scores),
-        drawn("tuning", tuning("search", points=400)),
+        drawn("tuning", tuning("search")),
     ):
         figure.draw_without_rendering()
 

@@ -1,6 +1,7 @@
 """The page contains every number and fact, loads no external resources, and escapes all names."""
 
 import base64
+import json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
@@ -95,7 +96,7 @@ def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuni
     base = report(18.0, 25.0, 47.0, **hostile)
     one = replace(base, **everywhere, baseline=base, document_names=[name] * 4)
     found = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)
-    run = replace(tuning("heads", points=2, **hostile), **everywhere, level=name)
+    run = replace(tuning("heads", **hostile), **everywhere, level=name)
     run = replace(run, gains=[replace(layer, name=name) for layer in run.gains])
     text = render_page([one, replace(base, checkpoint="other", digest="2"), found, run])
     tree = ET.fromstring(text)
@@ -109,8 +110,8 @@ def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuni
 def test_a_tuning_run_has_its_table_plot_and_facts(tuning):
     run = tuning("heads")
     tree = ET.fromstring(render_page([run]))
-    assert texts(tree, "h2") == ["demo, yarn ×4: tuning (heads)", "How it was measured"]
-    assert rows_of(tree)[1] == ["as pretrained", "13.55", "47.03", "–", "–"]
+    assert texts(tree, "h2") == ["base, yarn ×2: tuning (heads)", "How it was measured"]
+    assert rows_of(tree)[1] == ["as pretrained", "1296.64", "1593.57", "–", "–"]
     assert len(list(tree.iter("img"))) == 1
-    assert {run.digest, "1024 tokens", '{"beta_fast": 8.0, "beta_slow": 0.5}'} <= set(texts(tree, "dd"))
-    assert texts(tree, "code") == ["ropecli tune demo --level heads"]
+    assert {run.digest, "128 tokens", json.dumps(run.params)} <= set(texts(tree, "dd"))
+    assert texts(tree, "code") == [" ".join(run.command)]

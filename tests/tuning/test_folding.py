@@ -236,25 +236,20 @@ def test_untouched_shards_are_hard_linked_and_other_tensors_stay(build, make_run
         path.chmod(0o640)
     run = make_run(folder)
     folded = folded_into(run, *with_gains(run))
-    changed = ("self_attn.q_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight")
-    changed = {
-        f"model.layers.{layer}.{name}" for layer in (0, 1) for name in (*changed, "post_attention_layernorm.weight")
-    }
-    assert set(folded.changed) == {*changed, "model.norm.weight"}
     write(run, folded, tmp_path / "tuned")
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     touched = {index[name] for name in folded.changed}
     assert 0 < len(touched) < len(set(index.values()))
     for name in set(index.values()):
         before, after = folder / name, tmp_path / "tuned" / name
-        assert (before.stat().st_ino == after.stat().st_ino) == (name not in touched)
+        assert before.samefile(after) == (name not in touched)
         assert after.stat().st_mode == before.stat().st_mode
         tensors, untouched = load_file(after), load_file(before)
         assert tensors.keys() == untouched.keys()
         for key, tensor in tensors.items():
             assert torch.equal(tensor, untouched[key]) == (key not in folded.changed)
-        with safe_open(after, "pt") as file, safe_open(before, "pt") as plain:
-            assert file.metadata() == plain.metadata()
+        with safe_open(after, "pt") as file, safe_open(before, "pt") as source:
+            assert file.metadata() == source.metadata()
 
 
 def test_weights_keep_the_files_dtype_and_the_rounding_is_reported(build, make_run, tmp_path, write):
@@ -270,33 +265,12 @@ def test_weights_keep_the_files_dtype_and_the_rounding_is_reported(build, make_r
     assert folded.rounding == pytest.approx(difference(found, live), rel=0.05)
 
 
-@pytest.fixture
-def half(build, make_run, tmp_path):
-    """half(size) -> a run of a model in bfloat16, its gains, and logits with them."""
-
-    def make(size):
-        run = make_run(sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16), dtype="bfloat16")
-        gains, _ = with_gains(run, size)
-        with gains.live():
-            return run, gains, exact_logits(run.model, run.probe)
-
-    return make
-
-
-def test_a_model_in_half_precision_is_proved_in_float32(half, tmp_path, write):
-    """Its own rounding would be beyond what is allowed, with gains as large as these."""
-    run, gains, live = half(size=1.0)
-    before = [parameter.data_ptr() for parameter in run.model.parameters()]
-    folded = folded_into(run, gains, live)
-    assert (live.dtype, folded.logits.dtype) == (torch.float32, torch.bfloat16)
-    assert [parameter.data_ptr() for parameter in run.model.parameters()] == before
-    assert run.model.dtype == torch.bfloat16
-    write(run, folded, tmp_path / "tuned")
-    assert difference(loaded_logits(tmp_path / "tuned", run, dtype=torch.bfloat16), folded.logits) == 0
-
-
-def test_a_wrong_fold_shows_even_where_it_moves_logits_less_than_half_precision_rounds(half, monkeypatch):
-    run, gains, live = half(size=0.02)
+def test_a_wrong_fold_shows_even_where_half_precision_rounds_more(build, make_run, tmp_path, monkeypatch):
+    run = make_run(sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16), dtype="bfloat16")
+    gains, _ = with_gains(run, size=0.02)
+    with gains.live():
+        live = exact_logits(run.model, run.probe)
+    assert (live.dtype, run.model.dtype) == (torch.float32, torch.bfloat16)
     unfolded = {name: run.model.get_parameter(name).detach().double() for name in gains.weights}
     monkeypatch.setattr(gains, "folded", lambda: unfolded)
     with pytest.raises(ProofError, match="The logits of the folded weights differ"):

@@ -6,7 +6,6 @@ Names are expected to be cleaned (wording.clean). They are never parsed as formu
 import contextlib
 import io
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -96,14 +95,7 @@ def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 
 
 
 def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
-    """Wrap into lines, preferably at spaces and before the parts of a path."""
-    lines = [""]
-    for part in re.split(r"(?<=\s)|(?=/)", name):
-        for piece in textwrap.wrap(part, width, drop_whitespace=False) or [""]:
-            if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
-                lines.append("")
-            lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
+    return textwrap.fill(name, width)
 
 
 def save(figure: "Figure", path: Path) -> None:
