@@ -56,34 +56,26 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
 
 
 class Support(NamedTuple):
-    """The distances that a rope supports.
+    """supported: the largest distance before the first negative score, None if no negative score was found.
 
-    needed: the largest distance in use, tokens. supported: the largest distance before the first negative score, None
-    if no negative score was found. smallest_base: the smallest base for `needed`, infinite if there is none, None if
-    not computed.
+    smallest_base: the smallest base for the largest distance in use, infinite if there is none, None if not computed.
     """
 
-    needed: int
     supported: int | None
     smallest_base: float | None
 
-    @property
-    def falls_short(self) -> bool:
-        return self.supported is not None and self.supported < self.needed
-
 
 def support_of(rope: ScaledRope, target: int, longest: int, *, always: bool = False) -> Support:
-    """The Support of a rope that reads `target` tokens.
+    """The distances that a rope supports if it reads `target` tokens.
 
     longest: the longest context, tokens, for which the smallest base is computed. always: compute it even if the rope
     supports the target.
     """
     needed = target if rope.remapping is None else largest_distance(rope, target)
     negative = first_negative(rope.inv_freq)
-    support = Support(needed, None if negative is None else negative - 1, None)
-    if needed <= longest and (always or support.falls_short):
-        return support._replace(smallest_base=smallest_base(rope.geometry, needed))
-    return support
+    supported = None if negative is None else negative - 1
+    computed = needed <= longest and (always or (supported is not None and supported < needed))
+    return Support(supported, smallest_base(rope.geometry, needed) if computed else None)
 
 
 class _Search:

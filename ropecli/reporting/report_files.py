@@ -3,17 +3,13 @@
 import json
 import math
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluation.report import SCHEMA_VERSION, Report, of_schema_2
 from ropecli.tuning.task import OLD_KEYS, TuneReport
 from ropecli.tuning.task import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 AnyReport = Report | TuneReport
 
@@ -69,7 +65,7 @@ def _tuning_values(value: dict[str, Any]) -> dict[str, Any]:
 
 def _read_one(where: str, value: Any) -> AnyReport:
     """where: names the file and the report in it, for messages."""
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     about = value if isinstance(value, dict) else {}
     kind, version = about.get("kind"), about.get("schema_version")
@@ -85,9 +81,8 @@ def _read_one(where: str, value: Any) -> AnyReport:
             "Reports are written by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler`, `tune`."
         )
     try:
-        report: AnyReport = _adapter(TuneReport if kind == "tune" else Report).validate_python(
-            of_schema_2(about) if version == 2 else about
-        )
+        form: TypeAdapter[Any] = TypeAdapter(TuneReport if kind == "tune" else Report)
+        report = form.validate_python(of_schema_2(about) if version == 2 else about)
     except ValidationError as error:
         faults = [
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"[:160] for fault in error.errors(include_url=False)
@@ -97,10 +92,3 @@ def _read_one(where: str, value: Any) -> AnyReport:
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:  # of schema 2
         raise DataError(f"{where} is invalid: {type(error).__name__}: {reason_of(error)[:160]}.") from error
     return report
-
-
-@cache
-def _adapter(form: type) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(form)

@@ -248,13 +248,9 @@ class _QueryCapture:
 
 def _candidates(layers: list[Any]) -> list[str]:
     """Names of the attention's modules with a weight, in order of definition. The last one that fits is used."""
-    names = [name for layer in layers for name, module in layer.named_modules() if name and _has_weight(module)]
-    return list(dict.fromkeys(names))
-
-
-def _has_weight(module: torch.nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim in (1, 2)
+    modules = [(name, module) for layer in layers for name, module in layer.named_modules() if name]
+    weights = [(name, getattr(module, "weight", None)) for name, module in modules]
+    return list(dict.fromkeys(name for name, weight in weights if getattr(weight, "ndim", 0) in (1, 2)))
 
 
 def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[Any], name: str) -> dict[Any, Tensor]:

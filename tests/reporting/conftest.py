@@ -67,8 +67,8 @@ def with_baseline(report):
     cost = Headline("short-context cost", 256, 256, Change(0.012, 0.003, 0.02))
     gain = Headline("long-context gain", 1024, 256, Change(-0.072, -0.114, -0.037))
     base = report(18.0, 25.0, 47.0, checkpoint="base")
-    own = {"method": "yarn", "factor": 4.0, "checkpoint": "extended"}
-    return report(20.0, 19.0, 18.5, **own, baseline=base, headlines=[cost, gain])
+    extended = {"method": "yarn", "factor": 4.0, "checkpoint": "extended"}
+    return report(20.0, 19.0, 18.5, **extended, baseline=base, headlines=[cost, gain])
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +104,7 @@ def written(tmp_path):
     from ropecli.evaluation.report import write_report
 
     def write(reports, name="report.json"):
-        value = [one.as_json() for one in reports] if isinstance(reports, list) else reports.as_json()
+        value = [report.as_json() for report in reports] if isinstance(reports, list) else reports.as_json()
         write_report(tmp_path / name, value)
         return tmp_path / name
 

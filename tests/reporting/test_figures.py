@@ -139,13 +139,13 @@ def study_of(*methods, still_pairs=0):
 def test_frequencies_are_ratios():
     draw = STUDY_KINDS["frequencies"]
     (axes,) = draw(study_of("linear", "ntk", "p-rope")).axes
-    found = lines(axes)
-    np.testing.assert_allclose(found["linear ×8"].get_ydata(), np.full(64, 1 / 8))
+    ratios = lines(axes)
+    np.testing.assert_allclose(ratios["linear ×8"].get_ydata(), np.full(64, 1 / 8))
     # b' = b·s^(d/(d-2)), so that θ'/θ = s^(-2i/(d-2))
-    np.testing.assert_allclose(found["ntk ×8"].get_ydata(), 8.0 ** (-np.arange(64) / 63))
-    border = found["critical dimension 92: pairs 0 to 45 complete a rotation inside the pretraining length"]
+    np.testing.assert_allclose(ratios["ntk ×8"].get_ydata(), 8.0 ** (-np.arange(64) / 63))
+    border = ratios["critical dimension 92: pairs 0 to 45 complete a rotation inside the pretraining length"]
     assert list(border.get_xdata()) == [45.5, 45.5]
-    assert found["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
+    assert ratios["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
     assert np.isnan(lines(axes)["p-rope ×8"].get_ydata()).sum() == 16
     assert "pairs that do not rotate: 16 of 64 (p-rope ×8)" in note(axes.figure)
     with pytest.raises(DataError, match="nothing to compare"):
@@ -173,9 +173,9 @@ def texts(path):
 
 @pytest.mark.parametrize("name", ["_a$\\frac{$b", "<script>alert(1)</script> &amp;"])
 def test_names_are_neither_formulas_nor_markup(report, retrieval, tmp_path, name):
-    one = report(18.0, 25.0, 47.0, checkpoint=name)
-    other = replace(one, checkpoint="other", digest="2" * 64)
-    figures = [drawn("perplexity", one, other), drawn("comparison", one, other)]
+    first = report(18.0, 25.0, 47.0, checkpoint=name)
+    other = replace(first, checkpoint="other", digest="2" * 64)
+    figures = [drawn("perplexity", first, other), drawn("comparison", first, other)]
     for figure in [*figures, drawn("scores", retrieval({(256, 0.0): 4}, checkpoint=name))]:
         style.save(figure, tmp_path / "plot.svg")
         assert any(text.strip() in (name, f"{name}, none") for text in texts(tmp_path / "plot.svg"))

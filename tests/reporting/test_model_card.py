@@ -65,9 +65,9 @@ def test_the_perplexities_are_those_of_the_report(card, of, with_baseline, writt
 
 
 def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, report, written):
-    own = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
+    extended = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
-    made = card(written([own, other]))
+    made = card(written([extended, other]))
     rows = {row[0]: row for row in rows_of(made, "by checkpoint, method and length")}
     assert rows[REPO][-3:] == ["20.00", "19.00", "18.50"]
     assert rows["base"][-3:] == ["18.00", "25.00", "47.00"]

@@ -15,11 +15,11 @@ COMPATIBILITY = Path(__file__).parents[1] / "compatibility"
 
 
 def test_reports_round_trip(report, with_baseline, retrieval, tuning, written):
-    one, found = report(18.0, 25.0, 47.0), retrieval({(256, 0.0): 4})
-    ranked = replace(found, cells=[replace(found.cells[0], rank=1.5, margin=-0.5)])
+    first, scores = report(18.0, 25.0, 47.0), retrieval({(256, 0.0): 4})
+    ranked = replace(scores, cells=[replace(scores.cells[0], rank=1.5, margin=-0.5)])
     runs = [tuning(level) for level in ("grid", "heads", "lora", "search")]
-    files = [written([one, with_baseline], "several.json"), written(ranked), written(runs, "runs.json")]
-    assert read_reports(files) == [one, with_baseline, ranked, *runs]
+    files = [written([first, with_baseline], "several.json"), written(ranked), written(runs, "runs.json")]
+    assert read_reports(files) == [first, with_baseline, ranked, *runs]
 
 
 def test_a_tuning_report_with_overflowed_scores_round_trips(tuning, tmp_path):

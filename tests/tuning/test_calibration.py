@@ -27,19 +27,19 @@ def texts(tmp_path, corpus):
     return write
 
 
-def ids_of(found):
-    scored = [tuple(document.ids.tolist()) for document in found.evaluated.kept]
-    return scored, [tuple(row) for row in found.sequences.tolist()]
+def ids_of(calibration):
+    scored = [tuple(document.ids.tolist()) for document in calibration.evaluated.kept]
+    return scored, [tuple(row) for row in calibration.sequences.tolist()]
 
 
 @pytest.mark.parametrize(("parts", "count"), [(4, 2), (30, 7), (70, 16)])
 def test_a_quarter_of_the_documents_up_to_sixteen_is_scored(texts, tokenizer, parts, count):
-    found = read_calibration(texts(parts), tokenizer, TARGET, most=None, seed=0)
-    scored, learned = ids_of(found)
+    calibration = read_calibration(texts(parts), tokenizer, TARGET, most=None, seed=0)
+    scored, learned = ids_of(calibration)
     assert (len(scored), len(learned)) == (count, parts - count)
-    assert found.sequences.dtype == torch.int64
-    assert found.sequences.shape[1] == TARGET
-    assert {len(one) for one in scored} == {TARGET}
+    assert calibration.sequences.dtype == torch.int64
+    assert calibration.sequences.shape[1] == TARGET
+    assert {len(ids) for ids in scored} == {TARGET}
     assert len({*scored, *learned}) == parts
 
 

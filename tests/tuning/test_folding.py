@@ -259,10 +259,10 @@ def test_weights_keep_the_files_dtype_and_the_rounding_is_reported(build, make_r
     folded = folded_into(run, gains, live)
     assert {value.dtype for value in folded.changed.values()} == {torch.bfloat16}
     write(run, folded, tmp_path / "tuned")
-    found = loaded_logits(tmp_path / "tuned", run, dtype=torch.float32)
-    assert difference(found, folded.logits) < 1e-5
-    assert 1e-4 < difference(found, live) < 0.05
-    assert folded.rounding == pytest.approx(difference(found, live), rel=0.05)
+    written = loaded_logits(tmp_path / "tuned", run, dtype=torch.float32)
+    assert difference(written, folded.logits) < 1e-5
+    assert 1e-4 < difference(written, live) < 0.05
+    assert folded.rounding == pytest.approx(difference(written, live), rel=0.05)
 
 
 def test_a_wrong_fold_shows_even_where_half_precision_rounds_more(build, make_run, tmp_path, monkeypatch):

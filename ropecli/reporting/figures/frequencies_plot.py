@@ -59,19 +59,14 @@ def draw_frequencies(study: Study) -> "Figure":
     factors = sorted({rope.spec.factor for rope in methods.values() if rope.remapping is None} - {1.0})
     levels = {f"1/s at factor {factor:g}: {1 / factor:.4g}": 1 / factor for factor in factors}
     levels = {"as pretrained: 1": 1.0, **(levels if len(factors) <= _MAX_FACTORS else {})}
-    title = f"Frequency of each pair relative to pretrained, {study_subject(study)}"
-    return _draw(title, ratios, levels, borders, notes)
-
-
-def study_subject(study: Study) -> str:
-    """The checkpoint and the geometry of its rotary embedding."""
-    rope = study.geometry
-    part = f" of head_dim {rope.head_dim}" if rope.rotary_dim != rope.head_dim else ""
-    layers = f", {clean(rope.layer_type)} layers" if rope.layer_type else ""
-    return (
-        f"{clean(study.checkpoint)}{layers}: rotary_dim {rope.rotary_dim}{part}, rope_theta {rope.rope_theta:.10g}, "
-        f"pretraining length {study.original_length}, target {study.target} tokens"
+    part = f" of head_dim {geometry.head_dim}" if geometry.rotary_dim != geometry.head_dim else ""
+    layers = f", {clean(geometry.layer_type)} layers" if geometry.layer_type else ""
+    title = (
+        f"Frequency of each pair relative to pretrained, {clean(study.checkpoint)}{layers}: rotary_dim "
+        f"{geometry.rotary_dim}{part}, rope_theta {geometry.rope_theta:.10g}, pretraining length "
+        f"{study.original_length}, target {study.target} tokens"
     )
+    return _draw(title, ratios, levels, borders, notes)
 
 
 def _draw(
