@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ropecli.errors import DataError
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures.style import as_png
@@ -44,12 +43,11 @@ Picture = tuple[str, str]
 
 @dataclass(frozen=True)
 class PageSection:
-    """The results of one set of data or tuning, or how one report was measured. notes: include skipped plots."""
+    """The results of one set of data or tuning, or how one report was measured."""
 
     title: str
     tables: Sequence[Table]
     pictures: Sequence[Picture] = ()
-    notes: Sequence[str] = ()
     details: Sequence[tuple[str, str]] = ()
 
 
@@ -128,12 +126,12 @@ def _results(lines: Sequence[Line]) -> PageSection:
     title = f"{task_name(report)}, {reading(report)}, {sample_count(report)} of {clean(report.source)}"
     # baselines come with their reports
     drawn = [line.report for line in lines if not line.baseline] or [report]
-    return PageSection(title[:1].upper() + title[1:], tables, *_drawn(kinds, drawn))
+    return PageSection(title[:1].upper() + title[1:], tables, _drawn(kinds, drawn))
 
 
 def _tuning(report: TuneReport) -> PageSection:
     title = f"{_name(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_table(report)], *_drawn(["tuning"], [report]))
+    return PageSection(title, [tuning_table(report)], _drawn(["tuning"], [report]))
 
 
 def _measured(report: AnyReport) -> PageSection:
@@ -144,16 +142,9 @@ def _measured(report: AnyReport) -> PageSection:
     return PageSection(f"{_name(report)}: {task_name(report)}, {reading(report)}", tables, details=_details(report))
 
 
-def _drawn(kinds: Iterable[str], reports: Sequence[AnyReport]) -> tuple[list[Picture], list[str]]:
-    """(pictures, reasons for skipped ones)."""
-    drawn, skipped = [], []
-    for kind in kinds:
-        try:
-            figure = KINDS[kind].figure(reports)
-            drawn.append((figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()))
-        except DataError as error:
-            skipped.append(f"Skipped the {kind} plot: {str(error).partition('. ')[0]}.")
-    return drawn, skipped
+def _drawn(kinds: Iterable[str], reports: Sequence[AnyReport]) -> list[Picture]:
+    figures = [KINDS[kind].figure(reports) for kind in kinds]
+    return [(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()) for figure in figures]
 
 
 def _details(report: AnyReport) -> list[tuple[str, str]]:
