@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _MARKERS = 16
 """Maximum per line."""
-_MAX_FACTORS = 4
-"""Maximum lines at 1/s; more would look like a grid."""
 
 
 def draw_frequencies(study: Study) -> "Figure":
@@ -58,7 +56,7 @@ def draw_frequencies(study: Study) -> "Figure":
         ratios = {name: np.where(pretrained > 0, rope.inv_freq / pretrained, np.nan) for name, rope in methods.items()}
     factors = sorted({rope.spec.factor for rope in methods.values() if rope.remapping is None} - {1.0})
     levels = {f"1/s at factor {factor:g}: {1 / factor:.4g}": 1 / factor for factor in factors}
-    levels = {"as pretrained: 1": 1.0, **(levels if len(factors) <= _MAX_FACTORS else {})}
+    levels = {"as pretrained: 1": 1.0, **levels}
     part = f" of head_dim {geometry.head_dim}" if geometry.rotary_dim != geometry.head_dim else ""
     layers = f", {clean(geometry.layer_type)} layers" if geometry.layer_type else ""
     title = (
