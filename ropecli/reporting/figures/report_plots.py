@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 _MAX_WHISKERS = 6
 """Maximum lines with whiskers; more would hide each other."""
 _LONGEST_NAME = 50
-_NUMBERED = 24
-"""Maximum columns of a heat map with numbers in the cells."""
 _PAIRED = "paired 95% interval of the difference from"
 
 
@@ -247,8 +245,7 @@ def _heat_map(axes: "Axes", report: Report) -> Any:
     axes.set_facecolor("#f3e9d2")  # cells without a measurement are not grey
     axes.grid(False)
     axes.spines[:].set_visible(True)
-    every = max(1, len(lengths) // _NUMBERED)
-    axes.set_xticks(range(0, len(lengths), every), [f"{length}" for length in lengths[::every]], rotation=45)
+    axes.set_xticks(range(len(lengths)), [f"{length}" for length in lengths], rotation=45)
     axes.set_yticks(range(len(percent)), [*names, "mean"])
     depths = any(cell.depth is not None for cell in report.cells)
     axes.set(xlabel="length (tokens)", ylabel="depth of the key (0: start, 1: end)" if depths else "")
@@ -257,9 +254,8 @@ def _heat_map(axes: "Axes", report: Report) -> Any:
     # visible on white and on black; at the edge if all lengths are on one side
     for look in ({"color": "white", "linewidth": 3}, {"color": "black", "linewidth": 1.2, "linestyle": (0, (4, 3))}):
         axes.axvline(inside - 0.5, **look)  # type: ignore[arg-type]
-    if len(lengths) <= _NUMBERED:
-        for (row, column), value in np.ndenumerate(percent):
-            if not math.isnan(value):
-                ink = "black" if value > 43 else "white"
-                axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
+    for (row, column), value in np.ndenumerate(percent):
+        if not math.isnan(value):
+            ink = "black" if value > 43 else "white"
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
     return image
