@@ -48,6 +48,13 @@ Level = Annotated[
         "factor per pair."
     ),
 ]
+Objective = Annotated[
+    str,
+    Doc(
+        "ppl: the loss on the last tokens of documents. needle: the loss on a key hidden at the beginning of each "
+        "document; --level search then searches like LongRoPE2."
+    ),
+]
 Methods = Annotated[
     Sequence[str],
     Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
@@ -67,7 +74,7 @@ Targets = Annotated[
     int | None,
     Ge(1),
     options.TOKENS,
-    Doc("Tokens to score per document. Default: half the pretraining length."),
+    Doc("ppl: tokens to score per document. Default: half the pretraining length."),
 ]
 
 
@@ -82,6 +89,7 @@ def tune(
     output: options.OutputFolder,
     factor: Annotated[float, Doc("Target length ÷ pretraining length."), options.SCALING],
     level: Level = "heads",
+    objective: Objective = "ppl",
     methods: Methods = ("yarn",),
     points: Points = 24,
     short_weight: ShortWeight = 0.25,
@@ -114,6 +122,7 @@ def tune(
     link = options.is_link(weights)
     settings = TuneSettings(
         level,
+        objective=objective,
         methods=tuple(dict.fromkeys(options.listed(methods))),
         points=points,
         short_weight=short_weight,

@@ -42,8 +42,9 @@ def tuning_table(report: TuneReport) -> Table:
         result = f"{method}, {level} found nothing better"
         notes = [f"{level} did not improve on the best constants; only these are written."]
     rows.append(_row(result, report.score, f"{report.learned:,}", duration(report.seconds)))
-    scored = f"the last {report.settings.get('targets')} tokens of {report.score.documents} calibration documents of "
-    title = f"{clean(report.checkpoint)}: scores of {scored}"
+    needles = report.settings.get("objective") == "needle"
+    scored = "keys hidden in" if needles else f"the last {report.settings.get('targets')} tokens of"
+    title = f"{clean(report.checkpoint)}: scores of {scored} {report.score.documents} calibration documents of "
     heads = ["model", f"perplexity at {original_length}", f"at {target}", "learned parameters", "time"]
     table = Table(title + clean(report.source), heads, rows, notes)
     return table if original_length != target else table.only(*heads[:2], *heads[3:])
@@ -156,8 +157,9 @@ def _levels(report: TuneReport, at: str) -> dict[str, float]:
 
 
 def _notes(report: TuneReport, above: bool) -> list[str]:
+    loss = "loss on needles" if report.settings.get("objective") == "needle" else "loss"
     share, at_target = report.settings.get("short_weight", "short_weight"), f"{report.target_length} tokens"
-    notes = [f"objective: loss at {at_target} + {share} × loss at the pretraining length"]
+    notes = [f"objective: {loss} at {at_target} + {share} × {loss} at the pretraining length"]
     if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
         notes.append("hollow: measured on other documents than the result, not comparable")
     if overflowed := sum(not _finite(point.score) for point in report.points):

@@ -6,7 +6,7 @@ Constants are searched first; the level `heads` trains from the best of them.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,12 @@ from ropecli.errors import NotFiniteError, PatchError
 from ropecli.evaluation.measure import Store
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.evaluation.report import environment
+from ropecli.evaluation.retrieval.templates import STYLES, default_style
 from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, read_calibration
 from ropecli.tuning.folding import (
     Folded,
     StoredWeight,
@@ -89,7 +90,12 @@ def make_task(
         split=split,
         advance=advance,
     )
-    return TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
+    task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
+    if settings.objective != "needle":
+        return task
+    lengths = task.original_length, task.target_length
+    templates = STYLES[default_style(source)]
+    return replace(task, calibration=hide_needles(calibration, tokenizer, templates, *lengths, settings.seed))
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
@@ -192,8 +198,9 @@ class _Run:
             task.original_length,
             task.target_length,
             task.settings.short_weight,
-            task.settings.targets,
+            task.targets,
             Store(folder),
+            task.calibration.short,
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
 

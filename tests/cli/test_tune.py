@@ -129,6 +129,20 @@ def test_the_factors_of_a_search_are_a_file_for_longrope(tuned, ropecli, llama, 
     assert torch.equal(logits(folder), logits(tmp_path / "out"))
 
 
+def test_an_interrupted_search_on_needles_resumes(ropecli, llama, tmp_path, stopping):
+    fixed = ["tune", llama, "--data", "demo-train", "--factor", 2, "--device", "cpu", "--max-documents", 10]
+    arguments = [*map(str, [*fixed, *SMALL_SEARCH, "--objective", "needle", "--output", tmp_path / "out"])]
+    with stopping(9):
+        assert ropecli(*arguments).code == 130
+    outcome = ropecli(*arguments, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert "scores of keys hidden in 2 calibration documents" in " ".join(outcome.out.split())
+    report = read_report(tmp_path / "out")
+    assert report["settings"]["objective"] == "needle"
+    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
+    assert json.loads((tmp_path / "out" / "factors.json").read_text())["long_factor"][0] >= 1
+
+
 def test_json_is_the_report(ropecli, arguments, tmp_path):
     outcome = ropecli(*arguments(tmp_path / "out", "--level", "grid", "--methods", "ntk,yarn", "--json"))
     report = json.loads(outcome.out)

@@ -1,10 +1,15 @@
-"""Calibration documents: parted, in an order of the seed, none of them on both sides; needles or key tokens."""
+"""Calibration documents: parted, in an order of the seed, none of them on both sides; needles."""
+
+import re
+from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from ropecli.errors import DataError
-from ropecli.tuning.calibration import read_calibration
+from ropecli.evaluation.retrieval.templates import STYLES
+from ropecli.tuning.calibration import Calibration, hide_needles, read_calibration
 
 TARGET = 100
 
@@ -68,3 +73,31 @@ def test_too_few_documents_are_an_error(texts, tokenizer):
 def test_the_held_out_text_is_refused(tokenizer):
     with pytest.raises(DataError, match="calibrate on 'demo-train'"):
         read_calibration("demo", tokenizer, TARGET, most=None, seed=0)
+
+
+def test_the_score_on_needles_is_the_loss_on_their_keys(llama, documents, evaluator, tokenizer):
+    """By hand: each text begins with its key and ends with it, and the key's tokens alone are scored."""
+    judge = evaluator(3)
+    plain = Calibration(judge.documents, torch.zeros(1, 128, dtype=torch.int64))
+    hidden = hide_needles(plain, tokenizer, STYLES["code"], 64, 128, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    losses = {}
+    for length, some in ((64, hidden.short), (128, hidden.evaluated)):
+        sums, count = 0.0, 0
+        for needle, plain_document in zip(some.kept, judge.documents.kept, strict=True):
+            assert len(needle.ids) == length
+            text = tokenizer.decode(needle.ids, skip_special_tokens=True)
+            name, key = re.match(r"\s*(\w+_KEY) = (\d{5})\n", text).groups()
+            assert text.endswith(f"\n{name} = {key}")
+            assert text.count(key) == 2
+            assert tokenizer.decode(plain_document.ids[5:20]) in text
+            assert tokenizer.decode(needle.ids[-hidden.targets :]).strip() in key
+            with torch.no_grad():
+                logs = model(torch.from_numpy(needle.ids)[None]).logits[0].double().log_softmax(-1)
+            for place in range(length - hidden.targets, length):
+                sums, count = sums - float(logs[place - 1, needle.ids[place]]), count + 1
+        losses[length] = sums / count
+    judge = replace(judge, documents=hidden.evaluated, short=hidden.short, targets=hidden.targets)
+    score, _ = judge.score(model, "needles")
+    assert (score.pretraining, score.target) == pytest.approx((losses[64], losses[128]), rel=1e-5)
+    assert score.objective == pytest.approx(losses[128] + 0.25 * losses[64], rel=1e-5)
