@@ -40,7 +40,7 @@ def theory(
     ] = None,
     **shared: Unpack[options.StudyOptions],
 ) -> Theory:
-    """Show the quantities that papers use to explain a scaling: wavelengths, granularity, base bounds.
+    """Show the quantities that papers use to explain a scaling: wavelengths, decay, granularity, base bounds.
 
     Reads only config.json. Compares each method with the pretrained frequencies.
     """

@@ -1,6 +1,7 @@
 """The tables of `ropecli theory`, from the report of checkpoint/inspection.py.
 
-The band limits, 32 and 1 rotations, are YaRN's beta_fast and beta_slow (arXiv:2309.00071, section 3.2).
+Methods are shown in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12). The band limits, 32 and 1
+rotations, are its beta_fast and beta_slow (section 3.2).
 """
 
 import math
@@ -17,12 +18,28 @@ Rope = dict[str, Any]
 """The summary of analysis/summary.py, with its name and form."""
 _BANDS = {"32 or more": (32, math.inf), "8 to 32": (8, 32), "1 to 8": (1, 8), "below 1": (0, 1)}
 _SAME = 1e-9
+_DECAY = {
+    "score": "score",
+    "magnitude": "|mean|",
+    "estimate": "integral",
+    "bound": "O(1/t)",
+    "sinusoidal": "sinusoidal",
+}
 
 
 def theory_tables(report: dict[str, Any]) -> list[Table]:
     """report: of study_report."""
     pretrained, *methods = report["ropes"]
-    return [_quantities(report), _bands(pretrained, methods)]
+    forms = [_forms(methods)] if methods else []
+    return [*forms, _quantities(report), _bands(pretrained, methods), *_decay(report["ropes"][-1])]
+
+
+def _forms(methods: Sequence[Rope]) -> Table:
+    """How each method changes a position m and a pair's frequency θ_d; distance methods change neither."""
+    distances = "unchanged: the method changes distances"
+    rows = [[rope["name"], rope["g"], rope["h"] if rope["g"] else distances, rope["interpolation"]] for rope in methods]
+    title = "scaling of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"
+    return Table(title, ["method", "g(m)", "h(θ_d)", "interpolation"], rows, names=4)
 
 
 def _quantities(report: dict[str, Any]) -> Table:
@@ -120,3 +137,16 @@ def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
     title = "pairs by number of rotations in the pretraining length, r = L/λ"
     title += "; per method, frequency relative to pretrained" if shares else ""
     return Table(title, ["rotations r", "pairs", "wavelength, tokens", *shares], rows, names=3)
+
+
+def _decay(rope: Rope) -> list[Table]:
+    """Empty for a target of one token. The bound applies only to frequencies that are powers of a base."""
+    shown = {key: name for key, name in _DECAY.items() if any(row[key] is not None for row in rope["decay"])}
+    rows = [[f"{row['distance']:,}", *(f"{row[key]:.3f}" for key in shown)] for row in rope["decay"]]
+    title = f"{rope['name']}: inner product of an all-ones query and key, each with norm 1"
+    note = "|mean|: of the complex rotations, whose real part is the score; integral: its estimate"
+    note += "; O(1/t): the bound of the estimate" if "bound" in shown else ""
+    note += (
+        "; sinusoidal: the score of sinusoidal embeddings with the pretrained base. Attention factors are not included."
+    )
+    return [Table(title, ["distance", *shown.values()], rows, [note])] if rows else []

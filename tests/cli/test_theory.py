@@ -119,6 +119,9 @@ def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
     assert "largest distance seen, tokens" not in rows
     assert rows["32 or more"] == ["0", "6.283", "1"]
     assert rows["below 1"] == ["7 to 15", "353.3 to 35,333", "0.125"]
+    assert "scaling of a position m" in outcome.out
+    last = yarn["decay"][-1]
+    assert rows["2,047"] == [f"{last[key]:.3f}" for key in ("score", "magnitude", "estimate", "sinusoidal")]
 
 
 LISTS = ("short_factor", "long_factor")
