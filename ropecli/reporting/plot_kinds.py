@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.reporting.figures.frequencies_plot import draw_frequencies
 from ropecli.reporting.figures.report_plots import draw_comparison, draw_perplexity, draw_scores
+from ropecli.reporting.figures.study_plots import draw_decay, draw_frequencies
 from ropecli.reporting.lines import PPL, Metric
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.tuning_runs import draw_tuning
@@ -39,17 +39,13 @@ KINDS = {
     "ruler": _SCORES,
     "tuning": PlotKind(("tune",), draw_tuning),
 }
-STUDY_KINDS = {"frequencies": draw_frequencies}
+STUDY_KINDS = {"decay": draw_decay, "frequencies": draw_frequencies}
 """Kinds that draw a checkpoint."""
-DEFAULT_METHODS: dict[str, dict[str, Any]] = {
-    "linear": {},
-    "abf": {"beta": 50.0},
-    "ntk": {},
-    "yarn": {},
-    "llama3": {},
-    "p-rope": {},
+DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
+    "decay": {},
+    "frequencies": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
 }
-"""Methods, with parameters, that a checkpoint is compared with by default."""
+"""Methods, with parameters, that each kind compares with the checkpoint by default."""
 
 
 def refuse_unknown_kind(name: str | None) -> None:

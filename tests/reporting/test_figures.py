@@ -154,6 +154,27 @@ def test_frequencies_are_ratios():
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_decay_marks_its_lengths_and_single_pairs():
+    figure = STUDY_KINDS["decay"](study_of("yarn", "lm-infinite"))
+    near, far, pairs = figure.axes
+    marks = {label: line.get_xdata()[0] for label, line in lines(far).items() if len(line.get_xdata()) == 2}
+    assert marks.pop("longest wavelength (54410)") == pytest.approx(54410.14, abs=0.1)
+    assert marks.pop("effective range (5441)") == pytest.approx(5441.01, abs=0.1)
+    assert marks == {"pretraining length (4096)": 4096, "target (32768)": 32768}
+    theta = 10_000.0 ** (-np.arange(64) / 64)
+    scores = 2 * np.cos(np.outer(np.arange(5442), theta)).sum(axis=1)
+    means = lines(near)[f"pretrained: first negative at {np.argmax(scores < 0)}"].get_ydata()
+    np.testing.assert_allclose(means[:118], scores[: 118 * 46].reshape(118, 46).mean(axis=1), rtol=1e-9)
+    assert "yarn ×8: first negative at 8886" in lines(near)
+    assert np.ma.is_masked(lines(far)["lm-infinite ×8"].get_ydata())
+    waves = lines(pairs)
+    for pair in (63, 51, 38):  # which rotate once, 5.6 and 36.5 times in the longest wavelength
+        wave = waves[f"pretrained, pair {pair}: λ = {2 * np.pi / theta[pair]:.0f}"]
+        np.testing.assert_allclose(wave.get_ydata(), 2 * np.cos(wave.get_xdata() * theta[pair]))
+    STUDY_KINDS["decay"](study_of("nope", still_pairs=64)).draw_without_rendering()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_strange_numbers_are_drawn(report, retrieval, tuning):
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
     scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits}, trials=40, method=f"method-{hits}") for hits in (0, 39)]
