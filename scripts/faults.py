@@ -117,6 +117,7 @@ FAULTS: list[tuple[str, str]] = [
     ("changed = change(values + offset) - offset", "changed = change(values + offset)"),
     ("target + self.short_weight * short, len", "target + short, len"),
     ("[: (len(left) + 1) // 2]", "[: len(left) // 2]"),
+    ("read = min(2 * read, documents)", "read = documents"),
     ("if not off <= allowed:", "if off > 1000 * allowed:"),
     ("torch.equal(tensor.double(), value.double())", "True"),
     # checkpoint

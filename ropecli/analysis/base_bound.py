@@ -35,10 +35,9 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
 
     Uses the geometry's pairs, not its base. Takes 0.3 seconds at 32k, more than one second at 128k.
 
-    The bases that satisfy eq. 8 do not form one interval: at 2,048 tokens and d = 128, 11,588 to 11,649 satisfy it,
-    none up to 12,418, and so on; from 22,765 on, a long range does. The paper's table agrees at 1k, 4k, 8k and 32k.
-    Its 1.6e4 at 2k and 7.8e6 at 128k satisfy the bound but are not the smallest (11,588 and 4.9e6). Its 3.1e5 at 16k
-    does not, nor does any base that rounds to it; the smallest is 2.3e5.
+    The bases that satisfy eq. 8 do not form one interval. The paper's table agrees at 1k, 4k, 8k and 32k. Its 1.6e4 at
+    2k and 7.8e6 at 128k satisfy the bound but are not the smallest (11,588 and 4.9e6). Its 3.1e5 at 16k does not; the
+    smallest is 2.3e5.
 
     A search step rotates no pair by more than 0.01 radian at `length`, or changes the base by 0.01%. Narrower intervals
     can be missed.
@@ -57,34 +56,26 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
 
 
 class Support(NamedTuple):
-    """The distances that a rope supports.
+    """supported: the largest distance before the first negative score, None if no negative score was found.
 
-    needed: the largest distance in use, tokens. supported: the largest distance before the first negative score, None
-    if no negative score was found. smallest_base: the smallest base for `needed`, infinite if there is none, None if
-    not computed.
+    smallest_base: the smallest base for the largest distance in use, infinite if there is none, None if not computed.
     """
 
-    needed: int
     supported: int | None
     smallest_base: float | None
 
-    @property
-    def falls_short(self) -> bool:
-        return self.supported is not None and self.supported < self.needed
-
 
 def support_of(rope: ScaledRope, target: int, longest: int, *, always: bool = False) -> Support:
-    """The Support of a rope that reads `target` tokens.
+    """The distances that a rope supports if it reads `target` tokens.
 
     longest: the longest context, tokens, for which the smallest base is computed. always: compute it even if the rope
     supports the target.
     """
     needed = target if rope.remapping is None else largest_distance(rope, target)
     negative = first_negative(rope.inv_freq)
-    support = Support(needed, None if negative is None else negative - 1, None)
-    if needed <= longest and (always or support.falls_short):
-        return support._replace(smallest_base=smallest_base(rope.geometry, needed))
-    return support
+    supported = None if negative is None else negative - 1
+    computed = needed <= longest and (always or (supported is not None and supported < needed))
+    return Support(supported, smallest_base(rope.geometry, needed) if computed else None)
 
 
 class _Search:

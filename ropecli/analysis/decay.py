@@ -31,10 +31,8 @@ def decay_estimate(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
     θ(s) interpolates exponentially between the pairs. For θ(s) = b^(-s) the integral is (1/ln b) ∫_(1/b)^1
     e^(itu)/u du = (E1(-it/b) - E1(-it)) / ln b, as in the blog; for other frequencies it is a sum of such pieces.
 
-    The blog concludes O(1/t). This holds for the integral, but only for t > b, about a sixth of the longest wavelength:
-    within a pretraining length the real part decays logarithmically, as (ln(b/t) - γ) / ln b. It does not hold for the
-    sum, which is almost periodic: the mean of its squared magnitude over all distances is 2/d. (The blog's E'(u) =
-    e^(-itu)/u has a wrong sign, which does not affect the result.)
+    The blog concludes O(1/t). This holds for the integral at t > b, not for the sum, which is almost periodic: the mean
+    of its squared magnitude over all distances is 2/d.
     """
     rotating = inv_freq[inv_freq > 0]
     distances = np.asarray(distances, dtype=np.float64)
@@ -57,8 +55,7 @@ def decay_bound(rope_theta: float, distances: np.ndarray) -> np.ndarray:
 def sinusoidal_embedding(positions: np.ndarray, dim: int, base: float = 10000.0) -> np.ndarray:
     """PE(t)_2j = sin(t·b^(-2j/dim)), PE(t)_2j+1 = cos(t·b^(-2j/dim)), shape (*positions.shape, dim); dim is even.
 
-    Inner products are half the scores of rotary embeddings: PE(t)·PE(s) = Σ_j cos((t - s)θ_j). In a Transformer, the
-    sinusoidal embedding is added to the token embedding once, while RoPE rotates every query and key.
+    Inner products are half the scores of rotary embeddings: PE(t)·PE(s) = Σ_j cos((t - s)θ_j).
     """
     angles = np.multiply.outer(positions, base ** (-np.arange(0, dim, 2) / dim))
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(*np.shape(positions), dim)

@@ -26,10 +26,8 @@ _BLOCK = 4096
 def granularity(inv_freq: np.ndarray) -> float:
     """C_d/(d/2), the mean of sin θ_j: the sine of the angle between consecutive images of a vector of ones.
 
-    The paper's C_d is the sum, with limits 1/(ln b + ln β) and α/ln b. These are the limits of the mean: the sum grows
-    with d (the paper's closed forms are correct, but its limits omit the factor 2/d). Theorem 1 bounds the sine by
-    min x_k²/‖x‖²·C_d and max x_k²/‖x‖²·C_d. Each sine is weighted by two squares, so both bounds lack a factor 2: the
-    lower bound holds but is loose, the upper bound is wrong.
+    The paper's C_d is the sum, but its limits 1/(ln b + ln β) and α/ln b are those of the mean. Both bounds of its
+    Theorem 1 lack a factor 2, so the upper one is wrong.
     """
     return float(np.sin(inv_freq).mean())
 
@@ -43,11 +41,7 @@ def granularity_limit(rope_theta: float, alpha: float = 1.0) -> float:
 
 
 def exact_limit(rope_theta: float, alpha: float = 1.0) -> float:
-    """lim C_d/(d/2) = (Si(α) - Si(α/b)) / ln b.
-
-    The paper's bounds, (α/ln b)·((b - 1)/b - (α/π)(b² - 1)/b²) and (α/ln b)·(b - 1)/b, hold. The sum of squares has
-    the limit (b² - 1)/(2b²·ln b), so the lower bound also holds with 2π instead of π.
-    """
+    """lim C_d/(d/2) = (Si(α) - Si(α/b)) / ln b, within the paper's bounds."""
     near, far = exponential_integral(np.array([alpha / rope_theta, alpha]))
     return float((near - far).imag / math.log(rope_theta))
 

@@ -24,18 +24,14 @@ def score(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
 
 
 def scores(inv_freq: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """`score` at every integer distance from start to stop - 1, shape (stop - start,). A million take about 20 ms."""
-    firsts, rest = _grid(start, stop)
-    return score_grid(inv_freq, firsts, rest).ravel()[: stop - start]
-
-
-def score_grid(inv_freq: np.ndarray, firsts: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """`score` at the sum of each of `firsts` and each of `rest`, shape (firsts, rest).
+    """`score` at every integer distance from start to stop - 1, shape (stop - start,). A million take about 20 ms.
 
     cos((a + b)θ) = cos aθ·cos bθ - sin aθ·sin bθ, so the scores of a grid of distances are one matrix product.
     """
+    firsts, rest = _grid(start, stop)
     angles = np.multiply.outer(firsts, inv_freq)
-    return _product(np.concatenate([2 * np.cos(angles), -2 * np.sin(angles)], axis=1), inv_freq, rest)
+    weights = np.concatenate([2 * np.cos(angles), -2 * np.sin(angles)], axis=1)
+    return _product(weights, inv_freq, rest).ravel()[: stop - start]
 
 
 def changes(inv_freq: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -71,17 +67,6 @@ def first_negative(inv_freq: np.ndarray, longest: int = LONGEST) -> int | None:
     return _first(longest, lambda start, stop: scores(inv_freq, start, stop) < 0)
 
 
-def seen_distances(rope: ScaledRope, target: int, distances: np.ndarray | None = None) -> np.ndarray:
-    """The remapped distance ρ from the last of `target` tokens, for each true distance; NaN where masked.
-
-    distances: integers below target, shape (n,). Default: all from 0 on.
-    """
-    true = np.arange(target) if distances is None else distances
-    if rope.remapping is None:
-        return true.astype(np.float64)
-    return rope.remapping.distances(np.array([target - 1]), target - 1 - true)[0]
-
-
 def largest_distance(rope: ScaledRope, target: int) -> int:
     """The largest distance ρ within `target` tokens, rounded down; target - 1 without a remapping.
 
@@ -91,7 +76,7 @@ def largest_distance(rope: ScaledRope, target: int) -> int:
         return target - 1
     last = np.array([target - 1])
     firsts = [branch.start(last) for branch in rope.remapping.branches if branch.start(last) < branch.stop(last)]
-    return int(max(seen_distances(rope, target, last - first).max() for first in firsts))
+    return int(max(rope.remapping.distances(last, first).max() for first in firsts))
 
 
 def _first(longest: int, holds: Callable[[int, int], np.ndarray]) -> int | None:

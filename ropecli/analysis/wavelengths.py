@@ -30,9 +30,8 @@ def share_rotated(inv_freq: np.ndarray, length: float) -> float:
 def longest_wavelength(inv_freq: np.ndarray) -> float:
     """2π/θ of the slowest rotating pair, tokens; NaN if no pair rotates.
 
-    The blog calls it the length up to which a rotation is unique. That is true of the slowest pair only. All pairs
-    together never repeat: with θ_0 = 1 radian per token, the fastest pair never returns to the same angle, because π is
-    irrational. Images can only come close to each other (see `granularity`).
+    The blog calls it the length up to which a rotation is unique. That is true of the slowest pair only: all pairs
+    together never repeat, because π is irrational.
     """
     rotating = inv_freq[inv_freq > 0]
     return 2 * math.pi / float(rotating.min()) if rotating.size else math.nan

@@ -356,7 +356,7 @@ def show_recipes(listed: "RecipeList") -> None:
 
 
 def show_tuned(result: "TunedCheckpoint") -> None:
-    from ropecli.reporting.tuning_tables import tuning_table
+    from ropecli.reporting.tuning_runs import tuning_table
 
     report = result.tuned.report
     show_tables([tuning_table(report)])

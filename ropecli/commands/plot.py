@@ -1,4 +1,4 @@
-"""`ropecli plot`: draws reports, or a checkpoint's frequencies."""
+"""`ropecli plot`: draws reports, or the theory of a checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +59,7 @@ def plot(
     ] = None,
     **shared: Unpack[options.StudyOptions],
 ) -> DrawnFile:
-    """Draw a plot of reports, or of a checkpoint's frequencies."""
+    """Draw a plot of reports, or of the theory of a checkpoint."""
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
     from ropecli.reporting.plot_kinds import STUDY_KINDS, refuse_unknown_kind
 
@@ -125,7 +125,7 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: Map
     from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
-    from ropecli.reporting.plot_kinds import STUDY_KINDS
+    from ropecli.reporting.plot_kinds import DEFAULT_METHODS, STUDY_KINDS
 
     if metric is not None:
         raise DataError(f"--metric works only for plots of reports, not for --kind {kind}. Remove it.")
@@ -140,23 +140,25 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: Map
     elif given := _given(scaling, "settings", "factors_file", "original_length"):
         raise MethodError(f"{', '.join(given)} needs --methods, such as --methods yarn --factor 4.")
     else:
-        study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, scaling["factor"] is not None))
+        default = DEFAULT_METHODS[kind]
+        if not default and scaling["factor"] is not None:
+            default = {"none": {}}  # the factor sets the target
+        study = make_study(checkpoint, _default_specs(default, checkpoint, factor))
     for warning in study.warnings:
         warn(warning)
     return STUDY_KINDS[kind](study)
 
 
-def _default_specs(kind: str, checkpoint: "Checkpoint", factor: float, at_factor: bool) -> "list[ScalingSpec | None]":
-    """The unpatched checkpoint and the default methods of the kind, without those that its geometry refuses."""
+def _default_specs(
+    methods: Mapping[str, Mapping[str, Any]], checkpoint: "Checkpoint", factor: float
+) -> "list[ScalingSpec | None]":
+    """The checkpoint as it is and the methods, without those that its geometry refuses."""
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.reporting.plot_kinds import DEFAULT_METHODS
     from ropecli.scaling.spec import check_factor, make_spec
 
     check_factor(factor)
     specs: list[ScalingSpec | None] = [None]
-    if at_factor and not DEFAULT_METHODS[kind]:  # the methods would set the target
-        specs.append(make_spec("none", factor))
-    for name, params in DEFAULT_METHODS[kind].items():
+    for name, params in methods.items():
         spec = make_spec(name, factor, params)
         try:
             make_plan(checkpoint, spec)

@@ -49,15 +49,9 @@ class SettingOptions(TypedDict, total=False):
         str,
         Default("ppl"),
         Doc(
-            "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
-            "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
-            "searches like LongRoPE2."
+            "ppl: the loss on the last tokens of documents. needle: the loss on a key hidden at the beginning of each "
+            "document; --level search then searches like LongRoPE2."
         ),
-    ]
-    evaluator: Annotated[
-        str | None,
-        Default(None),
-        Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
     ]
     points: Annotated[int, Default(24), Ge(1), Doc("Number of settings to try, over all methods; at least one each.")]
     short_weight: Annotated[
@@ -153,7 +147,6 @@ def tune(
             split=split,
             whole=reads_everything(data, settings.max_documents),
             loading=loading,
-            evaluator=open_checkpoint(settings.evaluator, weights=True, adapters=True) if settings.evaluator else None,
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:
@@ -174,13 +167,13 @@ def tune(
 
 def _shows_points(task: "TuningTask", step: Step) -> "Callable[[Point], None]":
     """A function to call with every point: shows the best one of those that are comparable, and each step of heads."""
-    from ropecli.reporting.tuning_tables import ppl_words
+    from ropecli.reporting.tuning_runs import ppl_words
 
     points: list[Point] = []
 
     def scores(point: "Point") -> str:
         at_target = f" and {ppl_words(point.score.target)} at {task.target_length}"
-        at_short = f"{ppl_words(point.score.window)} at {task.original_length}"
+        at_short = f"{ppl_words(point.score.pretraining)} at {task.original_length}"
         return at_short + at_target * (task.target_length != task.original_length)
 
     def on_point(point: "Point") -> None:

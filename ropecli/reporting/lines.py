@@ -211,16 +211,9 @@ def original_lengths_of(reports: Iterable[Report]) -> list[int]:
     return sorted({report.original_max_position_embeddings for report in reports})
 
 
-def original_length_marks(reports: Iterable[Report], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
-    """(pretraining lengths to mark, notes on the others): a distant mark would squeeze the data."""
-    originals = original_lengths_of(reports)
-    near = [original for original in originals if min(lengths) <= 2 * original and original <= 2 * max(lengths)]
-    notes = [
-        f"all lengths are {'within' if original > max(lengths) else 'beyond'} the pretraining length, {original}"
-        for original in originals
-        if original not in near
-    ]
-    return near, notes
+def original_length_marks(reports: Iterable[Report], lengths: Sequence[float]) -> list[int]:
+    """The pretraining lengths to mark; a distant mark would squeeze the data."""
+    return [length for length in original_lengths_of(reports) if min(lengths) <= 2 * length <= 4 * max(lengths)]
 
 
 def title_of(lines: Sequence[Line], what: str = "") -> str:

@@ -122,7 +122,11 @@ def refuse_outputs(
     for first, second in permutations(outputs, 2):
         if Path(os.path.realpath(second)).is_relative_to(os.path.realpath(first)):
             raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
-    kinds = (report, _holds_reports, "report"), (drawn, _is_drawn, "plot or page"), (card, _is_card, "model card")
+    kinds = (
+        (report, _holds_reports, "report"),
+        (drawn, lambda path, content: _MARKS[path.suffix.lower()] in content, "plot or page"),
+        (card, _is_card, "model card"),
+    )
     for path, is_earlier, kind in kinds:
         if not path or not (path.exists() or (path == card and path.is_symlink())):
             continue
@@ -149,10 +153,6 @@ def _holds_reports(path: Path, content: bytes) -> bool:
     return bool(reports) and all(
         isinstance(report, dict) and report.get("kind") in _REPORTS and keys <= report.keys() for report in reports
     )
-
-
-def _is_drawn(path: Path, content: bytes) -> bool:
-    return _MARKS[path.suffix.lower()] in content
 
 
 def _is_card(path: Path, content: bytes) -> bool:

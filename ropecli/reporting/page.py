@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ropecli.errors import DataError
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures.style import as_png
-from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of
+from ropecli.reporting.lines import Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import gains_table, tuned_method, tuning_runs, tuning_table
+from ropecli.reporting.tuning_runs import tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
@@ -44,12 +43,11 @@ Picture = tuple[str, str]
 
 @dataclass(frozen=True)
 class PageSection:
-    """The results of one set of data or tuning, or how one report was measured. notes: include skipped plots."""
+    """The results of one set of data or tuning, or how one report was measured."""
 
     title: str
     tables: Sequence[Table]
     pictures: Sequence[Picture] = ()
-    notes: Sequence[str] = ()
     details: Sequence[tuple[str, str]] = ()
 
 
@@ -74,16 +72,8 @@ def render_page(reports: Sequence[AnyReport]) -> str:
         headlines_note=HEADLINES_NOTE if any(report.headlines for report in measured) else "",
         results=[
             *map(_results, sets),
-            *_of_same_text(measured),
-            *([_tuning("Comparison of tuning runs", [tuning_runs(tuned)], tuned)] if len(tuned) > 1 else []),
-            *(
-                _tuning(
-                    f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})",
-                    [tuning_table(report), *([gains_table(report)] if report.gains else [])],
-                    [report],
-                )
-                for report in tuned
-            ),
+            *([PageSection("Comparison of tuning runs", [tuning_runs(tuned)])] if len(tuned) > 1 else []),
+            *map(_tuning, tuned),
         ],
         scored=any(report.kind == "scores" for report in measured),
         protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
@@ -134,27 +124,14 @@ def _results(lines: Sequence[Line]) -> PageSection:
         tables = tables or report_tables(report, verbose=False)
         kinds.append("perplexity")
     title = f"{task_name(report)}, {reading(report)}, {sample_count(report)} of {clean(report.source)}"
-    return PageSection(
-        title[:1].upper() + title[1:], tables, *_drawn([(kind, "ppl") for kind in kinds], _reports(lines))
-    )
+    # baselines come with their reports
+    drawn = [line.report for line in lines if not line.baseline] or [report]
+    return PageSection(title[:1].upper() + title[1:], tables, _drawn(kinds, drawn))
 
 
-def _of_same_text(reports: Sequence[Report]) -> Iterator[PageSection]:
-    """Bits per byte of the same text in different tokens."""
-    known = [report for report in reports if all(cell.bits_per_byte for cell in report.cells)]
-    for lines in sets_of(known, BITS_PER_BYTE):
-        if len({line.report.fingerprint for line in lines}) > 1:
-            drawn = _drawn([(kind, BITS_PER_BYTE.name) for kind in ("perplexity", "comparison")], _reports(lines))
-            yield PageSection(f"Bits per byte of {clean(lines[0].report.source)}", [], *drawn)
-
-
-def _reports(lines: Sequence[Line]) -> list[Report]:
-    """The reports to draw; baselines come with theirs."""
-    return [line.report for line in lines if not line.baseline] or [lines[0].report]
-
-
-def _tuning(title: str, tables: Sequence[Table], reports: Sequence[TuneReport]) -> PageSection:
-    return PageSection(title, tables, *_drawn([("tuning", "ppl")], reports))
+def _tuning(report: TuneReport) -> PageSection:
+    title = f"{_name(report)}: tuning ({report.level})"
+    return PageSection(title, [tuning_table(report)], _drawn(["tuning"], [report]))
 
 
 def _measured(report: AnyReport) -> PageSection:
@@ -165,16 +142,9 @@ def _measured(report: AnyReport) -> PageSection:
     return PageSection(f"{_name(report)}: {task_name(report)}, {reading(report)}", tables, details=_details(report))
 
 
-def _drawn(kinds: Iterable[tuple[str, str]], reports: Sequence[AnyReport]) -> tuple[list[Picture], list[str]]:
-    """(pictures, reasons for skipped ones). kinds: (kind, metric) of each."""
-    drawn, skipped = [], []
-    for kind, metric in kinds:
-        try:
-            figure = KINDS[kind].figure(reports, METRICS[metric])
-            drawn.append((figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()))
-        except DataError as error:
-            skipped.append(f"Skipped the {kind} plot: {str(error).partition('. ')[0]}.")
-    return drawn, skipped
+def _drawn(kinds: Iterable[str], reports: Sequence[AnyReport]) -> list[Picture]:
+    figures = [KINDS[kind].figure(reports) for kind in kinds]
+    return [(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()) for figure in figures]
 
 
 def _details(report: AnyReport) -> list[tuple[str, str]]:

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.reporting.figures.decay_plot import draw_decay
-from ropecli.reporting.figures.frequencies_plot import draw_frequencies
-from ropecli.reporting.figures.perplexity_plot import draw_comparison, draw_perplexity
-from ropecli.reporting.figures.score_plot import draw_scores
-from ropecli.reporting.figures.tuning_plot import draw_tuning
+from ropecli.reporting.figures.report_plots import draw_comparison, draw_perplexity, draw_scores
+from ropecli.reporting.figures.study_plots import draw_decay, draw_frequencies
 from ropecli.reporting.lines import PPL, Metric
 from ropecli.reporting.report_files import AnyReport
+from ropecli.reporting.tuning_runs import draw_tuning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

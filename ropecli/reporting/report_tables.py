@@ -19,7 +19,6 @@ from ropecli.reporting.lines import (
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     change_words,
-    distinct,
     duration,
     headline_sentence,
     number,
@@ -56,7 +55,7 @@ def _interval(cell: Cell) -> str:
 def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
     """The tables of one report. verbose: show all columns and rows, and the loss by tokens of context."""
     if report.kind == "scores":
-        return [_scores(report, verbose=verbose)]
+        return [_scores(report)]
     cell, rows = report.cells[-1], []
     for bucket in cell.by_context if verbose else ():
         context = f"{bucket.start}" + f" to {bucket.stop - 1}" * (bucket.stop > bucket.start + 1)
@@ -96,18 +95,16 @@ def score_rows(report: Report) -> tuple[list[str], list[list[float | None]]]:
     """(names of the rows, scores by length): depths, or tasks of cells without a depth."""
     keys = list(dict.fromkeys((cell.task, cell.depth) for cell in report.cells))
     keys.sort(key=lambda key: key[1] or 0.0)
-    names = distinct([depth or 0.0 for _, depth in keys], 2)
     values = {(cell.task, cell.depth, cell.length): cell.value for cell in report.cells}
     return (
-        [clean(task) if depth is None else name for name, (task, depth) in zip(names, keys, strict=True)],
+        [clean(task) if depth is None else f"{depth:.3g}" for task, depth in keys],
         [[values.get((*key, length)) for length in report.lengths] for key in keys],
     )
 
 
-def _scores(report: Report, *, verbose: bool) -> Table:
+def _scores(report: Report) -> Table:
     """Scores in percent by depth or task, and their mean; columns are lengths."""
     names, scores = score_rows(report)
-    cells = [report.at(length) for length in report.lengths]
     rows = [
         [name, *("–" if score is None else f"{100 * score:.0f}" for score in row)]
         for name, row in zip(names, scores, strict=True)
@@ -115,10 +112,8 @@ def _scores(report: Report, *, verbose: bool) -> Table:
     rows.append(["mean", *(f"{100 * report.mean(length)[0]:.1f}" for length in report.lengths)])
     ends = [report.interval(length) for length in report.lengths]
     rows.append(["95% (Wilson)", *(f"{100 * low:.0f} to {100 * high:.0f}" for low, high in ends)])
-    rows.append(["prompts", *(f"{sum(cell.samples for cell in at)}" for at in cells)])
-    if verbose and any(cell.rank is not None for cell in report.cells):
-        rows.append(["mean rank", *(_mean(at, "rank", ".1f") for at in cells)])
-        rows.append(["margin (nats)", *(_mean(at, "margin", "+.2f") for at in cells)])
+    prompts = [sum(cell.samples for cell in report.at(length)) for length in report.lengths]
+    rows.append(["prompts", *map(str, prompts)])
     chance = report.chance(report.lengths[-1])
     if report.task == "ruler":
         notes = ruler_sentences(report)
@@ -128,14 +123,6 @@ def _scores(report: Report, *, verbose: bool) -> Table:
     title = f"{_subject(report)}: {task_name(report)}, score in percent, {reading(report)}, data {clean(report.source)}"
     head = "task" if all(cell.depth is None for cell in report.cells) else "depth"
     return Table(title, [head, *map(str, report.lengths)], rows, notes, sections=frozenset({len(names)}))
-
-
-def _mean(cells: Sequence[Cell], name: str, form: str) -> str:
-    """Mean over the prompts of the cells."""
-    values = [(getattr(cell, name), cell.samples) for cell in cells if getattr(cell, name) is not None]
-    if not values:
-        return "–"
-    return format(sum(value * samples for value, samples in values) / sum(samples for _, samples in values), form)
 
 
 def comparison_tables(reports: Sequence[Report], *, verbose: bool = False) -> list[Table]:

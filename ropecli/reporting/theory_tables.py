@@ -140,19 +140,13 @@ def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
 
 
 def _decay(rope: Rope) -> list[Table]:
-    """Omits columns without values: the bound only applies to frequencies that are powers of a base.
-
-    Empty for a target of one token.
-    """
+    """Empty for a target of one token. The bound applies only to frequencies that are powers of a base."""
     shown = {key: name for key, name in _DECAY.items() if any(row[key] is not None for row in rope["decay"])}
-    rows = [
-        [f"{row['distance']:,}", *("" if row[key] is None else f"{row[key]:.3f}" for key in shown)]
-        for row in rope["decay"]
-    ]
-    bound = "; O(1/t): its bound" if "bound" in shown else ""
-    note = (
-        f"|mean|: of the complex rotations, whose real part is the score; integral: its estimate{bound}; sinusoidal: "
-        "the score of sinusoidal embeddings with the pretrained base. Attention factors are not included."
-    )
+    rows = [[f"{row['distance']:,}", *(f"{row[key]:.3f}" for key in shown)] for row in rope["decay"]]
     title = f"{rope['name']}: inner product of an all-ones query and key, each with norm 1"
+    note = "|mean|: of the complex rotations, whose real part is the score; integral: its estimate"
+    note += "; O(1/t): the bound of the estimate" if "bound" in shown else ""
+    note += (
+        "; sinusoidal: the score of sinusoidal embeddings with the pretrained base. Attention factors are not included."
+    )
     return [Table(title, ["distance", *shown.values()], rows, [note])] if rows else []

@@ -1,7 +1,6 @@
 """Formats parts of reports as text: protocols, changes, times, sizes."""
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.evaluation.protocols import YARN_NOTE
@@ -115,13 +114,6 @@ def tokens(value: float | None) -> str:
     if value >= 1e15:
         return f"{value:.3g}"
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
-
-
-def distinct(values: Sequence[float], digits: int = 6) -> list[str]:
-    """Format numbers with at least `digits` significant digits, and more if distinct values would look equal."""
-    while len({f"{value:.{digits}g}" for value in values}) < len(set(values)) and digits < 17:
-        digits += 1
-    return [f"{value:.{digits}g}" for value in values]
 
 
 def duration(seconds: float) -> str:

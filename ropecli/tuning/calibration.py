@@ -4,7 +4,6 @@ Some documents are for training, the others for scoring. The `tail` protocol sco
 document, read at the target length and at the pretraining length. The first measures the gain of the extension, the
 second its cost at the pretraining length.
 
-`mark_keys` scores only the tokens at the target length that need a long context (LongPPL, evaluation/longppl.py).
 `hide_needles` replaces the documents for scoring by prompts that end with a key hidden at their beginning, as LongRoPE2
 does: Shang et al. 2025 (arXiv:2502.20082), section 3.2.
 """
@@ -25,12 +24,11 @@ from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import Store, read
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer
-from ropecli.evaluation.protocols import Protocol, ShortContext
+from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.retrieval_prompts import Prompt, RetrievalPrompts, Templates
 from ropecli.evaluation.subject import loading_request
-from ropecli.evaluation.tasks.keys import FindKeys
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec
@@ -43,15 +41,14 @@ MOST_EVALUATED = 16
 """Maximum number of documents for scoring."""
 _MIN_DOCUMENTS = 4
 """Minimum number of distinct documents; also, one in this many is for scoring."""
-_LEAST_WITH_KEYS = 2
 
 
 @dataclass(frozen=True)
 class Calibration:
     """evaluated: documents for scoring. sequences: token ids of the others, shape (sequences, target length).
 
-    short: documents to score at the pretraining length; None: the same. targets: tokens scored per document, if not up
-    to the settings.
+    short: documents to score at the pretraining length; None: the same. targets: tokens scored per document, if the
+    settings do not determine it.
     """
 
     evaluated: Documents
@@ -97,38 +94,6 @@ def read_calibration(
     count = min(MOST_EVALUATED, max(2, len(shuffled) // _MIN_DOCUMENTS))
     evaluated = replace(documents, kept=tuple(shuffled[:count]))
     return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
-
-
-def mark_keys(
-    calibration: Calibration, evaluator: "PreTrainedModel", context: ShortContext, original_length: int
-) -> Calibration:
-    """Score only the key tokens at the target length, as found by `evaluator`, in the documents that have any.
-
-    At the pretraining length, score the last tokens as without keys. evaluator: reads the same token ids. Raises
-    DataError if the documents are too short for key tokens or have none.
-    """
-    documents = calibration.evaluated
-    length = len(documents.kept[0].ids)
-    if length <= context.first:
-        raise DataError(
-            f"The target length is {length} tokens; longppl needs more than {context.first}, because the evaluator has "
-            f"a short context of {context.tokens}. Use a larger factor."
-        )
-    keys = read(FindKeys(documents, context, length), LiveReader(evaluator)).values()
-    kept = [replace(document, keys=np.array(at)) for document, at in zip(documents.kept, keys, strict=True) if at]
-    if len(kept) < _LEAST_WITH_KEYS:
-        raise DataError(
-            f"{len(kept)} of {len(keys)} documents have key tokens; expected at least {_LEAST_WITH_KEYS}. Use a larger "
-            "factor, other data, or an evaluator that uses its context better."
-        )
-    prefix = np.array(documents.special.prefix, dtype=np.int64)
-    last = original_length - len(prefix)
-    short = [Document(document.name, np.concatenate([prefix, document.ids[length - last :]])) for document in kept]
-    return replace(
-        calibration,
-        evaluated=replace(documents, kept=tuple(kept)),
-        short=replace(documents, kept=tuple(short)),
-    )
 
 
 def hide_needles(
@@ -217,7 +182,7 @@ class TuningTask:
         return {
             "checkpoint": self.checkpoint.digest(),
             "factor": self.factor,
-            "window": self.original_length,
+            "pretraining_length": self.original_length,
             "target": self.target_length,
             **self.settings_values(),
             "data": self.calibration.fingerprint(),
@@ -255,9 +220,7 @@ class Evaluator:
         cells: list[Cell] = []
         for documents, read_lengths, name in readings:
             few = replace(documents, kept=documents.kept[:count])
-            with_keys = few.kept[0].keys is not None
-            protocol = Protocol("longppl") if with_keys else Protocol("tail", targets=self.targets)
-            task = Perplexity(few, read_lengths, protocol)
+            task = Perplexity(few, read_lengths, Protocol("tail", targets=self.targets))
             cells += task.cells(read(task, LiveReader(model), self.store, name))
         short, target = cells[0].value, cells[-1].value
         score = Score(target, short, target + self.short_weight * short, len(self.documents.kept[:count]))

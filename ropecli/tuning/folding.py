@@ -27,11 +27,8 @@ _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torc
 """Allowed rounding difference of a logit, relative to the largest logit."""
 
 
-class StoredWeight(NamedTuple):
-    """Name and dtype of a weight in the files."""
-
-    name: str
-    dtype: torch.dtype
+StoredWeight = tuple[str, torch.dtype]
+"""Name and dtype of a weight in the files."""
 
 
 def find_stored(checkpoint: Checkpoint, model: "PreTrainedModel", names: Iterable[str]) -> dict[str, StoredWeight]:
@@ -57,7 +54,7 @@ def _find(stored: Mapping[str, Any], name: str, value: Tensor) -> StoredWeight:
         if tuple(stored[key].get_slice(key).get_shape()) == tuple(value.shape):
             tensor = stored[key].get_tensor(key)
             if torch.equal(tensor.double(), value.double()):
-                return StoredWeight(key, tensor.dtype)
+                return key, tensor.dtype
     raise PatchError(
         f"The weight files do not contain {name} with the values that the model has in {short_name(value.dtype)}: "
         "transformers computes it from other tensors or rounds it. Set --dtype to the dtype of the files."
@@ -93,14 +90,14 @@ def fold(
     weights: float64, by name in the model. stored: their names and dtypes in the files. live: the tuned model's logits
     of the probe. probe: token ids, shape (1, tokens). Raises ProofError.
     """
-    rounded = {name: weights[name].to(weight.dtype) for name, weight in stored.items()}
+    rounded = {name: weights[name].to(dtype) for name, (_, dtype) in stored.items()}
     exact = exact_logits(model, probe, weights)
     require_same(exact, live, "the folded weights")
     rounding = difference(exact_logits(model, probe, rounded), exact)
     with torch.no_grad():
         for name, value in rounded.items():
             model.get_parameter(name).copy_(value)
-    changed = {weight.name: rounded[name] for name, weight in stored.items()}
+    changed = {stored_name: rounded[name] for name, (stored_name, _) in stored.items()}
     return Folded(logits_of(model, probe), changed, rounding)
 
 

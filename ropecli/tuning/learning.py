@@ -43,8 +43,8 @@ class Learned(NamedTuple):
 class _Learning(nn.Module):
     """The state in a training checkpoint, and the callbacks of the training loop.
 
-    trained: the parameters. best: their values with the best score so far. scores: one row per step (target, window,
-    objective, documents, seconds); NaN for steps without a score. measure: the score after a step.
+    trained: the parameters. best: their values with the best score so far. scores: one row per step (target,
+    pretraining, objective, documents, seconds); NaN for steps without a score. measure: the score after a step.
     """
 
     scores: Tensor
@@ -71,8 +71,8 @@ class _Learning(nn.Module):
     def learned(self) -> list[Learned]:
         """All scores so far."""
         return [
-            Learned(step, Score(target, window, objective, int(documents)), seconds)
-            for step, (target, window, objective, documents, seconds) in enumerate(self.scores.tolist())
+            Learned(step, Score(target, pretraining, objective, int(documents)), seconds)
+            for step, (target, pretraining, objective, documents, seconds) in enumerate(self.scores.tolist())
             if not math.isnan(target)
         ]
 

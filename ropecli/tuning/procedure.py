@@ -19,11 +19,9 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
-from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
-from ropecli.errors import MethodError, NotFiniteError, PatchError
+from ropecli.errors import NotFiniteError, PatchError
 from ropecli.evaluation.driver import Store
-from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.evaluation.report import environment
 from ropecli.evaluation.retrieval_prompts import STYLES, default_style
@@ -31,7 +29,7 @@ from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, mark_keys, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, read_calibration
 from ropecli.tuning.folding import (
     Folded,
     StoredWeight,
@@ -43,10 +41,9 @@ from ropecli.tuning.folding import (
     rewrite_shard,
     short_name,
 )
-from ropecli.tuning.grid import first_default, grid_points, search_constants
 from ropecli.tuning.heads import HeadGains
 from ropecli.tuning.learning import Learned, learn
-from ropecli.tuning.search import evolve
+from ropecli.tuning.search import evolve, first_default, grid_points, search_constants
 from ropecli.tuning.task import Point, Score, TuneReport, TuneSettings
 
 if TYPE_CHECKING:
@@ -66,13 +63,12 @@ def make_task(
     split: str | None = None,
     whole: bool = True,
     loading: dict[str, Any] | None = None,
-    evaluator: Checkpoint | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
     """Plan the baseline patch and read the calibration documents.
 
-    whole: see read_texts. evaluator: for the objective longppl. advance: called after each document. Raises
-    MethodError, PatchError, CheckpointError, DataError.
+    whole: see read_texts. advance: called after each document. Raises MethodError, PatchError, CheckpointError,
+    DataError.
     """
     record = read_record(checkpoint.folder)
     if tuned_weights(record):
@@ -95,33 +91,22 @@ def make_task(
         advance=advance,
     )
     task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
-    if settings.objective == "needle":
-        lengths = task.original_length, task.target_length
-        templates = STYLES[default_style(source)]
-        calibration = hide_needles(calibration, tokenizer, templates, *lengths, settings.seed)
-    elif evaluator is not None:
-        if load_tokenizer(evaluator).get_vocab() != tokenizer.get_vocab():
-            raise MethodError(f"The evaluator {evaluator.name} has another tokenizer than {checkpoint.name}.")
-        context = short_context(read_state(evaluator).pretraining_length)
-        calibration = mark_keys(calibration, load_model(evaluator, **task.loading), context, task.original_length)
-    return replace(task, calibration=calibration)
+    if settings.objective != "needle":
+        return task
+    lengths = task.original_length, task.target_length
+    templates = STYLES[default_style(source)]
+    return replace(task, calibration=hide_needles(calibration, tokenizer, templates, *lengths, settings.seed))
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
-    """Plan the patch to compare the result with.
-
-    Raises MethodError, and PatchError also for methods that config.json cannot express.
-    """
-
-    def plan_of(spec: ScalingSpec) -> PatchPlan:
-        return make_plan(checkpoint, spec, original_length=settings.original_length)
-
+    """Plan the patch to compare the result with. Raises MethodError, PatchError."""
+    plan_of = partial(make_plan, checkpoint, original_length=settings.original_length)
     unscaled = plan_of(make_spec("none"))
     geometry = unscaled.ropes[unscaled.scaled[0]].geometry
     specs = [grid_points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
     if settings.level == "search":
         specs.append(make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)}))
-    plans = [plan_of(spec) for spec in specs]
+    plans = [*map(plan_of, specs)]
     for plan in plans:
         if plan.unwritable:
             raise PatchError(plan.unwritable)
@@ -155,7 +140,7 @@ def run_task(
     run = _Run(task, model, folder, on_point)
     gains, stored = run.make_gains() if task.settings.level == "heads" else (None, {})
     base, _ = run.score_patched(task.plan(make_spec("none")), "base")
-    plain, _ = run.score_patched(task.baseline, "plain")
+    untuned, _ = run.score_patched(task.baseline, "untuned")
     plan = task.plan(run.search())
     live_patch(model, plan.ropes)
     start, _ = run.evaluator.score(model, f"{task.settings.level} 0")
@@ -183,10 +168,10 @@ def run_task(
         attention_factor=float(rope.attention_factor),
         inv_freq=rope.inv_freq.tolist(),
         pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-        plain_name=f"{baseline.label}, {'first grid point' if baseline.params else 'nothing tuned'}",
+        untuned_name=f"{baseline.label}, {'first grid point' if baseline.params else 'nothing tuned'}",
         base=base,
-        plain=plain,
-        begun=start,
+        untuned=untuned,
+        start=start,
         score=best.score,
         step=best.step,
         rounding=folded.rounding,
@@ -220,10 +205,7 @@ class _Run:
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
 
     def make_gains(self) -> tuple[HeadGains, dict[str, StoredWeight]]:
-        """The parameters to train, and the weights in the files that will hold them.
-
-        Raises PatchError, before the search, if the weights cannot hold them.
-        """
+        """The parameters to train, and the weights in the files that will hold them. Raises PatchError."""
         try:
             gains = HeadGains(self.model, self.task.baseline.scaled)
             return gains, find_stored(self.task.checkpoint, self.model, gains.weights)
@@ -234,7 +216,7 @@ class _Run:
             ) from error
 
     def score_patched(self, plan: PatchPlan, part: str, documents: int | None = None) -> tuple[Score, float]:
-        """Score the model with this patch. Returns the score and its seconds; the model is restored."""
+        """The score of the model with this patch, and its seconds. The model is restored."""
         with unpatched_after(self.model):
             live_patch(self.model, plan.ropes)
             return self.evaluator.score(self.model, part, documents)

@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "search")
 TRAINING = ("heads", "lora")
 """The levels that change weights. `lora` is in reports of earlier releases."""
-OBJECTIVES = ("ppl", "longppl", "needle")
+OBJECTIVES = ("ppl", "needle")
 Loss = Annotated[float, Ge(0)]
 """Nats; infinite if the model overflows."""
 Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
@@ -31,8 +31,7 @@ Measure = Callable[[ScalingSpec, int, int], float]
 class TuneSettings:
     """The settings of a tuning run. Raises MethodError.
 
-    level: grid, heads or search. objective: ppl scores the last tokens of documents, longppl the tokens that need a
-    long context, needle keys to retrieve. evaluator: for longppl, the checkpoint that finds those tokens. methods:
+    level: grid, heads or search. objective: ppl scores the last tokens of documents, needle keys to retrieve. methods:
     methods to search constants of. points: total number of constants to try. short_weight: weight of the loss at the
     pretraining length, relative to that at the target length. targets: tokens scored per document, for ppl; None: half
     the pretraining length. max_documents: maximum number of documents to read; None: enough for scoring and all steps.
@@ -47,7 +46,6 @@ class TuneSettings:
 
     level: str = "heads"
     objective: str = "ppl"
-    evaluator: str | None = None
     methods: tuple[str, ...] = ("yarn",)
     points: int = 24
     short_weight: float = 0.25
@@ -75,10 +73,6 @@ class TuneSettings:
             )
         if self.objective not in OBJECTIVES:
             raise MethodError(f"--objective is {self.objective!r}; expected one of {', '.join(OBJECTIVES)}.")
-        if (self.objective == "longppl") != (self.evaluator is not None):
-            raise MethodError(
-                "--objective longppl needs --evaluator CHECKPOINT, which finds key tokens; other objectives take none."
-            )
         if self.objective == "needle" and self.targets is not None:
             raise MethodError("--targets does not apply to --objective needle, which scores the tokens of the keys.")
         if not self.methods:
@@ -91,17 +85,26 @@ class TuneSettings:
                 )
 
 
+OLD_KEYS = {"window": "pretraining", "plain": "untuned", "plain_name": "untuned_name", "begun": "start"}
+"""Keys of tune.json in release 0.2, and their names now; for one release, both are written."""
+
+
+def _with_old_keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(fields)
+    return values | {old: values[new] for old, new in OLD_KEYS.items() if new in values}
+
+
 @dataclass(frozen=True)
 class Score:
     """The loss on some documents.
 
-    target, window: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of the
-    keys in needle prompts. For longppl, target is of the key tokens. objective: target + short_weight × window; lower
-    is better. documents: number of documents.
+    target, pretraining: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of
+    the keys in needle prompts. objective, lower is better: target + short_weight × pretraining. documents: number of
+    documents.
     """
 
     target: Loss
-    window: Loss
+    pretraining: Loss
     objective: Loss
     documents: Count
 
@@ -145,11 +148,11 @@ class LayerGains:
 class TuneReport:
     """One run of `ropecli tune`.
 
-    source, fingerprint: calibration data. Scores, all on the same documents: base, the pretrained checkpoint; plain,
-    the method in plain_name with default constants; begun, the best constants; score, the result. method, params,
-    inv_freq, attention_factor: the result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token.
-    rounding: change of the logits when the weights are rounded to the dtype of the files, relative to the largest
-    logit. seconds: total of all points, including earlier runs.
+    source, fingerprint: calibration data. Scores, all on the same documents: base, the pretrained checkpoint; untuned,
+    the method in untuned_name with default constants; start, the best constants, before training; score, the result.
+    method, params, inv_freq, attention_factor: the result. points: every measurement. inv_freq, pretrained_inv_freq:
+    radians per token. rounding: change of the logits when the weights are rounded to the dtype of the files, over the
+    largest logit. seconds: total of all points, including earlier runs.
     """
 
     checkpoint: str
@@ -170,8 +173,8 @@ class TuneReport:
     inv_freq: Frequencies
     pretrained_inv_freq: Frequencies
     base: Score
-    plain: Score
-    begun: Score
+    untuned: Score
+    start: Score
     score: Score
     learned: Count
     step: Count
@@ -180,7 +183,7 @@ class TuneReport:
     points: Annotated[list[Point], Len(1, 100_000)]
     gains: list[LayerGains] = field(default_factory=list)
     log_temperature: Annotated[float, Interval(ge=-50, le=50)] = 0.0
-    plain_name: str = "nothing tuned"
+    untuned_name: str = "nothing tuned"
     environment: dict[str, str] = field(default_factory=dict)
     kind: str = "tune"
     schema_version: int = SCHEMA_VERSION
@@ -190,7 +193,7 @@ class TuneReport:
         return label_of(self.method, self.factor, self.params)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self, dict_factory=_with_old_keys)
 
     def files(self) -> dict[str, Any]:
         """The JSON files to write next to the weights, by name: the report, and factors for `--factors-file`."""

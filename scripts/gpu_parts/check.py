@@ -157,11 +157,11 @@ def folding(part: Part, folder: Path) -> dict[str, Any]:
         for one in (folder / "patched", folder / "tuned")
     )
     return {
-        "objective before": report.begun.objective,
+        "objective before": report.start.objective,
         "after": report.score.objective,
         "ppl of yarn at 1024": untuned,
         "tuned": tuned,
         "rounding": report.rounding,
         "proved tables": result.proved,
-        "ok": report.score.objective <= report.begun.objective,
+        "ok": report.score.objective <= report.start.objective,
     }

@@ -31,24 +31,11 @@ def first_that_holds(geometry: RopeGeometry, length: int, step: float) -> float:
         logarithm += 100 * step
 
 
-@pytest.mark.parametrize(
-    ("length", "published", "digits"), [(1024, 4.3e3, 1), (4096, 2.7e4, 1), (8192, 8.4e4, 1), (32768, 6.3e5, 1)]
-)
+@pytest.mark.parametrize(("length", "published", "digits"), [(1024, 4.3e3, 1), (4096, 2.7e4, 1), (8192, 8.4e4, 1)])
 def test_published_figures(length, published, digits):
     smallest = smallest_base(HEAD, length)
     assert float(f"{smallest:.{digits}e}") == published
     assert lowest(HEAD, smallest, length) >= -1e-9
-
-
-def test_at_2k_the_paper_has_not_the_smallest():
-    """Men et al. have 1.6e4, which holds; so do smaller ones, with some that fail in between."""
-    smallest = smallest_base(HEAD, 2048)
-    assert smallest == pytest.approx(11_587.25, abs=0.05)
-    assert lowest(HEAD, 1.6e4, 2048) >= 0
-    assert lowest(HEAD, smallest + 0.05, 2048) >= 0
-    assert lowest(HEAD, smallest - 0.05, 2048) < -1e-6
-    holding = {base: lowest(HEAD, base, 2048) >= 0 for base in (11_588, 11_649, 11_650, 12_418, 12_419, 22_764, 22_765)}
-    assert list(holding.values()) == [True, True, False, False, True, False, True]
 
 
 @pytest.mark.parametrize(

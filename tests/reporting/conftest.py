@@ -1,10 +1,13 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 _SHARES = (0.8, 0.9, 1.1, 1.2)
 """Shares of the loss, by document."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def report():
     """report(ppl at 256, at 512, at 1024, method=..., ...) -> a Report of perplexities."""
     import math
@@ -56,7 +59,7 @@ def report():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def with_baseline(report):
     """A report with a baseline, a cost of 0% to 2% and a gain."""
     from ropecli.evaluation.report import Change, Headline
@@ -64,11 +67,11 @@ def with_baseline(report):
     cost = Headline("short-context cost", 256, 256, Change(0.012, 0.003, 0.02))
     gain = Headline("long-context gain", 1024, 256, Change(-0.072, -0.114, -0.037))
     base = report(18.0, 25.0, 47.0, checkpoint="base")
-    own = {"method": "yarn", "factor": 4.0, "checkpoint": "extended"}
-    return report(20.0, 19.0, 18.5, **own, baseline=base, headlines=[cost, gain])
+    extended = {"method": "yarn", "factor": 4.0, "checkpoint": "extended"}
+    return report(20.0, 19.0, 18.5, **extended, baseline=base, headlines=[cost, gain])
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def retrieval(report):
     """retrieval({(length, depth or task): hits of 4, ...}, method=..., ...) -> a Report of scores."""
     from ropecli.evaluation.report import score_cell
@@ -101,7 +104,7 @@ def written(tmp_path):
     from ropecli.evaluation.report import write_report
 
     def write(reports, name="report.json"):
-        value = [one.as_json() for one in reports] if isinstance(reports, list) else reports.as_json()
+        value = [report.as_json() for report in reports] if isinstance(reports, list) else reports.as_json()
         write_report(tmp_path / name, value)
         return tmp_path / name
 
@@ -109,96 +112,12 @@ def written(tmp_path):
 
 
 @pytest.fixture
-def study():
-    """study("yarn", "linear*4", factor=8.0, ...) -> a Study."""
-    from ropecli.checkpoint.inspection import PRETRAINED, Study
-    from ropecli.rope import RopeGeometry
-    from ropecli.scaling.scale import scale
-    from ropecli.scaling.spec import ScaledRope, make_spec
-
-    def make(*methods, factor=8.0, head_dim=128, rotary_dim=None, rope_theta=10000.0, window=4096, still_pairs=0):
-        geometry = RopeGeometry(head_dim, rotary_dim or head_dim, rope_theta, window, still_pairs=still_pairs)
-        ropes = {PRETRAINED: ScaledRope(geometry, make_spec("none"), geometry.inv_freq())}
-        for method in methods:
-            name, _, own = method.partition("*")
-            spec = make_spec(name, float(own or factor), {"beta": 50.0} if name == "abf" else {})
-            ropes[f"{name} ×{spec.factor:g}"] = scale(geometry, spec)
-        return Study("folder", int(window * max(rope.spec.factor for rope in ropes.values())), ropes)
-
-    return make
-
-
-@pytest.fixture
 def tuning():
-    """tuning("heads", points=24, layers=4, ...) -> a TuneReport; the numbers are made up, the frequencies yarn's."""
-    import math
+    """tuning("heads", ...) -> the TuneReport of a run on a tiny model, with these fields replaced."""
+    from ropecli.reporting.report_files import read_reports
 
-    import numpy as np
-
-    from ropecli.rope import RopeGeometry
-    from ropecli.scaling.scale import scale
-    from ropecli.scaling.spec import make_spec
-    from ropecli.tuning.task import LayerGains, Point, Score, TuneReport
-
-    def score(target, window, documents=16):
-        target, window = math.log(target), math.log(window)
-        return Score(target, window, target + 0.25 * window, documents)
-
-    def make(level="heads", points=24, layers=4, heads=4, pairs=16, window=256, phases=True, **others):
-        drawn = np.random.default_rng(0)
-        geometry = RopeGeometry(2 * pairs, 2 * pairs, 1e4, window)
-        params, first = {"beta_fast": 8.0, "beta_slow": 0.5}, "search" if level == "search" else "grid"
-        # the second half on all documents, but of a search
-        documents = [4 if level == "search" or 2 * index < points - 1 else 16 for index in range(points)]
-        tried = [
-            Point(first, "yarn", 4.0, params, score(14.3 + drawn.gamma(1.5), 14.4 + drawn.gamma(1.5), count), 0.6)
-            for count in documents
-        ]
-        learned = {"heads": 2 * layers * heads * pairs + 1, "lora": 12288}.get(level, 0)
-        for step in range(10, 101, 10) if learned else ():
-            reached = score(13.2 + 1.1 * math.exp(-step / 30), 13.9 + 0.5 * math.exp(-step / 40))
-            tried.append(Point(level, "yarn", 4.0, params, reached, 9.8, step=step, learned=learned))
-        shape = (heads if phases else 1, pairs)
-        gains = [
-            LayerGains(
-                f"model.layers.{index}.self_attn.q_proj",
-                drawn.normal(0, 0.2, shape).tolist(),
-                drawn.normal(0, 0.3, shape).tolist() if phases else [],
-            )
-            for index in range(layers if level == "heads" else 0)
-        ]
-        report = {
-            "checkpoint": "demo",
-            "digest": "0" * 64,
-            "level": level,
-            "factor": 4.0,
-            "original_max_position_embeddings": window,
-            "target_length": 4 * window,
-            "source": "demo-train",
-            "fingerprint": "3" * 64,
-            "dtype": "float32",
-            "device": "cpu",
-            "command": ["ropecli", "tune", "demo", "--level", level],
-            "settings": {"level": level, "methods": ["yarn"], "short_weight": 0.25},
-            "method": "longrope" if level == "search" else "yarn",
-            "params": params,
-            "attention_factor": 1.12,
-            "inv_freq": scale(geometry, make_spec("yarn", 4.0, params)).inv_freq.tolist(),
-            "pretrained_inv_freq": geometry.inv_freq().tolist(),
-            "base": score(47.03, 13.55),
-            "plain": score(14.91, 15.47),
-            "plain_name": "yarn ×4, nothing tuned",
-            "begun": score(14.31, 14.43),
-            "score": tried[-1].score if learned else score(14.31, 14.43),
-            "learned": learned,
-            "step": 100 if learned else 0,
-            "rounding": 0.0,
-            "seconds": sum(point.seconds for point in tried),
-            "points": tried,
-            "gains": gains,
-            "log_temperature": -0.03 if gains else 0.0,
-            "environment": {"ropecli": "0.1", "torch": "2.9"},
-        }
-        return TuneReport(**{**report, **others})
+    def make(level="heads", **others):
+        (report,) = read_reports([Path(__file__).parents[1] / "compatibility" / f"tuned-{level}" / "tune.json"])
+        return replace(report, **others)
 
     return make

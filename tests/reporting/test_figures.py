@@ -1,18 +1,19 @@
-"""Figures show the numbers of the reports and of theory, are legible without colour, and texts do not overlap."""
+"""Figures show the numbers of the reports and of theory."""
 
-import math
-import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.decay_plot import chosen_pairs
 from ropecli.reporting.lines import BITS_PER_BYTE, PPL, best_of, sets_of
 from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 
 def lines(axes):
@@ -42,13 +43,13 @@ def drawn(kind, *reports, metric=None):
 
 def test_every_report_is_a_line_of_its_numbers(reports):
     (axes,) = drawn("perplexity", *reports).axes
-    found = lines(axes)
+    drawn_lines = lines(axes)
     for report in reports:
-        line = found.pop(report.label)
+        line = drawn_lines.pop(report.label)
         np.testing.assert_array_equal(line.get_xdata(), report.lengths)
         np.testing.assert_array_equal(line.get_ydata(), [cell.ppl for cell in report.cells])
-    assert {name: list(line.get_xdata()) for name, line in found.items()} == {"pretraining length (256)": [256, 256]}
-    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert list(drawn_lines.pop("pretraining length (256)").get_xdata()) == [256, 256]
+    assert not drawn_lines
     assert legend(axes) == ["none", "linear ×4", "yarn ×4", "pretraining length (256)"]
 
 
@@ -67,30 +68,18 @@ def test_whiskers_are_of_the_document_or_of_the_paired_difference(reports):
     assert "paired 95% interval of the difference from none" in note(figure)
 
 
-def test_bits_per_byte(reports):
-    (axes,) = drawn("perplexity", *reports, metric=BITS_PER_BYTE).axes
+def test_bits_per_byte_of_other_tokens_of_the_same_text_are_on_the_same_axes(reports):
+    figure = drawn("perplexity", reports[0], replace(reports[1], fingerprint="2" * 64), metric=BITS_PER_BYTE)
+    (axes,) = figure.axes
     np.testing.assert_allclose(lines(axes)["none"].get_ydata(), np.log2([18.0, 25.0, 47.0]) / 3)
     assert "bits per byte" in axes.get_ylabel()
-    # other tokens of the same text
-    figure = drawn("perplexity", reports[0], replace(reports[1], fingerprint="2" * 64), metric=BITS_PER_BYTE)
-    assert len(figure.axes) == 1
     assert "different tokenizers" in note(figure)
     without = replace(reports[0], cells=[replace(cell, bits_per_byte=None) for cell in reports[0].cells])
     with pytest.raises(DataError, match="no bits-per-byte"):
         drawn("perplexity", without, metric=BITS_PER_BYTE)
 
 
-@pytest.mark.parametrize("kind", ["perplexity", "comparison"])
-@pytest.mark.parametrize("other", [{"task": "tail"}, {"fingerprint": "2" * 64, "source": "books"}], ids=str)
-def test_each_set_of_data_has_axes_of_its_own(reports, kind, other):
-    figure = drawn(kind, reports[0], replace(reports[1], **other))
-    first, second = figure.subfigs
-    assert len(first.axes) == len(second.axes) == len(figure.axes) / 2
-    assert "protocol prefix, data demo, 4 documents" in first.get_suptitle().replace("\n", " ")
-    assert set(other.values()) & set(re.split(r"[,\s]+", second.get_suptitle()))
-
-
-def test_a_comparison_has_a_panel_for_each_length_and_a_row_for_each_report(reports, report):
+def test_a_comparison_has_a_panel_for_each_length_and_a_row_for_each_report(reports):
     figure = drawn("comparison", *reports)
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none", "yarn ×4", "linear ×4"]
     lines, first = sets_of(reports)[0], reports[0]
@@ -104,14 +93,7 @@ def test_a_comparison_has_a_panel_for_each_length_and_a_row_for_each_report(repo
         change = reports[1].change_from(first, length)
         np.testing.assert_allclose(bars[1], [values[0] * (1 + change.low), values[0] * (1 + change.high)])
         assert axes.texts[1].get_text() == f"{values[1]:.2f} ({100 * change.change:+.1f}%)"
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == [
-        "256 tokens",
-        "512 tokens\nbeyond the pretraining length",
-        "1024 tokens\nbeyond the pretraining length",
-    ]
-    with pytest.raises(DataError, match="too many"):
-        drawn("comparison", *[report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(151)])
+    assert len(drawn("comparison", reports[0], replace(reports[1], fingerprint="2" * 64)).subfigs) == 2
 
 
 def test_a_heat_map_holds_the_numbers(retrieval):
@@ -125,78 +107,83 @@ def test_a_heat_map_holds_the_numbers(retrieval):
     assert [text.get_text() for text in panels[3].get_yticklabels()] == ["vt", "cwe", "mean"]
     titles = [axes.get_title().replace("\n", " ") for axes in panels]
     assert titles == [f"folder, none, {name}" for name in ("passkey", "passkey (2)", "passkey (3)", "RULER")]
-    assert any(list(line.get_xdata()) == [0.5, 0.5] for line in panels[0].lines)  # the window lies between
     assert "folder, none, RULER: Effective length: at least 256 tokens" in note(figure)
 
 
-def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(tuning):
+def test_every_measurement_of_a_tuning_is_drawn_at_its_time(tuning):
     run = tuning("heads")
     spent = np.cumsum([point.seconds for point in run.points])
-    for axes, at in zip(drawn("tuning", run).axes, ("target", "window"), strict=True):
-        found = lines(axes)
+    for axes, at in zip(drawn("tuning", run).axes, ("target", "pretraining"), strict=True):
         values = np.exp([getattr(point.score, at) for point in run.points])
-        for level, documents in (("grid", 4), ("grid", 16), ("heads", 16)):
-            keys = [(point.level, point.score.documents) for point in run.points]
-            own = [index for index, key in enumerate(keys) if key == (level, documents)]
-            line = found[f"{level}, {documents} documents"]
-            np.testing.assert_allclose(line.get_xdata(), spent[own])
-            np.testing.assert_allclose(line.get_ydata(), values[own])
-            assert (line.get_markerfacecolor() == "white") == (documents < 16)
-        best = found["best so far, on 16 documents"]
-        objectives = [point.score.objective if point.score.documents == 16 else math.inf for point in run.points]
-        lowest = np.minimum.accumulate(objectives)
-        kept = [index for index, one in enumerate(objectives) if one == lowest[index] < math.inf]
-        np.testing.assert_allclose(best.get_ydata()[:-1], values[kept])
-        np.testing.assert_allclose(best.get_xdata()[:-1], spent[kept])
+        for name, points in (
+            ("grid, 2 documents", [0, 1, 2]),
+            ("grid, 3 documents", [3, 4]),
+            ("heads, 3 documents", [5]),
+        ):
+            line = lines(axes)[name]
+            np.testing.assert_allclose(line.get_xdata(), spent[points])
+            np.testing.assert_allclose(line.get_ydata(), values[points])
+            assert (line.get_markerfacecolor() == "white") == (name == "grid, 2 documents")
+        best = lines(axes)["best so far, on 3 documents"]
+        np.testing.assert_allclose(best.get_ydata(), [values[3], values[5], values[5]])
+    with pytest.raises(DataError, match="cannot show 2 tuning runs"):
+        drawn("tuning", run, run)
 
 
-def test_frequencies_are_ratios(study):
-    (axes,) = STUDY_KINDS["frequencies"](study("linear", "ntk", "p-rope")).axes
-    found = lines(axes)
-    np.testing.assert_allclose(found["linear ×8"].get_ydata(), np.full(64, 1 / 8))
+def study_of(*methods, still_pairs=0):
+    geometry = RopeGeometry(128, 128, 10_000.0, 4096, still_pairs=still_pairs)
+    ropes = {f"{name} ×8": scale(geometry, make_spec(name, 8.0)) for name in methods}
+    return Study("folder", 32768, {PRETRAINED: scale(geometry, make_spec("none")), **ropes})
+
+
+def test_frequencies_are_ratios():
+    draw = STUDY_KINDS["frequencies"]
+    (axes,) = draw(study_of("linear", "ntk", "p-rope")).axes
+    ratios = lines(axes)
+    np.testing.assert_allclose(ratios["linear ×8"].get_ydata(), np.full(64, 1 / 8))
     # b' = b·s^(d/(d-2)), so that θ'/θ = s^(-2i/(d-2))
-    np.testing.assert_allclose(found["ntk ×8"].get_ydata(), 8.0 ** (-np.arange(64) / 63))
-    border = found["critical dimension 92: pairs 0 to 45 complete a rotation inside the pretraining length"]
+    np.testing.assert_allclose(ratios["ntk ×8"].get_ydata(), 8.0 ** (-np.arange(64) / 63))
+    border = ratios["critical dimension 92: the pairs before it complete a rotation inside the pretraining length"]
     assert list(border.get_xdata()) == [45.5, 45.5]
-    assert found["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
-    # 0 is drawn below the logarithmic axis
-    (zeros,) = [line.get_ydata() for line in axes.lines if line.get_label() == style.UNNAMED]
-    np.testing.assert_array_equal(np.isfinite(zeros), np.arange(64) >= 48)
-    assert axes.get_ylim()[0] < np.nanmax(zeros) < 1 / 8
-    assert axes.get_yticklabels()[-1].get_text() == "0"
+    assert ratios["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
+    assert np.isnan(lines(axes)["p-rope ×8"].get_ydata()).sum() == 16
+    assert "pairs that do not rotate: 16 of 64 (p-rope ×8)" in note(axes.figure)
     with pytest.raises(DataError, match="nothing to compare"):
-        STUDY_KINDS["frequencies"](study())
-    with pytest.raises(DataError, match="No pair of folder rotated"):
-        STUDY_KINDS["frequencies"](study("nope", still_pairs=64))
+        draw(study_of())
+    draw(study_of("nope", "rerope", still_pairs=64)).draw_without_rendering()
 
 
-def test_the_decay_marks_its_lengths_and_single_pairs(study):
-    made = study("yarn")
-    near, far, pairs = STUDY_KINDS["decay"](made).axes
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_decay_marks_its_lengths_and_single_pairs():
+    figure = STUDY_KINDS["decay"](study_of("yarn", "lm-infinite"))
+    near, far, pairs = figure.axes
     marks = {label: line.get_xdata()[0] for label, line in lines(far).items() if len(line.get_xdata()) == 2}
     assert marks.pop("longest wavelength (54410)") == pytest.approx(54410.14, abs=0.1)
     assert marks.pop("effective range (5441)") == pytest.approx(5441.01, abs=0.1)
     assert marks == {"pretraining length (4096)": 4096, "target (32768)": 32768}
+    theta = 10_000.0 ** (-np.arange(64) / 64)
+    scores = 2 * np.cos(np.outer(np.arange(5442), theta)).sum(axis=1)
+    means = lines(near)[f"pretrained: first negative at {np.argmax(scores < 0)}"].get_ydata()
+    np.testing.assert_allclose(means[:118], scores[: 118 * 46].reshape(118, 46).mean(axis=1), rtol=1e-9)
     assert "yarn ×8: first negative at 8886" in lines(near)
-    inv_freq = made.geometry.inv_freq()
-    assert chosen_pairs(inv_freq) == [63, 51, 38]  # which turn once, 5.6 and 36.5 times in λ_63
-    line = lines(pairs)[f"pretrained, pair 51: λ = {2 * np.pi / inv_freq[51]:.0f}"]
-    np.testing.assert_array_equal(line.get_ydata(), 2 * np.cos(line.get_xdata() * inv_freq[51]))
-
-
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("kind", STUDY_KINDS)
-def test_strange_methods_are_drawn(study, kind):
-    made = study("linear", "p-rope", "nope", "rerope", rotary_dim=64, rope_theta=5e5, window=8192)
-    STUDY_KINDS[kind](made).draw_without_rendering()
+    assert np.ma.is_masked(lines(far)["lm-infinite ×8"].get_ydata())
+    waves = lines(pairs)
+    for pair in (63, 51, 38):  # which rotate once, 5.6 and 36.5 times in the longest wavelength
+        wave = waves[f"pretrained, pair {pair}: λ = {2 * np.pi / theta[pair]:.0f}"]
+        np.testing.assert_allclose(wave.get_ydata(), 2 * np.cos(wave.get_xdata() * theta[pair]))
+    STUDY_KINDS["decay"](study_of("nope", still_pairs=64)).draw_without_rendering()
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_strange_numbers_are_drawn(report, retrieval, tuning):
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
-    scores = [retrieval({(256, 0.0): 38, (512, 0.0): found}, trials=40, method=f"method-{found}") for found in (0, 39)]
-    figures = [drawn("perplexity", *wide), drawn("comparison", *wide), drawn("comparison", *scores)]
-    for figure in (*figures, drawn("tuning", tuning("search", points=400)), drawn("tuning", *[tuning("grid")] * 2)):
+    scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits}, trials=40, method=f"method-{hits}") for hits in (0, 39)]
+    for figure in (
+        drawn("perplexity", *wide),
+        drawn("comparison", *wide),
+        drawn("comparison", *scores),
+        drawn("tuning", tuning("search")),
+    ):
         figure.draw_without_rendering()
 
 
@@ -204,17 +191,17 @@ def texts(path):
     return ["".join(element.itertext()) for element in ET.parse(path).iter() if element.tag.endswith("}text")]
 
 
-@pytest.mark.parametrize("name", ["costs $5 and $6_", "_a$\\frac{$b", "<script>alert(1)</script> &amp;"])
-def test_names_are_no_formulas_and_no_markup(report, retrieval, tmp_path, name):
-    one = report(18.0, 25.0, 47.0, checkpoint=name)
-    other = replace(one, checkpoint="other", digest="2" * 64)
-    figures = [drawn("perplexity", one, other), drawn("comparison", one, other)]
+@pytest.mark.parametrize("name", ["_a$\\frac{$b", "<script>alert(1)</script> &amp;"])
+def test_names_are_neither_formulas_nor_markup(report, retrieval, tmp_path, name):
+    first = report(18.0, 25.0, 47.0, checkpoint=name)
+    other = replace(first, checkpoint="other", digest="2" * 64)
+    figures = [drawn("perplexity", first, other), drawn("comparison", first, other)]
     for figure in [*figures, drawn("scores", retrieval({(256, 0.0): 4}, checkpoint=name))]:
         style.save(figure, tmp_path / "plot.svg")
         assert any(text.strip() in (name, f"{name}, none") for text in texts(tmp_path / "plot.svg"))
 
 
-def test_the_kind_that_suits_is_chosen(report, retrieval, tuning):
+def test_the_default_kind_follows_from_the_reports(report, retrieval, tuning):
     many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(9)]
     assert choose_kind(many[:2]) is KINDS["perplexity"]
     assert choose_kind(many) is KINDS["comparison"]

@@ -51,7 +51,7 @@ def rows_of(card, title):
     return cells[2:]
 
 
-def test_every_perplexity_is_the_reports(card, of, with_baseline, written):
+def test_the_perplexities_are_those_of_the_report(card, of, with_baseline, written):
     report = of(with_baseline)
     made = card(written(report))
     rows = rows_of(made, f"### {REPO}: perplexity by length, protocol prefix")
@@ -59,51 +59,33 @@ def test_every_perplexity_is_the_reports(card, of, with_baseline, written):
         [cell.length, pytest.approx(cell.ppl), pytest.approx(base.ppl)]
         for cell, base in zip(report.cells, report.baseline.cells, strict=True)
     ]
-    for row, cell in zip(rows, report.cells, strict=True):
-        assert [float(end) for end in row[3].split(" to ")] == pytest.approx([cell.low, cell.high], abs=0.005)
-        assert int(row[-1]) == cell.samples
     assert "- long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens against the baseline's 256" in made.text
     assert "- baseline: base, none" in made.text
     assert all(f"{name} {version}" in made.text for name, version in report.environment.items())
 
 
-def test_every_score_is_the_reports(card, of, retrieval, written):
-    hits = {(256, 0.0): 4, (256, 1.0): 3, (512, 0.0): 1, (512, 1.0): 0}
-    rows = rows_of(card(written(of(retrieval(hits)))), f"### {REPO}: passkey")
-    assert rows[:3] == [["0", "100", "25"], ["1", "75", "0"], ["mean", "87.5", "12.5"]]
-
-
 def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, report, written):
-    own = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
+    extended = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
-    made = card(written([own, other]))
+    made = card(written([extended, other]))
     rows = {row[0]: row for row in rows_of(made, "by checkpoint, method and length")}
     assert rows[REPO][-3:] == ["20.00", "19.00", "18.50"]
     assert rows["base"][-3:] == ["18.00", "25.00", "47.00"]
     assert "/home" not in made.text
 
 
-@pytest.mark.parametrize(
-    ("case", "said"),
-    [
-        ("another", "is a report of base, not of"),
-        ("in memory", "with yarn ×8 in memory, not of"),
-        ("tuning", "is of `ropecli tune`, whose scores chose the result"),
-    ],
-)
-def test_a_report_of_anything_else_is_refused(case, said, card, of, report, tuning, written):
-    given = {
-        "another": lambda: report(20.0, 19.0, 18.5, checkpoint="base"),
-        "in memory": lambda: of(report(20.0, 19.0, 18.5, method="yarn", factor=8.0), in_memory=True),
-        "tuning": lambda: tuning(settings={"targets": 1}),
-    }[case]()
-    with pytest.raises(DataError, match=re.escape(said)):
-        card(written(given))
+def test_a_report_of_anything_else_is_refused(card, of, report, tuning, written):
+    yarn = {"method": "yarn", "factor": 8.0}
+    for given, message in (
+        (report(20.0, 19.0, 18.5, checkpoint="base"), "is a report of base, not of"),
+        (of(report(20.0, 19.0, 18.5, **yarn), in_memory=True), "with yarn ×8 in memory, not of"),
+        (tuning(), "is of `ropecli tune`, whose scores chose the result"),
+    ):
+        with pytest.raises(DataError, match=re.escape(message)):
+            card(written(given))
 
 
-def test_the_metadata_of_the_copied_readme(card, folder):
-    """Metadata that describe only the base model are dropped. Lists, a custom licence and the language stay."""
-    index = [{"name": "x", "results": [{"task": {"type": "y"}, "dataset": {"type": "z", "name": "z"}, "metrics": []}]}]
+def test_metadata_of_the_base_model_alone_are_dropped(card, folder):
     before = {
         "language": "no",
         "license": "other",
@@ -111,7 +93,6 @@ def test_the_metadata_of_the_copied_readme(card, folder):
         "tags": ["chat", "rope"],
         "base_model": "owner/older",
         "base_model_relation": "quantized",
-        "model-index": index,
         "new_version": "owner/newer",
     }
     (folder / "README.md").write_bytes(f"---\r\n{yaml.safe_dump(before)}---\r\n# Title\r\n".encode())
@@ -148,7 +129,7 @@ def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tm
     assert "/home" not in made.text
 
 
-def test_the_command_writes_the_same_config(card, folder, llama, ropecli, tmp_path):
+def test_the_command_on_the_card_writes_the_same_config(card, folder, llama, ropecli, tmp_path):
     [command] = re.findall(r"```\n(ropecli patch .*)\n```", card().text)
     words = command.split()[1:-2]
     words[1] = str(llama)

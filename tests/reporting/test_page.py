@@ -1,7 +1,7 @@
 """The page contains every number and fact, loads no external resources, and escapes all names."""
 
 import base64
-import math
+import json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +10,7 @@ import pytest
 
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.reporting.page import render_page
+from ropecli.table import clean
 
 
 def texts(tree, tag):
@@ -20,12 +21,12 @@ def rows_of(tree):
     return [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(report, with_baseline, retrieval):
     yarn = report(30.0, 31.0, 32.0, task="yarn")
-    found = retrieval({(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1})
+    passkey = retrieval({(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1})
     linear = report(19.0, 19.5, 30.0, method="linear", factor=4.0)
-    return ET.fromstring(render_page([with_baseline, linear, yarn, found]))
+    return ET.fromstring(render_page([with_baseline, linear, yarn, passkey]))
 
 
 def test_every_number_is_there(page, with_baseline):
@@ -40,9 +41,7 @@ def test_every_number_is_there(page, with_baseline):
 
 
 def test_the_headlines_come_first_then_each_set_of_data_and_how_it_was_measured(page, with_baseline):
-    body = list(page.find("body"))
-    assert [element.tag for element in body] == ["h1", "p", "p", "p", "p", *["section"] * 4]
-    assert [element.text for element in body[1:4]] == [
+    assert texts(page, "p")[:3] == [
         "extended, yarn ×4, protocol prefix, 4 documents: short-context cost: +1.2% (0.3 to 2.0) at 256 tokens",
         "extended, yarn ×4, protocol prefix, 4 documents: long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens "
         "against the baseline's 256",
@@ -50,96 +49,53 @@ def test_the_headlines_come_first_then_each_set_of_data_and_how_it_was_measured(
     ]
     titles = texts(page, "h2")
     assert titles[0] == "Perplexity, protocol prefix, 4 documents of demo"
-    assert titles[1].startswith("Perplexity, protocol yarn (YaRN's script")
     assert titles[2:] == ["Passkey, answers generated, 12 prompts of demo", "How it was measured"]
-    for section in body[5:]:
-        order = [element.tag for element in section.iter() if element.tag in ("table", "img", "dl")]
-        assert order == sorted(order, key=["table", "img"].index) if section is not body[-1] else "dl" in order
-    assert len(list(body[-1].iter("dl"))) == 5  # with the baseline
+    assert len(list(page.iter("dl"))) == 5  # with the baseline
     assert {f"Protocol {name}: {PROTOCOLS[name].definition}" for name in ("prefix", "yarn")} <= set(texts(page, "p"))
-    facts = texts(page, "dd")
-    assert {with_baseline.digest, with_baseline.fingerprint, "256 tokens", "passkey, answers generated"} <= set(facts)
-    assert any(with_baseline.environment["torch"] in fact for fact in facts)
+    assert {with_baseline.digest, with_baseline.fingerprint, "passkey, answers generated"} <= set(texts(page, "dd"))
     assert "ropecli eval-ppl extended --data demo" in texts(page, "code")
 
 
-def test_a_comparison_without_a_baseline_begins_with_the_best(report):
-    few = [report(19.0, 19.5, 30.0, shares=(1.0, 1.0)), report(18.0, 19.0, 31.0, shares=(1.0, 1.0), method="ntk")]
-    other = report(5.0, 5.0, 5.0, source="books", fingerprint="9" * 64)
-    tree = ET.fromstring(render_page([*few, other]))
-    assert texts(tree, "p")[0] == (
-        "Perplexity, protocol prefix, 2 documents: At 1024 tokens, none has the lowest perplexity, 30.00; by the "
-        "paired 95% intervals, every other is worse."
-    )
-    assert [row[-3:] for row in rows_of(tree) if row[0] in ("none", "ntk ×1")][:2] == [
-        ["19.00", "19.50", "30.00"],
-        ["18.00", "19.00", "31.00"],
-    ]
-    assert texts(tree, "strong") == ["30.00", "18.00", "19.00"]
-    assert texts(tree, "h2")[1] == "Perplexity, protocol prefix, 4 documents of books"
-
-
-def test_pictures_are_data_and_nothing_is_fetched(page):
+def test_pictures_are_embedded_and_nothing_is_fetched(page):
     # two of the prefix reports, one of the yarn one, a heat map
-    pictures = list(page.iter("img"))
-    assert len(pictures) == 4
-    for picture in pictures:
-        kind, _, data = picture.get("src").partition(",")
-        assert kind == "data:image/png;base64"
-        assert base64.b64decode(data).startswith(b"\x89PNG")
-        assert "protocol" in picture.get("alt") or "score (%)" in picture.get("alt")
-    assert not {element.tag for element in page.iter()} & {
-        "script",
-        "link",
-        "iframe",
-        "object",
-        "embed",
-        "base",
-        "form",
-    }
+    pictures = [picture.get("src").partition(",") for picture in page.iter("img")]
+    assert [kind for kind, _, _ in pictures] == ["data:image/png;base64"] * 4
+    assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, _, data in pictures)
+    loading = {"script", "link", "iframe", "object", "embed", "base", "form"}
+    assert not loading & {element.tag for element in page.iter()}
     assert not [name for element in page.iter() for name in element.attrib if name in ("href", "id", "onload")]
     assert "url(" not in " ".join(texts(page, "style"))
-    policy = next(one.get("content") for one in page.iter("meta") if one.get("http-equiv"))
+    (policy,) = [meta.get("content") for meta in page.iter("meta") if meta.get("http-equiv")]
     assert policy.startswith("default-src 'none'")
 
 
 MARKUP = "<script>alert(1)</script>'\"><img src=x onerror=alert(1)></title>--><!--{{ 7 * 7 }}]]>&lt;$\\frac"
 
 
-@pytest.mark.parametrize("name", [MARKUP, "\x00\x1b[31m"], ids=["markup", "controls"])
-def test_no_name_is_markup(report, retrieval, tuning, name):
+def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuning):
+    name = f"{MARKUP}\x00\x1b[31m"
     hostile = {"checkpoint": name, "source": name}
     everywhere = {"digest": name, "fingerprint": name, "dtype": name, "device": name, "settings": {name: name}}
     everywhere |= {"command": ["ropecli", name], "environment": {name: name}, "params": {name: name}, "method": name}
     base = report(18.0, 25.0, 47.0, **hostile)
-    one = replace(base, **everywhere, baseline=base, document_names=[name] * 4)
-    found = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)
-    run = replace(tuning("heads", points=2, **hostile), **everywhere, level=name)
+    first = replace(base, **everywhere, baseline=base, document_names=[name] * 4)
+    scores = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)
+    run = replace(tuning("heads", **hostile), **everywhere, level=name)
     run = replace(run, gains=[replace(layer, name=name) for layer in run.gains])
-    text = render_page([one, replace(base, checkpoint="other", digest="2"), found, run])
+    text = render_page([first, replace(base, checkpoint="other", digest="2"), scores, run])
     tree = ET.fromstring(text)
     assert "script" not in {element.tag for element in tree.iter()}
     assert {picture.get("src")[:5] for picture in tree.iter("img")} == {"data:"}
     assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
     assert not {"\x00", "\x1b"} & set(text)
-    if "\x00" not in name:
-        assert texts(tree, "dd").count(name) > 10
+    assert texts(tree, "dd").count(clean(name, 1000)) > 10
 
 
-def test_tunings_have_their_numbers_plots_and_facts(tuning):
+def test_a_tuning_run_has_its_table_plot_and_facts(tuning):
     run = tuning("heads")
     tree = ET.fromstring(render_page([run]))
-    assert texts(tree, "h1") == ["Tuning of demo"]
-    assert texts(tree, "h2") == ["demo, yarn ×4: tuning (heads)", "How it was measured"]
-    spent = sum(point.seconds for point in run.points if point.level == "grid")
-    result = [f"{math.exp(value):.2f}" for value in (run.score.window, run.score.target)]
-    assert rows_of(tree)[:5] == [
-        ["model", "perplexity at 256", "at 1024", "learned parameters", "time"],
-        ["as pretrained", "13.55", "47.03", "–", "–"],
-        ["yarn ×4, nothing tuned", "15.47", "14.91", "–", "–"],
-        ["yarn ×4, best constants", "14.43", "14.31", "0", f"{spent:.1f} s"],
-        ["yarn ×4, tuned (heads, step 100)", *result, "513", "1 min 52 s"],
-    ]
+    assert texts(tree, "h2") == ["base, yarn ×2: tuning (heads)", "How it was measured"]
+    assert rows_of(tree)[1] == ["as pretrained", "1296.64", "1593.57", "–", "–"]
     assert len(list(tree.iter("img"))) == 1
-    assert {run.digest, "1024 tokens", '{"beta_fast": 8.0, "beta_slow": 0.5}'} <= set(texts(tree, "dd"))
-    assert texts(tree, "code") == ["ropecli tune demo --level heads"]
+    assert {run.digest, "128 tokens", json.dumps(run.params)} <= set(texts(tree, "dd"))
+    assert texts(tree, "code") == [" ".join(run.command)]

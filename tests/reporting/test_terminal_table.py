@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from ropecli.reporting.terminal_table import TerminalTable
-from ropecli.reporting.tuning_tables import tuning_runs, tuning_table
+from ropecli.reporting.tuning_runs import tuning_runs, tuning_table
 from ropecli.table import Bold, Table, markdown
 
 WIDE = Table(
@@ -43,9 +43,6 @@ def test_names_are_shown_as_they_are_and_control_nothing(show):
     text = show(Table("a[/red]b 100%", ["a\x1b[2Jb\x07\n"], [["c\x9b31m"], ["d\u202e"]], ["e\u2028"]))
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2028"} & set(text)
     assert text.replace("\\", "").count("a[/red]b 100%") == 1
-
-
-def test_markdown_of_a_name_ends_no_cell():
     assert "| a\\|b \\<!-- |" in markdown(Table("", ["name"], [["a|b <!--"]]))
 
 
@@ -53,13 +50,12 @@ def test_a_tuning_run_by_state_and_several_by_result(tuning):
     heads = tuning("heads")
     table = tuning_table(heads)
     assert [row[:4] for row in table.rows] == [
-        ["as pretrained", "13.55", "47.03", "–"],
-        ["yarn ×4, nothing tuned", "15.47", "14.91", "–"],
-        ["yarn ×4, best constants", "14.43", "14.31", "0"],
-        ["yarn ×4, tuned (heads, step 100)", "13.94", "13.24", "513"],
+        ["as pretrained", "1296.64", "1593.57", "–"],
+        ["yarn ×2, nothing tuned", "1490.88", "1887.63", "–"],
+        ["yarn ×2, best constants", "1510.89", "1686.81", "0"],
+        ["yarn ×2, tuned (heads, step 4)", "1490.21", "1573.55", "65"],
     ]
-    assert "Rounding the weights" in table.notes[0]
     runs = tuning_runs([heads, tuning("grid", source="other", fingerprint="4" * 64)])
-    assert [row[0] for row in runs.rows] == ["heads, yarn ×4, 513 learned parameters", "grid, yarn ×4"]
+    assert [row[0] for row in runs.rows] == ["heads, yarn ×2", "grid, yarn ×2"]
     assert runs.notes == ["Different checkpoints, data or lengths: the perplexities are not comparable."]
-    assert len(tuning_table(tuning("grid", target_length=256)).heads) == 4  # factor 1
+    assert len(tuning_table(tuning("grid", target_length=64)).heads) == 4  # factor 1

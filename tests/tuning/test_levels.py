@@ -46,8 +46,8 @@ def test_the_written_checkpoint_is_the_tuned_model(llama, make_run, tmp_path, le
     run = make_run(llama, level=level, on_point=points.append, **SETTINGS[level])
     before = state_of(run.model)
     tuned = run.tune()
-    assert tuned.report.score.objective <= tuned.report.begun.objective
-    specs = {"base": make_spec("none"), "plain": make_spec("yarn", 2.0), "begun": tuned.plan.spec}
+    assert tuned.report.score.objective <= tuned.report.start.objective
+    specs = {"base": make_spec("none"), "untuned": make_spec("yarn", 2.0), "start": tuned.plan.spec}
     for name, spec in specs.items():
         assert getattr(tuned.report, name).objective == pytest.approx(objective_of(run, spec), rel=1e-6)
     assert {point.level for point in points} == {level} | ({"grid"} if level == "heads" else set())
@@ -64,12 +64,12 @@ def test_the_written_checkpoint_is_the_tuned_model(llama, make_run, tmp_path, le
     assert difference(logits_of(loaded, run.probe), logits_of(run.model, run.probe)) < 1e-5
 
 
-def test_without_improvement_no_weight_is_written(llama, make_run, tmp_path, monkeypatch):
+def test_without_improvement_the_weights_stay(llama, make_run, tmp_path, monkeypatch):
     monkeypatch.setattr("ropecli.tuning.heads.GAIN_RATE", 1.0)
     run = make_run(llama, level="heads", points=1)
     before = state_of(run.model)
     tuned = run.tune()
-    assert (tuned.report.step, tuned.report.score, tuned.folded.changed) == (0, tuned.report.begun, {})
+    assert (tuned.report.step, tuned.report.score, tuned.folded.changed) == (0, tuned.report.start, {})
     assert all(torch.equal(value, before[name]) for name, value in state_of(run.model).items())
     write_tuned(tuned, tmp_path / "tuned")
     assert (tmp_path / "tuned" / "model.safetensors").samefile(llama / "model.safetensors")

@@ -6,10 +6,8 @@ import pytest
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
 from ropecli.tuning import search
-from ropecli.tuning.grid import grid_points, halve, search_constants
+from ropecli.tuning.search import grid_points, halve, search_constants
 from ropecli.tuning.task import TuneSettings
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
@@ -81,48 +79,13 @@ def test_factors_never_decrease_and_keep_their_bounds(factor):
     rng = np.random.default_rng(0)
     population = search.first_population(search.known_methods(GEOMETRY, factor), factor, 24, rng)
     assert len(population) == 24
+    assert population[0].factors == (factor,) * 64  # linear
     for _ in range(40):
         parents = population[-24:]
         population += [search.mutated(parents[rng.integers(24)], 1.0, 1.25 * factor, rng) for _ in range(3)]
         population += [search.crossed(parents, factor, rng) for _ in range(3)]
     assert all(is_sound(candidate.factors, factor) for candidate in population)
     assert len(set(population)) > (20 if factor == 1 else 150)
-
-
-def test_the_population_starts_with_interpolation_ntk_and_yarn():
-    first = search.first_population(search.known_methods(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0))
-    assert first[0].factors == (4.0,) * 64
-    for candidate, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
-        known = GEOMETRY.inv_freq() / scale(GEOMETRY, make_spec(method, 4.0)).inv_freq
-        np.testing.assert_allclose(candidate.factors, known, atol=0.0051)
-
-
-def test_a_child_has_every_factor_from_a_parent():
-    rng = np.random.default_rng(1)
-    parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]
-    for _ in range(50):
-        child = search.crossed([search.Candidate(0, factors) for factors in parents], 4.0, rng)
-        assert all(value in pair for value, *pair in zip(child.factors, *parents, strict=True))
-
-
-def test_the_best_measured_factors_are_chosen(llama, make_run):
-    points = []
-    settings = {f"search_{name}": 2 for name in ("iterations", "mutations", "crossovers", "documents")}
-    settings |= {"search_population": 4, "search_parents": 8}
-    run = make_run(llama, level="search", **settings, on_point=points.append)
-    tuned = run.tune()
-    searched, last = ([point for point in points if (point.score.documents == 2) == few] for few in (True, False))
-    assert 0 < len(searched) <= 12
-    assert len({str(point.params) for point in searched}) == len(searched)
-    assert {point.step for point in searched} <= {0, 1, 2}
-    best, final = (min(some, key=lambda point: point.score.objective) for some in (searched, last))
-    # on all three documents: the best of the few and the three known methods
-    assert {point.score.documents for point in last} == {3}
-    assert str(best.params) in {str(point.params) for point in last}
-    assert tuned.plan.spec.params == final.params
-    rope = tuned.plan.ropes[None]
-    assert is_sound(rope.spec.params["long_factor"], 2.0)
-    assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.inv_freq[1])
 
 
 def test_known_methods_are_compared_on_all_documents():
@@ -150,19 +113,3 @@ def test_longrope2_scales_fast_pairs_by_ntk_up_to_the_critical_one():
         base = (factors[pair] * 10000 ** (2 * pair / 96)) ** (96 / (2 * pair))
         np.testing.assert_allclose(factors[:pair], (base / 10000) ** (2 * np.arange(pair) / 96), atol=0.0051)
     assert len(set(first)) > 50
-
-
-def test_longrope2_finds_the_best_critical_pair():
-    """The loss is least at the critical pair 20 with all slow factors at 6."""
-    geometry = RopeGeometry(96, 96, 10000.0, 2048)
-    best = np.array(search.Candidate(20, (6.0,) * 28).factors)
-
-    def measure(spec, documents, iteration):
-        return float(np.abs(np.array(spec.params["long_factor"]) - best).mean())
-
-    specs = [
-        search.evolve(geometry, 4.0, TuneSettings(objective=objective, search_iterations=10), 16, measure)
-        for objective in ("needle", "ppl")
-    ]
-    losses = [measure(spec, 16, 0) for spec in specs]
-    assert losses[0] < min(0.5, losses[1])

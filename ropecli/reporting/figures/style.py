@@ -6,7 +6,6 @@ Names are expected to be cleaned (wording.clean). They are never parsed as formu
 import contextlib
 import io
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import new_file
-from ropecli.errors import DataError, OutputError
+from ropecli.errors import OutputError
 from ropecli.version import GENERATOR
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ _MARKERS = "os^Dv<>PX*p"
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 """Okabe and Ito's, without yellow, which is invisible on white. The three counts have no common divisor."""
-MOST_LINES = len(_MARKERS) * len(_DASHES)
-"""Maximum lines on one pair of axes; up to here, all look different."""
 GREY = "#666666"
 BASELINE_LOOK: dict[str, Any] = {"marker": "|", "linestyle": (0, (1, 1)), "color": "black", "linewidth": 2.2}
 _SETTINGS: dict[Any, Any] = {
@@ -44,8 +41,6 @@ _SETTINGS: dict[Any, Any] = {
     "legend.fontsize": 8,
     "legend.handlelength": 4,
 }
-UNNAMED = "_nolegend_"
-"""Label of artists without a legend entry."""
 _LONGEST_LABEL = 44
 _LETTER = 0.068
 """Width of a letter in a legend, inches."""
@@ -86,15 +81,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def line_size(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> tuple[float, float]:
-    """Inches of stacked axes, with room on the right for a legend of these lines and of `others`.
-
-    Raises DataError for more lines than can look different.
-    """
-    if len(names) > MOST_LINES:
-        raise DataError(
-            f"{len(names)} lines are too many for one plot; the limit is {MOST_LINES}. Give fewer, or for evaluations "
-            "use --kind comparison."
-        )
+    """Inches of stacked axes, with room on the right for a legend of these lines and of `others`."""
     labels = [wrap(name) for name in (*names, *others)]
     widest = max(len(line) for label in labels for line in label.split("\n"))
     lines = sum(label.count("\n") + 1 for label in labels)
@@ -108,14 +95,7 @@ def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 
 
 
 def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
-    """Wrap into lines, preferably at spaces and before the parts of a path."""
-    lines = [""]
-    for part in re.split(r"(?<=\s)|(?=/)", name):
-        for piece in textwrap.wrap(part, width, drop_whitespace=False) or [""]:
-            if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
-                lines.append("")
-            lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
+    return textwrap.fill(name, width)
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -192,7 +172,7 @@ def legend(axes: "Axes", handles: Sequence[Any] | None = None) -> None:
     """Legend to the right of the axes. handles: artists to list; default: all labelled ones."""
     drawn = [*axes.lines, *axes.collections] if handles is None else handles
     named = {artist: str(artist.get_label()) for artist in drawn}
-    shown = {artist: label for artist, label in named.items() if not label.startswith(("_child", UNNAMED))}
+    shown = {artist: label for artist, label in named.items() if not label.startswith("_child")}
     # matplotlib omits labels that start with an underscore
     labels = [wrap(f" {label}" if label.startswith("_") else label) for label in shown.values()]
     axes.legend(list(shown), labels, loc="center left", bbox_to_anchor=(1.01, 0.5))

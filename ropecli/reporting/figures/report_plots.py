@@ -1,10 +1,10 @@
-"""Draws evaluations: perplexity by length, and many methods side by side.
+"""Draws evaluations: perplexity by length, many methods side by side, and heat maps of scores."""
 
-Each set of data has a part of the figure to itself.
-"""
-
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ropecli.errors import DataError
 from ropecli.evaluation.report import Report
@@ -19,12 +19,15 @@ from ropecli.reporting.lines import (
     best_of,
     lengths_of,
     metric_of,
+    numbered,
     original_length_marks,
     original_lengths_of,
     sets_of,
     title_of,
 )
-from ropecli.reporting.wording import percent, task_name
+from ropecli.reporting.report_tables import score_rows
+from ropecli.reporting.wording import percent, reading, ruler_sentences, task_name
+from ropecli.table import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +37,6 @@ if TYPE_CHECKING:
 
 _MAX_WHISKERS = 6
 """Maximum lines with whiskers; more would hide each other."""
-_MOST_LENGTHS, _MOST_ROWS = 12, 150
-"""Limits of a comparison."""
 _LONGEST_NAME = 50
 _PAIRED = "paired 95% interval of the difference from"
 
@@ -60,12 +61,7 @@ def draw_comparison(reports: Sequence[Report], metric: Metric) -> "Figure":
     line.
     """
     sets = _sets(reports, metric)
-    columns, rows = max(len(lengths_of(lines)) for lines in sets), sum(map(len, sets))
-    if columns > _MOST_LENGTHS or rows > _MOST_ROWS:
-        raise DataError(
-            f"{rows} lines at {columns} lengths are too many for one plot; the limit is {_MOST_ROWS} lines "
-            f"at {_MOST_LENGTHS} lengths. Give fewer, or use --kind perplexity."
-        )
+    columns = max(len(lengths_of(lines)) for lines in sets)
     names = [style.wrap(line.name, _LONGEST_NAME) for lines in sets for line in lines]
     widest = max(len(part) for name in names for part in name.split("\n"))
     row = 0.1 + 0.16 * max(name.count("\n") + 1 for name in names)
@@ -118,18 +114,18 @@ def _perplexity(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
     style.length_axis(axes, lengths)
     if metric.logarithmic:
         style.log_axis(axes.yaxis, [value for line in lines for _, value in line.points(metric)] + ends * whiskers)
-    originals, notes = original_length_marks([line.report for line in lines], lengths)
-    for length in originals:
+    for length in original_length_marks([line.report for line in lines], lengths):
         name = f"pretraining length ({length})"
         axes.axvline(length, color=style.GREY, linewidth=1, linestyle=(0, (6, 3)), label=name)
     style.legend(axes)
+    notes = [_token_note(lines)]
     axes.set(xlabel="context length (tokens), logarithmic", ylabel=metric.axis_label)
     if whiskers:
         what = "95% interval over documents" if len(lines) == 1 else f"{_PAIRED} {lines[0].name}"
         notes.append(f"whiskers: {what}")
     elif ends:
         notes.append(f"intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them")
-    style.title(figure, title_of(lines, f": {metric.title} by context length"), [*notes, _token_note(lines)])
+    style.title(figure, title_of(lines, f": {metric.title} by context length"), notes)
 
 
 def _spans(line: Line, lines: Sequence[Line], metric: Metric) -> list[tuple[int, tuple[float, float]]]:
@@ -201,3 +197,65 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         if lines[place].report.digest != lines[place - 1].report.digest:
             axes.axhline(place - 0.5, color=style.GREY, linewidth=0.8)
     return any(spans)
+
+
+def draw_scores(reports: Sequence[Report]) -> "Figure":
+    """Scores in percent, and the mean over the rows."""
+    tasks = list(dict.fromkeys(f"{task_name(report)}, {reading(report)}" for report in reports))
+    names = numbered(
+        clean(f"{clean(report.checkpoint, 40)}, {report.label}" + f", {task_name(report)}" * (len(tasks) > 1))
+        for report in reports
+    )
+    rows = [len(report.at(report.lengths[0])) + 1 for report in reports]
+    columns = min(3, len(reports))
+    lines = math.ceil(len(reports) / columns)
+    room = 0.07 * max(len(name) for report in reports for name in score_rows(report)[0])
+    width = min(9.0, max(4.2, 1.0 + room + 0.55 * max(len(report.lengths) for report in reports)))
+    height = min(9.0, max(3.0, 1.5 + 0.35 * max(rows)))
+    sources = ", ".join(list(dict.fromkeys(clean(report.source) for report in reports))[:3])
+    samples = sorted({cell.samples for report in reports for cell in report.cells})
+    originals = " or ".join(map(str, original_lengths_of(reports)))
+    notes = [
+        f"{name}: {ruler_sentences(report)[0]}"
+        for name, report in zip(names, reports, strict=True)
+        if report.task == "ruler"
+    ]
+    notes.append(
+        f"prompts per cell: {', '.join(map(str, samples))}; dashed: the pretraining length ({originals} tokens)"
+    )
+    with style.drawing():
+        figure = style.new_figure(width * columns + 1.4, height * lines + 0.6)
+        panels = figure.subplots(lines, columns, squeeze=False).ravel()
+        image: Any = None
+        for axes, report, name in zip(panels, reports, names, strict=False):
+            image = _heat_map(axes, report)
+            axes.set_title(style.wrap(name, int((width - 0.8) * 11)), fontsize=9)
+        for axes in panels[len(reports) :]:
+            axes.remove()
+        figure.colorbar(image, ax=list(panels[: len(reports)]), label="score (%)", shrink=0.8)
+        style.title(figure, f"{' and '.join(tasks)}: score (%); data {sources}", notes)
+    return figure
+
+
+def _heat_map(axes: "Axes", report: Report) -> Any:
+    names, scores = score_rows(report)
+    lengths, means = report.lengths, [report.mean(length)[0] for length in report.lengths]
+    percent = 100 * np.array([*scores, means], dtype=float)  # None becomes NaN
+    image = axes.imshow(np.ma.masked_invalid(percent), cmap="Greys_r", vmin=0, vmax=100, aspect="auto")
+    axes.set_facecolor("#f3e9d2")  # cells without a measurement are not grey
+    axes.grid(False)
+    axes.spines[:].set_visible(True)
+    axes.set_xticks(range(len(lengths)), [f"{length}" for length in lengths], rotation=45)
+    axes.set_yticks(range(len(percent)), [*names, "mean"])
+    depths = any(cell.depth is not None for cell in report.cells)
+    axes.set(xlabel="length (tokens)", ylabel="depth of the key (0: start, 1: end)" if depths else "")
+    axes.axhline(len(names) - 0.5, color=style.GREY, linewidth=2)
+    inside = sum(length <= report.original_max_position_embeddings for length in lengths)
+    # visible on white and on black; at the edge if all lengths are on one side
+    for look in ({"color": "white", "linewidth": 3}, {"color": "black", "linewidth": 1.2, "linestyle": (0, (4, 3))}):
+        axes.axvline(inside - 0.5, **look)  # type: ignore[arg-type]
+    for (row, column), value in np.ndenumerate(percent):
+        if not math.isnan(value):
+            ink = "black" if value > 43 else "white"
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
+    return image
