@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.training.settings import Patch, Recipe, Source, make_recipe
+from ropecli.training.recipe_schema import Patch, Recipe, Source, make_recipe
 from ropecli.training.stages import describe, plan_stages
 
 ROOT = Path(__file__).parent.parent / "recipes"

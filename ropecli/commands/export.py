@@ -19,7 +19,7 @@ def export(
     engine: Annotated[
         str,
         Flag("--engine", "-e"),
-        Doc("To serve: vllm, sglang, llama.cpp, ollama or mlx. To fine-tune: trl or axolotl."),
+        Doc("To serve: vllm, sglang, llama.cpp, ollama or mlx. To fine-tune: trl or axolotl. To evaluate: lm-eval."),
     ],
     output: Annotated[
         str | Path | None,
@@ -29,7 +29,7 @@ def export(
     ] = None,
     revision: Revision = None,
 ) -> "Export":
-    """Print the command that serves a checkpoint at its context length, or the config file that fine-tunes it."""
+    """Print the command that serves or evaluates a checkpoint at its context length, or the config file that fine-tunes it."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
 

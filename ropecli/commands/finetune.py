@@ -29,7 +29,7 @@ from ropecli.messages import progress_bar, say, warn
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
     from ropecli.training.loop import TrainingProgress
-    from ropecli.training.settings import Recipe
+    from ropecli.training.recipe_schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def finetune(
     Several processes: `accelerate launch -m ropecli finetune ...`.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.settings import make_recipe, recipe_path
+    from ropecli.training.recipe_schema import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
     further = dict(settings or {})

@@ -71,7 +71,7 @@ def plan(
     from ropecli.live.devices import total_memory
     from ropecli.training.memory_plan.estimate import GPUS
     from ropecli.training.memory_plan.setups import parse_size
-    from ropecli.training.settings import make_recipe, recipe_path
+    from ropecli.training.recipe_schema import make_recipe, recipe_path
     from ropecli.training.stages import plan_stages
 
     memory = parse_size(gpu_memory, "--gpu-memory")

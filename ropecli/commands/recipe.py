@@ -9,7 +9,7 @@ from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
-    from ropecli.training.settings import ShippedFile
+    from ropecli.training.recipe_schema import ShippedFile
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ def recipe(
     schema: Annotated[bool, Doc("Print the JSON schema of recipes, for editors.")] = False,
 ) -> RecipeList:
     """List the recipes of finetune and the configurations of `accelerate launch`, or print one."""
-    from ropecli.training.settings import find_file, recipe_files
+    from ropecli.training.recipe_schema import find_file, recipe_files
 
     if not schema:
         files = recipe_files("finetune", "accelerate")
         return RecipeList(tuple(files.values()) if name is None else (find_file(name, files),), name is not None, path)
     if name is not None or path:
         raise RecipeError("All recipes have the same schema. Use --schema without NAME and --path.")
-    from ropecli.training.settings import recipe_schema
+    from ropecli.training.recipe_schema import recipe_schema
 
     return RecipeList(schema=recipe_schema())

@@ -61,7 +61,7 @@ class Batch:
 class Stream:
     """Training sequences of one length, by position. packed: whether positions restart in any of them.
 
-    recipe: see training/settings.py.
+    recipe: see training/recipe_schema.py.
     """
 
     def __init__(

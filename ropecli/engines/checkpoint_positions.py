@@ -136,8 +136,9 @@ class CheckpointPositions:
         return overrides if self.section is None else {self.section: overrides}
 
 
-def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> CheckpointPositions:
-    """Read the positions of a checkpoint. trains: for a trainer, which runs transformers' own models.
+def read_positions(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = False) -> CheckpointPositions:
+    """Read the positions of a checkpoint. trains: for a trainer, which runs transformers' own models. remaps: also
+    for a distance method.
 
     Raises CheckpointError for a config without rotary embeddings, PatchError for positions that no engine supports.
     """
@@ -149,7 +150,7 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
         label: _parameters(ropes[label], fields or {}, section, settings.family, length) if label in ropes else None
         for label, fields in written.items()
     }
-    if rope.remapping is not None:
+    if rope.remapping is not None and not remaps:
         use = "Fine-tune it with `ropecli finetune`." if trains else "Load it with `import ropecli.attention`."
         raise PatchError(
             f"{checkpoint.name} uses {rope.spec.method}, which no engine supports: they would run standard attention. "

@@ -9,7 +9,7 @@ from typing import Any
 
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.engines import llama_cpp, mlx, sglang, trainers, vllm
+from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
 from ropecli.engines.checkpoint_positions import CheckpointPositions, read_positions
 from ropecli.engines.engine_table import Case
 from ropecli.errors import MethodError, OutputError, PatchError, did_you_mean
@@ -37,10 +37,11 @@ class Export:
         return {key: getattr(self, key) for key in ("engine", "command", "overrides", "cannot", "notes")}
 
 
-_ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx"}
+_ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx", "lm_eval": "lm-eval"}
 ENGINES = {
     "axolotl": trainers.AXOLOTL,
     "llama.cpp": llama_cpp.LLAMA_CPP,
+    "lm-eval": lm_eval.ENGINE,
     "mlx": mlx.ENGINE,
     "ollama": llama_cpp.OLLAMA,
     "sglang": sglang.ENGINE,
@@ -61,7 +62,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     engine = ENGINES[name]
     if output and not engine.file_name:
         raise MethodError(f"{engine.title} needs no config file: its command has all options. Run it without --output.")
-    positions = read_positions(checkpoint, trains=engine.trains)
+    positions = read_positions(checkpoint, trains=engine.trains, remaps=engine.remaps)
     for reason in _texts(engine.refused, positions):
         raise PatchError(f"{engine.title} does not support the positions of {positions.checkpoint}: {reason}")
     overrides, file_name = engine.overrides(positions), str(output or engine.file_name)

@@ -30,7 +30,7 @@ class EngineTable:
     Export; a note without a condition is a format string alone. refused: unsupported positions, each with the next
     step. without_options: a sentence on what the engine does without the options, or nothing. file_name: the config
     file that the command reads, named by its last word. file_text: its contents, from `overrides`. trains: whether it
-    trains, with transformers' models, which read all of config.json.
+    trains, with transformers' models, which read all of config.json. remaps: whether it runs distance methods.
     """
 
     title: str
@@ -43,6 +43,7 @@ class EngineTable:
     file_name: str = ""
     file_text: Callable[[dict[str, Any]], str] = lambda overrides: ""
     trains: bool = False
+    remaps: bool = False
 
 
 ONE_DYNAMIC_TABLE = Case(

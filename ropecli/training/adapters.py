@@ -19,7 +19,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import RecipeError
 from ropecli.live.adapter import PREFIX, Tensors
 from ropecli.live.loading import choose_device
-from ropecli.training.settings import Recipe
+from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -34,8 +34,8 @@ from ropecli.training.loss import (
     prove_positions,
 )
 from ropecli.training.memory_plan.setups import resolve_checkpointing
+from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import refuse_unsuitable, shards_weights
-from ropecli.training.settings import Recipe
 from ropecli.training.sharded_weights import UnreadModel, build_unread
 from ropecli.training.validation import Validation, make_validation
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.errors import RecipeError
 from ropecli.live.rotary import follows_length
-from ropecli.training.settings import Recipe
+from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -36,9 +36,9 @@ from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
+from ropecli.training.recipe_schema import Patch, Recipe
 from ropecli.training.refusals import refuse_method_conflicts
 from ropecli.training.run_folder import LOCK, RUN, begin_run, refuse_foreign
-from ropecli.training.settings import Patch, Recipe
 
 STAGES = "stages"
 _PATIENCE = 3600.0

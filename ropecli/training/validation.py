@@ -24,7 +24,7 @@ from ropecli.evaluation.protocols import Protocol
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length, unpatched_after
 from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
 from ropecli.training.loss import explain_out_of_memory
-from ropecli.training.settings import Recipe
+from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -60,7 +60,7 @@ def config_of(case: dict[str, Any]) -> Any:
 
 
 def recipe_of(case: dict[str, Any]) -> Any:
-    from ropecli.training.settings import Recipe
+    from ropecli.training.recipe_schema import Recipe
 
     return Recipe(data="none is read", **{**_PLAIN, **case["recipe"]})
 

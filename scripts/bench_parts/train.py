@@ -37,7 +37,7 @@ def build(folder: Path, vocabulary: int, layers: int, tokens: int) -> None:
 
 def ours(folder: Path, output: Path, tokens: int, meter: Meter, **keys: Any) -> None:
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.settings import make_recipe
+    from ropecli.training.recipe_schema import make_recipe
     from ropecli.training.stages import run_stages
 
     settings = {"steps": STEPS, "length": tokens, "gradient_accumulation": 1, "warmup_steps": 0, "tracker": "none"}

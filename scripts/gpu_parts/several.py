@@ -11,7 +11,7 @@ import yaml
 
 import ropecli
 from gpu_parts.measuring import Part, compare_losses, losses_of_run
-from ropecli.training.settings import recipe_files
+from ropecli.training.recipe_schema import recipe_files
 
 ALLOWED = 1e-3
 """Relative difference of the losses, float32."""

@@ -11,7 +11,7 @@ from ropecli.cli import progress
 from ropecli.cli.app import app
 from ropecli.cli.typer_command import ALIASES
 from ropecli.evaluation.subject import default_lengths
-from ropecli.training.settings import Recipe, recipe_path
+from ropecli.training.recipe_schema import Recipe, recipe_path
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 COMMANDS = typer.main.get_command(app).commands

@@ -20,7 +20,7 @@ def train(checkpoint, output, save="adapter"):
     from ropecli.live.loading import load_model
     from ropecli.training.adapters import attach, trainable
     from ropecli.training.finished_weights import write_result
-    from ropecli.training.settings import make_recipe
+    from ropecli.training.recipe_schema import make_recipe
 
     opened = package.open_checkpoint(checkpoint)
     recipe = make_recipe(None, {"data": "demo-train", "adapter": "lora-plus", "save": save})

@@ -62,7 +62,7 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
 
     from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import find_setups, launch_command
-    from ropecli.training.settings import Recipe
+    from ropecli.training.recipe_schema import Recipe
 
     recipe = Recipe(data="none is read", mixed_precision=precision)
     for one in find_setups(MemoryEstimator(AutoConfig.from_pretrained(config_alone)), recipe, 64, gpus, 10**12):

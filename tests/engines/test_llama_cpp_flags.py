@@ -1,4 +1,4 @@
-"""The llama.cpp command, by llama.cpp's formulas in float32 (test_llama_cpp.py runs llama.cpp itself)."""
+"""The llama.cpp command, by llama.cpp's formulas in float32 (test_served.py runs llama-server itself)."""
 
 import math
 import shlex

@@ -40,6 +40,7 @@ METHODS = {
     "ntk": {},
     "longrope": {"long_factor": [1.0 + 3 * index / 15 for index in range(16)]},
 }
+OTHERS = {"ntk-by-parts": {}, "dynamic": {}}
 WRONG = [round(float(factor), 2) for factor in np.exp(np.random.default_rng(2026).uniform(np.log(1.3), np.log(16), 2))]
 
 
@@ -51,7 +52,7 @@ def folder(tmp_path_factory):
     def patch(method: str) -> Path:
         if method not in made:
             made[method] = tmp_path_factory.mktemp("patched") / method
-            ropecli.patch("demo", method=method, factor=4, settings=METHODS[method], output=made[method])
+            ropecli.patch("demo", method=method, factor=4, settings=(METHODS | OTHERS)[method], output=made[method])
         return made[method]
 
     return patch
@@ -207,6 +208,7 @@ def stored(method: str, folder: Path) -> dict:
     rope = ropecli.read_state(ropecli.open_checkpoint(str(folder))).main
     factors = (rope.geometry.inv_freq() / rope.inv_freq).tolist()
     scaling = {"llama.rope.scaling.type": method, "llama.rope.scaling.factor": 4.0}
+    attention = rope.attention_factor
     original = {"llama.rope.scaling.original_context_length": PRETRAINING}
     return {
         "linear": {"metadata": scaling},
@@ -214,16 +216,35 @@ def stored(method: str, folder: Path) -> dict:
         "ntk": {"metadata": {"llama.rope.freq_base": rope.rope_theta}},
         "llama3": {"tensors": {"rope_freqs.weight": factors}},
         "longrope": {
-            "metadata": {**scaling, **original, "llama.rope.scaling.attn_factor": rope.attention_factor},
+            "metadata": {"llama.rope.scaling.type": method, **original, "llama.rope.scaling.attn_factor": attention},
             "tensors": {f"rope_factors_{name}.weight": factors for name in ("long", "short")},
         },
     }[method]
 
 
-@pytest.mark.parametrize("method", ["yarn", "linear", "ntk"])
+def by_flags(folder: Path, gguf) -> tuple[Path, str]:
+    """An unpatched file and the command of `export`. xllamacpp has no --override-kv: the file holds its value."""
+    words = shlex.split(command_of(folder, "llama.cpp"))
+    metadata = {}
+    if "--override-kv" in words:
+        at = words.index("--override-kv")
+        key, _, value = words[at + 1].partition("=")
+        kind, _, number = value.partition(":")
+        metadata, words = {key: {"int": int, "float": float}[kind](number)}, words[:at] + words[at + 2 :]
+    return gguf(metadata=metadata), shlex.join(words)
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "ntk-by-parts"])
 def test_flags_of_llama_server_give_the_scaling_to_an_unpatched_file(method, folder, check, gguf, llama_server):
-    with llama_server(gguf(), command_of(folder(method), "llama.cpp")) as address:
+    with llama_server(*by_flags(folder(method), gguf)) as address:
         assert_served(check(address, method))
+
+
+def test_llama_server_computes_dynamic_once_as_the_note_says(folder, check, gguf, llama_server):
+    with llama_server(*by_flags(folder("dynamic"), gguf)) as address:
+        result = check(address, "dynamic")
+    assert result.verdict.verdict == "not served"
+    assert result.notes[0].startswith("Engines compute dynamic NTK once")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,6 +5,7 @@ It runs in an environment of its own, which pytest's cache keeps.
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -141,3 +142,46 @@ def test_rulers_wording_and_scores_are_lm_evals(python):
     assert {name: found[name]["tokens_to_generate"] for name in ("cwe", "fwe", "vt")} == {
         name: TASKS[name].generated for name in ("cwe", "fwe", "vt")
     }
+
+
+TASK = """
+task: local
+dataset_path: json
+dataset_kwargs: {data_files: {test: ROWS}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{prompt}}"
+doc_to_choice: [" True", " False"]
+doc_to_target: 0
+target_delimiter: ""
+metric_list: [{metric: acc}]
+"""
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
+def test_exported_command_reads_the_patched_checkpoint(python, method, tmp_path, texts, demo_tokenizer):
+    """A prompt of nearly the whole context length: lm-eval's log-likelihoods of two answers are ours."""
+    import ropecli
+    from ropecli.engines.engine_export import export_checkpoint
+    from ropecli.evaluation.readers.live import LiveReader
+
+    ropecli.patch("demo", method=method, factor=4, output=tmp_path / "patched")
+    prompt = max(texts, key=len)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n")
+    (tmp_path / "local.yaml").write_text(TASK.replace("ROWS", str(tmp_path / "rows.jsonl")))
+    checkpoint = ropecli.open_checkpoint(str(tmp_path / "patched"))
+    words = shlex.split(export_checkpoint(checkpoint, "lm-eval").command.replace("TASKS", "local"))
+    command = [python, *words[1:]] if words[0] == "python" else [python.with_name("lm_eval"), *words[1:]]
+    options = ["--include_path", tmp_path, "--output_path", tmp_path / "out", "--log_samples", "--device", "cpu"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr[-3000:]
+    (samples,) = (tmp_path / "out").rglob("samples_local_*.jsonl")
+    found = [float(answer[0][0]) for answer in json.loads(samples.read_text().splitlines()[0])["resps"]]
+    ids = np.array(demo_tokenizer(prompt)["input_ids"])
+    answers = [demo_tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" True", " False")]
+    reader = LiveReader(ropecli.load_model(checkpoint, dtype="float32"))
+    reader.prepare(ids, len(ids) + 4, answers=True)
+    (expected,) = reader.log_probabilities([(ids, answers)])
+    assert len(ids) > 256
+    np.testing.assert_allclose(found, expected, atol=1e-3)

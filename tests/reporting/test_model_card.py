@@ -113,7 +113,7 @@ def test_metadata_of_the_base_model_alone_are_dropped(card, folder):
 
 
 def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tmp_path):
-    from ropecli.training.settings import make_recipe
+    from ropecli.training.recipe_schema import make_recipe
 
     recipe = make_recipe(None, {"data": "/home/someone/books", "steps": 7, "length": 256, "adapter": "lora"})
     run = {"source": {}, "length": 256, "processes": 2, "recipe": recipe.model_dump(mode="json")}

@@ -14,7 +14,7 @@ from ropecli.training import adapters
 from ropecli.training.finetuning import make_optimizer
 from ropecli.training.finished_weights import finished_step, write_result
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
 MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}

@@ -11,7 +11,7 @@ from ropecli.training import adapters
 from ropecli.training.finetuning import make_optimizer
 from ropecli.training.finished_weights import write_result
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
 

@@ -11,8 +11,8 @@ import yaml
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError
 from ropecli.training.distributed import averaged_over, data_ranks, local_batch, make_accelerator
+from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.refusals import refuse_engine, refuse_unsuitable
-from ropecli.training.settings import make_recipe
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
 LENGTH = 48

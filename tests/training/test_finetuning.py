@@ -13,7 +13,7 @@ from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
 from ropecli.errors import DataError, DivergedError, NotFiniteError, OutputError
 from ropecli.live.loading import load_tokenizer
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 
 
 @pytest.fixture(scope="module")

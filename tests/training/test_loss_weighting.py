@@ -10,7 +10,7 @@ from ropecli.data.sources import read_rows
 from ropecli.data.stream import open_stream
 from ropecli.data.token_store import tokenize_rows
 from ropecli.live.loading import load_tokenizer
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 
 LENGTH = 96
 

@@ -7,7 +7,7 @@ from scripts_by_path import load
 from ropecli.training.memory_plan.estimate import MemoryEstimator
 from ropecli.training.memory_plan.model_shape import build, kv_cache, model_shape
 from ropecli.training.memory_plan.setups import best_setup, find_setups
-from ropecli.training.settings import Recipe
+from ropecli.training.recipe_schema import Recipe
 
 bench = load("bench_parts/plan")
 WITHIN = 0.05

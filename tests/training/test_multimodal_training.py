@@ -8,7 +8,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.live.loading import load_model
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 
 
 def tensors(folder):

@@ -13,7 +13,7 @@ import torch
 from ropecli.errors import DivergedError, RecipeError
 from ropecli.training.finetuning import make_optimizer, rate_factor
 from ropecli.training.loop import Divergence
-from ropecli.training.settings import Recipe, make_recipe
+from ropecli.training.recipe_schema import Recipe, make_recipe
 
 
 def recipe_of(**keys):

@@ -17,7 +17,7 @@ from ropecli.live.loading import load_model
 from ropecli.scaling.spec import make_spec
 from ropecli.training.adapters import trainable
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.stages import plan_stages
 
 # of a Llama pretrained on 64 tokens, for 128

@@ -12,7 +12,7 @@ from ropecli.attention import load_model
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.training.adapters import attach
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.settings import Recipe
+from ropecli.training.recipe_schema import Recipe
 from ropecli.training.sharded_weights import build_unread, write_gathered
 
 

@@ -7,7 +7,7 @@ import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import RecipeError, RopecliError
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
 
 KEYS = {

@@ -18,7 +18,7 @@ def prepared():
     from ropecli.live.loading import load_model, load_tokenizer
     from ropecli.training.distributed import make_accelerator
     from ropecli.training.loss import NextTokenLoss
-    from ropecli.training.settings import make_recipe
+    from ropecli.training.recipe_schema import make_recipe
     from ropecli.training.validation import make_validation
 
     def make(folder: Path, say=lambda message: None, **keys):

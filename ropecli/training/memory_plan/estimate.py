@@ -13,7 +13,7 @@ from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import rotary_tables
 from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
 from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
-from ropecli.training.settings import Recipe
+from ropecli.training.recipe_schema import Recipe
 
 Engine = Literal["one", "ddp", "fsdp2", "ulysses"]
 GPUS = {

@@ -37,7 +37,7 @@ from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.memory_plan.model_shape import build, keep_layers, layers_of
-from ropecli.training.settings import Recipe
+from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,8 +16,8 @@ from ropecli.errors import CheckpointError, RecipeError, shown
 from ropecli.live.devices import total_memory
 from ropecli.training.distributed import sequence_ranks
 from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
+from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import sharded_weight_faults, shards_weights, shared_sequence_faults
-from ropecli.training.settings import Recipe
 from ropecli.training.sharded_weights import is_converted
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 
 from ropecli.cli.terminal import parse_settings
 from ropecli.errors import RecipeError
-from ropecli.training.settings import make_recipe
+from ropecli.training.recipe_schema import make_recipe
 
 
 @pytest.fixture
