@@ -29,7 +29,7 @@ def export(
     ] = None,
     revision: Revision = None,
 ) -> "Export":
-    """Print the command that serves or evaluates a checkpoint at its context length, or the config file that fine-tunes it."""
+    """Print the command that serves or evaluates a checkpoint, or the config file that fine-tunes it."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
 
