@@ -87,9 +87,10 @@ class Endpoint:
 
     def _context_of_llama_server(self) -> Any:
         try:
-            return self._ask("GET", "/props").get("default_generation_settings", {}).get("n_ctx")
+            settings = self._ask("GET", "/props").get("default_generation_settings")
         except EndpointError:
             return None
+        return settings.get("n_ctx") if isinstance(settings, dict) else None
 
     def _ask(self, method: str, path: str, **content: Any) -> dict[str, Any]:
         """Send a request; repeat it with growing pauses while the server is busy or loses the connection."""

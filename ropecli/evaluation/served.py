@@ -7,6 +7,7 @@ readings: its share toward another reading is Σ (server − checkpoint)(other �
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,11 +28,13 @@ from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.subject import LiveReaders, Subject
 from ropecli.messages import progress_bar, warn
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.scale import varies_with_length
+from ropecli.scaling.spec import ScaledRope, make_spec
 
 CHECKPOINT, UNPATCHED, HALF, DOUBLE = "checkpoint", "unpatched", "half", "double"
 SERVED, NOT_SERVED, UNCLEAR = "served", "not served", "unclear"
-_PREFIXES = 128
+_PREFIXES, _PREFIXES_READ_ALONE = 128, 16
+"""Prompts of different length; fewer where frequencies follow the length, so that each needs a pass of its own."""
 _PROBED = 16
 _SERVER_TOP, _REFERENCE_TOP = 5, 64
 """Most probable next tokens: asked of the server, and kept of the checkpoint."""
@@ -81,7 +84,7 @@ class Comparison:
 
     difference: mean |Δ ln p|, nats. within, beyond: up to the pretraining length, and beyond; None where nothing was
     compared. share: how far the server lies from the checkpoint toward this reading; low, high: its 95%
-    interval.
+    interval, -1 to 1 where the two readings are too close to tell.
     """
 
     role: str
@@ -130,8 +133,12 @@ def alternatives(checkpoint: Checkpoint) -> dict[str, Subject]:
     return subjects
 
 
-def _tables(ropes: Mapping[Any, Any]) -> list[tuple[str, float]]:
-    return [(np.float32(rope.inv_freq).tobytes().hex(), rope.attention_factor) for rope in ropes.values()]
+def _tables(ropes: Mapping[Any, ScaledRope]) -> list[tuple[bytes, float, str]]:
+    """Equal for scalings that a model computes equally."""
+    return [
+        (np.float32(rope.inv_freq).tobytes(), rope.attention_factor, rope.spec.label * varies_with_length(rope))
+        for rope in ropes.values()
+    ]
 
 
 def read_tokens(texts: Iterable[tuple[str, str]], tokenizer: Any, count: int) -> list[int]:
@@ -152,8 +159,12 @@ def make_reference(
 ) -> Reference:
     """Read the tokens with every scaling. Raises CheckpointError, PatchError."""
     pretraining, longest = subjects[CHECKPOINT].pretraining_length, len(ids)
-    lengths = sorted({max(1, longest * (index + 1) // _PREFIXES) for index in range(_PREFIXES)})
-    within = [length for length in lengths if length <= pretraining][-1:]
+    alone = any(varies_with_length(subject.rope) for subject in subjects.values())
+    count = _PREFIXES_READ_ALONE if alone else _PREFIXES
+    lengths = sorted({max(1, longest * (index + 1) // count) for index in range(count)})
+    within = [length for length in lengths if length < pretraining][
+        -1:
+    ]  # room for one more, if the server is unpatched
     whole = sorted({*within, longest})
     tokens, readings = np.array(ids, dtype=np.int64), []
     with progress_bar("reading with transformers", len(subjects)) as step:
@@ -236,8 +247,13 @@ class Answers:
 def gives_prompt_losses(endpoint: Endpoint, ids: Sequence[int]) -> bool:
     """Ask once, and count: some servers ignore `echo`."""
     choice = endpoint.complete(ids[:_PROBED], max_tokens=1, logprobs=1, echo=True)
-    values = (choice.get("logprobs") or {}).get("token_logprobs")
+    values = _logprobs(choice).get("token_logprobs")
     return isinstance(values, list) and len(values) >= min(_PROBED, len(ids))
+
+
+def _logprobs(choice: dict[str, Any]) -> dict[str, Any]:
+    found = choice.get("logprobs")
+    return found if isinstance(found, dict) else {}
 
 
 def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any) -> Answers:
@@ -246,7 +262,9 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any) -> Answers:
     lengths = reference.whole if answers.prompt else reference.lengths
     most = endpoint.model.max_length
     if most is not None and (lengths := [length for length in lengths if length < most]) == []:
-        raise EndpointError(f"{endpoint.url} accepts {most} tokens; the shortest prompt has {reference.lengths[0]}.")
+        raise EndpointError(
+            f"{endpoint.url} accepts {most} tokens, fewer than a prompt. Use --length {most - 1} without --reference."
+        )
     with progress_bar("asking the server", len(lengths)) as step:
         for length in lengths:
             ids = reference.ids[:length]
@@ -266,7 +284,7 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any) -> Answers:
 
 def _prompt_losses(endpoint: Endpoint, ids: Sequence[int]) -> list[float]:
     choice = endpoint.complete(ids, max_tokens=1, logprobs=1, echo=True)
-    values = (choice.get("logprobs") or {}).get("token_logprobs") or []
+    values = _logprobs(choice).get("token_logprobs") or []
     if len(values) < len(ids) or not all(isinstance(value, int | float) for value in values[1 : len(ids)]):
         raise EndpointError(f"{endpoint.url} gave {len(values)} log-probabilities for {len(ids)} tokens.")
     return [-float(value) for value in values[1 : len(ids)]]
@@ -274,13 +292,17 @@ def _prompt_losses(endpoint: Endpoint, ids: Sequence[int]) -> list[float]:
 
 def _next_tokens(endpoint: Endpoint, ids: Sequence[int], reference: Reference, tokenizer: Any) -> dict[int, float]:
     """ln p of the server's most probable next tokens, by id; tokens named by their text only are looked up."""
-    logprobs = endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP).get("logprobs") or {}
-    if entries := logprobs.get("content"):  # llama-server
-        return {int(entry["id"]): float(entry["logprob"]) for entry in entries[0]["top_logprobs"] if "id" in entry}
-    by_text = (logprobs.get("top_logprobs") or [{}])[-1] or {}
-    ids_of = {tokenizer.decode([token]): token for token in reference.readings[0].next_tokens[len(ids)]}
-    known = {ids_of[text]: float(value) for text, value in by_text.items() if text in ids_of}
-    if not known:
+    logprobs = _logprobs(endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP))
+    try:
+        if entries := logprobs.get("content"):  # llama-server
+            found = {int(entry["id"]): float(entry["logprob"]) for entry in entries[0]["top_logprobs"]}
+        else:
+            ids_of = {tokenizer.decode([token]): token for token in reference.readings[0].next_tokens[len(ids)]}
+            by_text = logprobs["top_logprobs"][-1].items()
+            found = {ids_of[text]: float(value) for text, value in by_text if text in ids_of}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        found = {}
+    if not (known := {token: value for token, value in found.items() if math.isfinite(value)}):
         raise EndpointError(
             f"{endpoint.url} gives no log-probabilities of the next token. Start the server with log-probabilities."
         )
@@ -326,30 +348,27 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
         _mean_difference(block.readings[other.role] - block.readings[CHECKPOINT] for block in blocks)
         for other in others
     )
-    unsure = [other.label for other in others if not -_CLOSE < other.low <= other.high < _CLOSE]
-    verdict, reason = SERVED, f"The server computes as {checkpoint.label}."
+    unsure = ", ".join(other.label for other in others if not -_CLOSE < other.low <= other.high < _CLOSE)
     if nearest.difference > 2 * apart:
-        verdict, reason = (
-            UNCLEAR,
-            (
-                f"The server differs from every reading by {nearest.difference:.2g} nats or more, and these by at most "
-                f"{apart:.2g} from one another: it has other weights, or reads other tokens."
-            ),
+        verdict = UNCLEAR
+        reason = (
+            f"The server differs from every reading by {nearest.difference:.2g} nats or more, and these by at most "
+            f"{apart:.2g} from one another: it has other weights, or reads other tokens."
         )
     elif any(other.low > _APART or other.high < -_APART for other in others):
-        verdict, reason = NOT_SERVED, f"The server does not compute as {checkpoint.label}."
-        if nearest.role != CHECKPOINT:
+        verdict, reason = NOT_SERVED, f"The server does not compute as {checkpoint.label}"
+        if 1 - _APART < nearest.low <= nearest.high < 1 + _APART:
             reason = f"The server computes as {nearest.label}, not as {checkpoint.label}."
-            if not 1 - _APART < nearest.low <= nearest.high < 1 + _APART:
-                reason = f"The server does not compute as {checkpoint.label}; the nearest reading is {nearest.label}."
+        else:
+            reason += "." if nearest is checkpoint else f"; the nearest reading is {nearest.label}."
     elif unsure:
-        verdict, reason = (
-            UNCLEAR,
-            (
-                f"The server rounds so much that {checkpoint.label} cannot be told from {', '.join(unsure)}. Nearest: "
-                f"{nearest.label}. Use a larger --length."
-            ),
+        verdict = UNCLEAR
+        reason = (
+            f"The server rounds so much that {checkpoint.label} cannot be told from {unsure}. Nearest: "
+            f"{nearest.label}. Use a larger --length."
         )
+    else:
+        verdict, reason = SERVED, f"The server computes as {checkpoint.label}."
     return Verdict(verdict, nearest.label, reason, comparisons)
 
 
@@ -364,6 +383,10 @@ def _compare(role: str, label: str, blocks: Sequence[_Block]) -> Comparison:
         return Comparison(role, label, difference, within, beyond)
     toward = [block.readings[role] - block.readings[CHECKPOINT] for block in blocks]
     away = [block.server - block.readings[CHECKPOINT] for block in blocks]
+    if (
+        _mean_difference(toward) < _mean_difference(away) / 20
+    ):  # the same for these tokens, as dynamic NTK at the beginning
+        return Comparison(role, label, difference, within, beyond, 0.0, -1.0, 1.0)
     sums = np.array([(x * y).sum() for x, y in zip(away, toward, strict=True)])
     weights = np.array([(y * y).sum() for y in toward])
     low, high = ratio_interval(sums, weights)

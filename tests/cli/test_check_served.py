@@ -94,14 +94,23 @@ def test_saved_reference_replaces_the_model(check, logits_of, reference, monkeyp
         assert "was made for another checkpoint" in outcome.err
 
 
+def test_server_that_reads_the_pretraining_length_alone_is_unpatched(check, logits_of):
+    with CompletionsServer(logits_of(), like="vllm", most=64).running() as server:
+        outcome = check(server, "--json")
+    assert outcome.code == 3, outcome
+    result = json.loads(outcome.out)
+    assert (result["nearest"], result["lengths"]) == ("unpatched", [63])
+    assert result["readings"][0]["beyond"] is None
+
+
 def test_prompts_stop_where_the_server_does(check, logits_of):
     """A server that does not state its limit refuses longer prompts."""
     with CompletionsServer(logits_of("yarn", 4.0), like="llama", most=100).running() as server:
         server.like = "other"  # no /props
         outcome = check(server)
     assert outcome.code == 0, outcome
-    assert "Comparing up to 96 tokens" in outcome.err
-    assert "Accepts at least 96 tokens." in outcome.out
+    assert "Comparing up to 99 tokens" in outcome.err
+    assert "Accepts at least 99 tokens." in outcome.out
 
 
 @pytest.mark.parametrize(
