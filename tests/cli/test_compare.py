@@ -96,7 +96,7 @@ def test_as_is_measures_the_shipped_scaling(measured, compare, patched, ropecli,
     assert "dynamic ×4, as shipped" in compare(checkpoints=[folder], methods="as-is,dynamic").out
 
 
-def test_replacing_a_shipped_scaling_is_said(compare, patched, llama):
+def test_replacing_a_shipped_scaling_warns(compare, patched, llama):
     folder = patched(llama, "yarn")
     said = f"{folder.name} ships with yarn ×4, which every method here replaces"
     assert said in compare(checkpoints=[folder], methods="none").said

@@ -49,7 +49,7 @@ def few(corpus, tmp_path):
     return folder
 
 
-def test_skipped_documents_are_counted_and_said(evaluate, few):
+def test_skipped_documents_are_counted_in_a_warning(evaluate, few):
     outcome = evaluate("--json", data=few, lengths="24,64")
     assert outcome.json()["too_short"] == 2
     assert "2 documents" in outcome.err

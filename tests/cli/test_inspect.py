@@ -153,7 +153,7 @@ def test_two_checkpoints_have_a_column_each_and_differing_rows_are_marked(llama,
     assert set(both["differences"]) == {key for key in alone[0].keys() - aside if alone[0][key] != alone[1][key]}
 
 
-def test_findings_of_two_checkpoints_are_told_apart(llama, edited, ropecli):
+def test_findings_name_their_checkpoint(llama, edited, ropecli):
     folder = edited(llama, rope_parameters=UNCLEAR)
     out = ropecli("inspect", llama, folder).out
     assert f"No problems found in {llama}." in out

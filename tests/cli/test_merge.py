@@ -183,7 +183,7 @@ def test_a_damaged_adapter_is_refused(refused, changed, adapter, yarn):
     refused(broken, f"{broken / 'config.json'} cannot be read", "--base", yarn)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(ropecli, adapter, tmp_path):
+def test_full_disk_gives_one_message_and_leaves_nothing(ropecli, adapter, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:

@@ -138,7 +138,7 @@ def test_a_damaged_store_is_written_again(cache, digest, damage, name):
     assert len(written) == 1
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(cache):
+def test_full_disk_gives_one_message_and_leaves_nothing(cache):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:

@@ -69,7 +69,7 @@ def test_the_text_is_what_the_templates_say(tasks, name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_prompt_and_answer_are_as_long_as_asked_and_other_keys_stand_nowhere(tasks, name):
+def test_prompt_with_answer_has_the_requested_length_and_one_key(tasks, name):
     task = tasks[name]
     for trial, (length, depth) in enumerate([(601, 0), (601, 0.3), (601, 1), (900, 0), (900, 0.3), (900, 1)]):
         prompt = task.prompt(length, depth, trial)
