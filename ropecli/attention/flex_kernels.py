@@ -1,4 +1,4 @@
-"""Attention at remapped distances on a GPU: one fused kernel per branch, merged by their log-sum-exps.
+"""Attention at remapped distances on a GPU: one fused kernel per branch, whose results are merged by log-sum-exps.
 
 Sources: Dong et al. 2024, FlexAttention (arXiv:2412.05496); for merging, Dao et al. 2022 (arXiv:2205.14135), section
 3.1.
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from ropecli.attention.block_loop import KeyRange, find_ranges
 from ropecli.rope import Remapping
 
-_BLOCK = 128
+_BLOCK = 128  # queries, or keys, of a block of the mask
 _SMALLEST_HEAD, _LARGEST_HEAD = 16, 256
 """Head dimensions of the kernels. Larger heads do not fit into the shared memory of every GPU."""
 
@@ -46,23 +46,23 @@ def attend_by_flex(
     sinks: Tensor | None,
 ) -> Tensor:
     """Attend with fused kernels. rotated: queries and keys of each branch. Other arguments: see BlockAttention."""
-    kernel: Any = _compiled() if value.is_cuda else flex_attention
+    kernel: Any = _compiled_flex() if value.is_cuda else flex_attention  # on a CPU only in tests
     options: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
     if softcap:
         options["score_mod"] = lambda score, batch, head, query, key: softcap * torch.tanh(score / softcap)
-    outputs, sums = [], []
+    outputs, log_sums = [], []
     for (query, key), mask in zip(rotated, masks, strict=True):
         grouped = query.shape[1] != key.shape[1]
         output, auxiliary = kernel(query, key, value, block_mask=mask, enable_gqa=grouped, **options)
         outputs.append(output)
-        sums.append(auxiliary.lse)
-    return _merge(outputs, sums, sinks).to(value.dtype)
+        log_sums.append(auxiliary.lse)
+    return _merge(outputs, log_sums, sinks).to(value.dtype)
 
 
 def make_block_masks(
     remapping: Remapping, first_query: int, queries: int, first_key: int, keys: int, device: torch.device
 ) -> list[BlockMask]:
-    """The masks of all branches in which any query sees a key."""
+    """The masks of all branches in which any query sees a key. queries, keys: the number of each."""
     ranges = find_ranges(remapping, first_query, queries, first_key, keys)
     with torch.inference_mode(False):  # cached masks may be used in training later
         return [_make_block_mask(keys_of_branch, keys, device) for keys_of_branch in ranges]
@@ -73,41 +73,45 @@ def _make_block_mask(keys_of_branch: KeyRange, keys: int, device: torch.device) 
 
     create_block_mask would allocate a matrix of queries × keys.
     """
-    begins = np.arange(0, len(keys_of_branch.first), _BLOCK)
-    ends = np.minimum(begins + _BLOCK, len(keys_of_branch.first)) - 1
-    lows = np.arange(0, keys, _BLOCK)
-    highs = np.minimum(lows + _BLOCK, keys)
-    seen = (highs > keys_of_branch.first[begins][:, None]) & (lows < keys_of_branch.stop[ends][:, None])
-    whole = (lows >= keys_of_branch.first[ends][:, None]) & (highs <= keys_of_branch.stop[begins][:, None])
-    whole &= (highs - lows == _BLOCK) & (ends - begins == _BLOCK - 1)[:, None]  # as in PyTorch's own block masks
-    first, stop = (torch.tensor(bound, device=device) for bound in (keys_of_branch.first, keys_of_branch.stop))
+    first_key, stop_key, queries = keys_of_branch.first, keys_of_branch.stop, len(keys_of_branch.first)
+    # rows of `seen` and `whole` are blocks of queries, columns blocks of keys
+    first_query = np.arange(0, queries, _BLOCK)
+    last_query = np.minimum(first_query + _BLOCK, queries) - 1
+    begin = np.arange(0, keys, _BLOCK)
+    end = np.minimum(begin + _BLOCK, keys)
+    # first_key and stop_key ascend: the first query of a block sees the earliest keys, the last one the latest
+    seen = (end > first_key[first_query][:, None]) & (begin < stop_key[last_query][:, None])
+    whole = (begin >= first_key[last_query][:, None]) & (end <= stop_key[first_query][:, None])
+    whole &= (end - begin == _BLOCK) & (last_query - first_query == _BLOCK - 1)[:, None]  # as PyTorch's own block masks
+    first, stop = (torch.tensor(bound, device=device) for bound in (first_key, stop_key))
 
     def inside(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= first[query]) & (key < stop[query])
 
     return BlockMask.from_kv_blocks(
-        *_listed(seen & ~whole, device),
-        *_listed(whole, device),
+        *_block_lists(seen & ~whole, device),
+        *_block_lists(whole, device),
         BLOCK_SIZE=_BLOCK,
         mask_mod=inside,
-        seq_lengths=(len(keys_of_branch.first), keys),
+        seq_lengths=(queries, keys),
     )
 
 
-def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Number of chosen key blocks for each query block, and the block indices, chosen ones first."""
-    counts, order = chosen.sum(1), np.argsort(~chosen, axis=1, kind="stable")
-    listed, which = (torch.tensor(rows, dtype=torch.int32, device=device)[None, None] for rows in (counts, order))
-    return listed, which
+def _block_lists(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Number of chosen key blocks for each query block, and the block indices, chosen first. Shapes: (1, 1, ...)."""
+    number, order = chosen.sum(1), np.argsort(~chosen, axis=1, kind="stable")
+    counts, indices = (torch.tensor(rows, dtype=torch.int32, device=device)[None, None] for rows in (number, order))
+    return counts, indices
 
 
-def _merge(outputs: Sequence[Tensor], sums: Sequence[Tensor], sinks: Tensor | None) -> Tensor:
-    """Merge branches. outputs: shape (batch, heads, queries, width) each. sums: log-sum-exps, (batch, heads, queries).
+def _merge(outputs: Sequence[Tensor], log_sums: Sequence[Tensor], sinks: Tensor | None) -> Tensor:
+    """Average the outputs of the branches, weighted by the sums of their exponentiated scores.
 
-    The log-sum-exp of a query that sees no key is -inf.
+    outputs: shape (batch, heads, queries, width) each. log_sums: log-sum-exps of the scores, shape (batch, heads,
+    queries) each; -inf for a query that sees no key. sinks: shape (heads,).
     """
-    logs = torch.stack(tuple(sums)).float()
-    largest = logs.detach().amax(0)
+    logs = torch.stack(tuple(log_sums)).float()
+    largest = logs.detach().amax(0)  # subtracted below, so that exp does not overflow
     if sinks is not None:
         largest = torch.maximum(largest, sinks.detach()[:, None])
     weights = torch.exp(logs - largest.masked_fill(largest.isneginf(), 0.0))
@@ -120,6 +124,6 @@ def _merge(outputs: Sequence[Tensor], sums: Sequence[Tensor], sinks: Tensor | No
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
-    # without fullgraph, a failed compilation would allocate n × n matrices
+def _compiled_flex() -> Callable[..., Any]:
+    # fullgraph raises if compilation fails; the fallback, uncompiled flex_attention, allocates n × n matrices
     return torch.compile(flex_attention, fullgraph=True)

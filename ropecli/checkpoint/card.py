@@ -22,7 +22,7 @@ from ropecli.yaml12 import read_yaml
 
 README = "README.md"
 _LARGEST_RUN = 2**20
-"""Bytes of run.yaml."""
+"""Maximum size of run.yaml, bytes."""
 _BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
 _SECTION = re.compile(rf"\n?{_BEGIN}.*?{_END}\n?".encode(), re.DOTALL)
 _METADATA = re.compile(
@@ -35,14 +35,14 @@ def with_section(readme: bytes, section: str) -> bytes:
     readme = without_section(readme)
     metadata = _METADATA.match(readme)
     start = metadata.end() if metadata else 0
-    section = section.strip().replace("<!--", "<! --")  # a name in it could end it
+    section = section.strip().replace("<!--", "<! --")  # a name in the section could contain the end marker
     block = f"\n{_BEGIN}\n\n{section}\n\n{_END}\n"
     return readme[:start] + block.encode() + readme[start:]
 
 
 def without_section(readme: bytes) -> bytes:
     """The README.md before `with_section`."""
-    # after the last end, the pattern would search the whole rest for every begin
+    # search up to the last end marker and its \n only: after it, every begin marker would scan the whole rest
     head, end, tail = readme.rpartition(_END.encode())
     return _SECTION.sub(b"", head + end + tail[:1]) + tail[1:]
 
@@ -81,9 +81,11 @@ def describe_changes(state: CheckpointState) -> list[str]:
     steps = []
     for key, describe in _STEPS.items():
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            steps += [describe(record[key], record)] if key in record else []
+            if key in record:
+                steps.append(describe(record[key], record))
     if not trained(record):
         steps.append("The weights are unchanged.")
+    # no command if `ropecli tune` or a recipe made the patch, not `ropecli patch`
     patched_by_recipe = entry(entry(record, "finetuned"), "recipe").get("patch")
     if note and "tuned" not in record and not patched_by_recipe:
         steps.append(f"```\n{_patch_command(note, record)}\n```")
@@ -97,31 +99,31 @@ def trained(record: dict[str, Any]) -> bool:
 
 def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
     label = label_of(scaling["method"], float(scaling["factor"]), scaling["params"])
-    lengths = record["original_max_position_embeddings"], record["target_length"]
+    pretrained, target = record["original_max_position_embeddings"], record["target_length"]
     return (
         f"ropecli {escaped(record['ropecli'])} patched {_source(record['source'])} with {escaped(label)} "
-        f"({escaped(find_method(scaling['method']).source)}): the context length is {lengths[1]:,} tokens, the "
-        f"pretraining length {lengths[0]:,}."
+        f"({escaped(find_method(scaling['method']).source)}): the context length is {target:,} tokens, the "
+        f"pretraining length {pretrained:,}."
     )
 
 
 def _tuned(tuned: dict[str, Any], record: dict[str, Any]) -> str:
-    trains = ""
+    training = ""
     if tuned_weights(record):
-        trains = f" and trained {tuned['learned']:,} parameters in {tuned['steps']:,} steps"
+        training = f" and trained {tuned['learned']:,} parameters in {tuned['steps']:,} steps"
     return (
         f"{code('ropecli tune --level ' + tuned['level'])} chose these constants from {tuned['points']:,} "
-        f"measurements{trains}, on {code(public_name(tuned['data']))}."
+        f"measurements{training}, on {code(public_name(tuned['data']))}."
     )
 
 
 def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
     recipe = run["recipe"]
     data = ", ".join(code(public_name(source["data"])) for source in recipe.get("mixture") or [recipe])
-    size = recipe["batch_size"] * recipe["gradient_accumulation"] * run.get("processes", 1)
+    sequences = recipe["batch_size"] * recipe["gradient_accumulation"] * run.get("processes", 1)
     adapter = "" if recipe["adapter"] == "none" else f", adapter {code(recipe['adapter'])}"
     return (
-        f"`ropecli finetune` trained it for {recipe['steps']:,} steps of {size:,} sequences of {run['length']:,} "
+        f"`ropecli finetune` trained it for {recipe['steps']:,} steps of {sequences:,} sequences of {run['length']:,} "
         f"tokens from {data}: learning rate {recipe['learning_rate']:g}{adapter}."
     )
 
@@ -139,15 +141,15 @@ def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:
 
 
 _STEPS = {"scaling": _scaling, "tuned": _tuned, "finetuned": _finetuned, "merged": _merged}
-"""Sentence on each entry of ropecli.yaml, from the entry and the whole record."""
+"""Functions that describe an entry of ropecli.yaml, in the order of the steps. Arguments: the entry, the record."""
 
 
 def _source(origin: dict[str, Any]) -> str:
     """A checkpoint: a link to the commit on the Hub, or the name of its folder."""
     name, commit = str(origin["checkpoint"]), origin.get("commit")
     if commit is None or not HUB_ID.fullmatch(name):
-        stage = Path(name).parent.name == "stages"
-        return f"the result of stage {escaped(Path(name).name)}" if stage else code(public_name(name))
+        is_stage = Path(name).parent.name == "stages"  # `finetune` saves the result of stage 1 in stages/1
+        return f"the result of stage {escaped(Path(name).name)}" if is_stage else code(public_name(name))
     return hub_link(name, str(commit))
 
 
@@ -158,7 +160,7 @@ def hub_link(name: str, revision: str | None) -> str:
 
 
 def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
-    """The `ropecli patch` command that writes the same config.json."""
+    """The `ropecli patch` command that writes the same config.json, with the options that are not defaults."""
     source, before = entry(record, "source"), read_settings(note.original)
     options: dict[str, object] = {}
     if round(note.original_length * note.factor) != note.target_length:
@@ -176,7 +178,7 @@ def rope_table(state: CheckpointState) -> str:
     """The rotary embeddings in effect, one column per layer type."""
     ropes = state.ropes.values()
     rows = [
-        ["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)],
+        ["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)],  # the same for all layers
         ["pretraining length", *(f"{rope.geometry.original_max_position_embeddings:,} tokens" for rope in ropes)],
         ["method", *(rope.spec.label for rope in ropes)],
         ["rope_theta", *(f"{rope.rope_theta:,.10g}" for rope in ropes)],
@@ -188,13 +190,14 @@ def rope_table(state: CheckpointState) -> str:
 
 
 def _wavelengths(rope: ScaledRope) -> str:
-    finite = rope.wavelength[rope.inv_freq > 0]
-    return f"{finite.min():,.4g} to {finite.max():,.6g} tokens" if finite.size else "no pair rotates"
+    rotating = rope.wavelength[rope.inv_freq > 0]
+    return f"{rotating.min():,.4g} to {rotating.max():,.6g} tokens" if rotating.size else "no pair rotates"
 
 
 def code(value: object) -> str:
     """A value as a code span, also in table cells."""
-    return f"`{clean(str(value), LONGEST_TEXT).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+    text = clean(str(value), LONGEST_TEXT).replace("`", "'").replace("|", "\\|")
+    return f"`{text}`"
 
 
 def public_name(value: object) -> str:

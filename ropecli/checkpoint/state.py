@@ -1,7 +1,7 @@
 """CheckpointState: the positions of a checkpoint, read once from its files and used by every command.
 
-If ropecli.yaml matches config.json, it defines the pretrained geometry and the method: config.json does not show the
-pretrained base of ntk or abf. Otherwise only config.json is used.
+If ropecli.yaml matches config.json, it defines the pretrained geometry and the method, because config.json has only the
+new base of ntk or abf, not the pretrained one. Otherwise only config.json is used.
 """
 
 import copy
@@ -26,8 +26,8 @@ from ropecli.scaling.spec import ScaledRope, ScalingSpec
 class CheckpointState:
     """The state of a checkpoint's positions, from `read_state`. Properties are computed on demand.
 
-    settings: from config.json only. note: the patch in ropecli.yaml, if config.json still matches it; edited: that
-    patch, if config.json was edited after it.
+    settings: from config.json only. note: the patch that ropecli.yaml records, if config.json still matches it. edited:
+    the same patch, if config.json was edited later, so that it no longer holds. At most one of the two is set.
     """
 
     checkpoint: Checkpoint
@@ -48,7 +48,8 @@ class CheckpointState:
         saved = read_saved_remapping(self.checkpoint.config)
         if saved is None:
             return self.settings
-        config = copy.deepcopy(self.checkpoint.config)  # the distance method only changed the context length
+        # of the RoPE settings, a distance method changes only the context length
+        config = copy.deepcopy(self.checkpoint.config)
         write_context_length(section_of(config), family_of(config), saved.pretrained)
         return read_settings(config)
 
@@ -74,7 +75,10 @@ class CheckpointState:
 
     @cached_property
     def main(self) -> ScaledRope:
-        """The rope that represents the checkpoint: the largest factor among layers that see the whole context."""
+        """The rope that represents the checkpoint: the largest factor among layers that see the whole context.
+
+        Of several, the one of full_attention.
+        """
         far = [self.ropes[label] for label in far_layers(self.settings) if label in self.ropes]
         candidates = far or list(self.ropes.values())
         return max(candidates, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
@@ -110,7 +114,7 @@ class CheckpointState:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about missing or contradictory values in the files."""
-        if self.note is not None:
+        if self.note is not None:  # it records the pretraining length, which config.json may lack
             return read_settings(self.checkpoint.config, self.note.original_length).warnings
         return edit_warning(self.edited) + self.before.warnings
 
@@ -124,6 +128,7 @@ def read_state(checkpoint: Checkpoint) -> CheckpointState:
 
 
 def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
+    """Say that ropecli.yaml is ignored. edited: its patch, if config.json was edited after it."""
     if edited is None:
         return ()
     keys = ", ".join(edited.edited)
@@ -131,9 +136,9 @@ def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
 
 
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
-    """The layer types that see the whole context, in the config's order; all, if none of these rotates.
+    """The layer types that see the whole context, in the config's order; (None,) if all layers share one rope.
 
-    (None,) if all layers share one rope.
+    If none of them has rotary embeddings, all layer types that have.
     """
     far = tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
     return far or tuple(rope.geometry.layer_type for rope in settings.ropes)
@@ -144,7 +149,7 @@ def scale_layers(
 ) -> dict[str | None, ScaledRope]:
     """Scale the layer types in `labels`; others stay unchanged. target_length: tokens.
 
-    Distance methods alone keep the frequencies that the checkpoint shipped with. Raises MethodError, PatchError.
+    A distance method without a frequency method keeps the shipped frequencies. Raises MethodError, PatchError.
     """
     frequency = spec.frequency.checked() if spec.frequency else None
     ropes = {}
@@ -163,6 +168,6 @@ def scale_layers(
 
 
 def _trained_length(settings: RopeSettings, rope: ConfiguredRope) -> int:
-    """The trained context length: a checkpoint that ships with a scaling was trained on its whole context length."""
+    """Tokens that the layers of `rope` were trained on: the whole context length if the makers shipped a scaling."""
     original = rope.geometry.original_max_position_embeddings
     return original if rope.spec.method.name == "none" else max(original, settings.max_position_embeddings)

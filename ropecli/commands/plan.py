@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """report: memory part by part, operations, time, and which settings fit."""
+    """report: as written to JSON: memory part by part (bytes), operations, time (seconds), and which settings fit."""
 
     report: dict[str, Any]
 
@@ -76,17 +76,17 @@ def plan(
 
     memory = parse_size(gpu_memory, "--gpu-memory")
     host = parse_size(host_memory, "--host-memory") if host_memory else None
-    if host is None and torch.cuda.is_available():
+    if host is None and torch.cuda.is_available():  # without a GPU, the training will run on another machine
         host = total_memory(torch.device("cpu"))
     if gpu_flops is None and gpu.lower() not in GPUS:
         raise RecipeError(f"Unknown --gpu {gpu!r}. Known: {', '.join(GPUS)}. For others, give --gpu-flops.")
     flops = GPUS[gpu.lower()] if gpu_flops is None else gpu_flops
     given = {**(settings or {}), **({} if length is None else {"length": length})}
     recipe_file = recipe_path(optional_path(recipe))
-    # no data is read: without a recipe any name stands for it
-    named = {} if recipe_file or given.keys() & {"data", "mixture"} else {"data": "DATA"}
+    # a recipe must name its data; a plan reads none, so any name will do
+    placeholder = {} if recipe_file or given.keys() & {"data", "mixture"} else {"data": "DATA"}
     opened = open_checkpoint(checkpoint, revision=revision)
-    stages = plan_stages(opened, make_recipe(recipe_file, {**named, **given}))
+    stages = plan_stages(opened, make_recipe(recipe_file, {**placeholder, **given}))
     stage = max(stages, key=lambda stage: stage.length)
     if stage.length > stage.position_span:
         warn(
@@ -106,6 +106,7 @@ def _make_report(
     recipe_name: str | Path | None,
     given: dict[str, Any],
 ) -> dict[str, Any]:
+    """memory, host: bytes of a GPU, of a machine. flops: per second, of a GPU. given: recipe keys set by the user."""
     from ropecli.live.stock_transformers import read_stock_config, stock_config_of
     from ropecli.training.memory_plan import setups
     from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
@@ -113,59 +114,60 @@ def _make_report(
     from ropecli.training.memory_plan.setups import format_gb
 
     recipe, length = stage.recipe, stage.length
-    patch = stage.in_effect
+    patch = stage.in_effect  # of the recipe; None to train the checkpoint as it is
     config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
     estimator = MemoryEstimator(config)
-    found = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
-    chosen = setups.best_setup(found)
-    if chosen is None:
-        possible = [one for one in found if not one.refused]
-        least = min(possible, key=lambda one: (one.estimate.total > memory, one.host.most))
+    candidates = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
+    best = setups.best_setup(candidates)
+    if best is None:
+        possible = [setup for setup in candidates if not setup.refused]
+        # of the setups that fit the GPU, the one with the least main memory
+        least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
         if host and least.estimate.total <= memory:
             raise RecipeError(
                 f"Nothing fits: training takes at least {format_gb(least.host.most)} of main memory on one machine "
-                f"({_named(least)}); it has {format_gb(host)}. Use a machine with more memory, or plan for another one "
-                "with --host-memory."
+                f"({_setup_name(least)}); it has {format_gb(host)}. Use a machine with more memory, or plan for "
+                "another one with --host-memory."
             )
-        least = min(possible, key=lambda one: one.estimate.total)
+        least = min(possible, key=lambda setup: setup.estimate.total)
         raise RecipeError(
             f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
-            f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. "
+            f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {format_gb(memory)}. "
             + _advice(estimator.model, least, memory)
         )
-    tokens = recipe.batch_size * recipe.gradient_accumulation * chosen.data_ranks * length
-    needed = flops_of(estimator.shape, chosen.recipe, length, tokens)
-    seconds = needed / (gpus * flops * mfu)
-    estimate = chosen.estimate
+    step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.data_ranks * length
+    step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
+    step_seconds = step_flops / (gpus * flops * mfu)
+    estimate = best.estimate
     return {
         "checkpoint": opened.name,
         "length": length,
         "gpus": gpus,
         "gpu_memory": memory,
-        "host_memory": {"machine": host, **asdict(chosen.host)},
+        "host_memory": {"machine": host, **asdict(best.host)},
         "parameters": {
             "total": estimator.shape.total,
             "trained": estimate.trained,
             "active_per_token": estimator.shape.active,
         },
         "kv_cache": kv_cache(estimator.shape, length),
-        "setting": _named(chosen),
+        "setting": _setup_name(best),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
-        "tokens_per_step": tokens,
-        "tokens": tokens * recipe.steps,
+        "tokens_per_step": step_tokens,
+        "tokens": step_tokens * recipe.steps,
         "steps": recipe.steps,
-        "flops_per_step": needed,
-        "flops": needed * recipe.steps,
+        "flops_per_step": step_flops,
+        "flops": step_flops * recipe.steps,
         "mfu": mfu,
         "gpu_flops": flops,
-        "seconds_per_step": seconds,
-        "seconds": seconds * recipe.steps,
-        "options": [_row(one) for one in found],
-        "command": setups.launch_command(chosen, opened.name, length, recipe_name, given),
+        "seconds_per_step": step_seconds,
+        "seconds": step_seconds * recipe.steps,
+        "options": [_setup_row(setup) for setup in candidates],
+        "command": setups.launch_command(best, opened.name, length, recipe_name, given),
     }
 
 
-def _row(setup: "Setup") -> dict[str, Any]:
+def _setup_row(setup: "Setup") -> dict[str, Any]:
     return {
         "adapter": setup.changes.get("adapter", setup.recipe.adapter),
         "engine": setup.engine,
@@ -180,32 +182,33 @@ def _row(setup: "Setup") -> dict[str, Any]:
 
 
 def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
-    """The next step if even this setup does not fit, and the tensor that alone takes half of a GPU's `memory`."""
+    """The next step if even this setup does not fit. Names the largest tensor if it takes half of `memory`, a GPU's."""
     from ropecli.training.memory_plan.setups import format_gb
 
     largest = setup.estimate.largest
     if largest.size < memory / 2:
         return "Increase --gpus or shorten --length."
-    # more GPUs share a sequence with Ulysses only
+    # only Ulysses splits a sequence among GPUs, which makes this tensor smaller
     shorten = "increase --gpus or shorten --length." if setup.engine == "ulysses" else "shorten --length."
     size = format_gb(largest.size)
     if not largest.pairs:
         return f"One tensor of {largest.module} takes {size}: {shorten}"
     attention = model.config._attn_implementation if setup.recipe.attn == "auto" else setup.recipe.attn
+    # a model that lists flash kernels runs those, not flash_attention_2
     flash = getattr(model, "_compatible_flash_implementations", None) is None and model._supports_flash_attn
     supported = {"sdpa": model._supports_sdpa, "flash_attention_2": flash, "flex_attention": model._supports_flex_attn}
-    others = [name for name, yes in supported.items() if yes and name != attention]
-    instead = f"use --set attn={others[0]} or " if others else ""
+    alternatives = [name for name, is_supported in supported.items() if is_supported and name != attention]
+    instead = f"use --set attn={alternatives[0]} or " if alternatives else ""
     return (
         f"attn: {attention} stores a value for every pair of tokens, {size} in one tensor of {largest.module}: "
         f"{instead}{shorten}"
     )
 
 
-def _named(setup: "Setup") -> str:
-    ways = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
+def _setup_name(setup: "Setup") -> str:
+    adapters = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
     settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
-    return ", ".join([ways[setup.recipe.adapter], ENGINES[setup.engine], *settings])
+    return ", ".join([adapters[setup.recipe.adapter], ENGINES[setup.engine], *settings])
 
 
 ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "ulysses": "Ulysses"}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ENOUGH_DOCUMENTS = 8
+"""A length that fewer documents have is not measured by default."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class TextChoice:
     max_tokens: int | None = None
 
     def texts(self, *, whole: bool | None = None) -> Texts:
-        """whole: read all of a Hub dataset; default: only with --max-documents."""
+        """(name, text) of each document. whole: read all of a Hub dataset; default: only with --max-documents."""
         whole = reads_everything(self.source, self.max_documents) if whole is None else whole
         return read_texts(self.source, text_column=self.text_column, split=self.split, whole=whole)
 
@@ -44,8 +45,8 @@ class TextChoice:
     ) -> tuple[Documents, list[int]]:
         """Read the documents that `protocol` can score at these lengths; warn about those that it skips.
 
-        drop_rare: drop the longest lengths that fewer than 8 documents have. texts: default: all. keep_spans: see
-        read_documents. Returns the remaining lengths too.
+        lengths: tokens, ascending. drop_rare: drop the longest lengths that fewer than 8 documents have. texts: (name,
+        text) pairs; default: self.texts(). keep_spans: see read_documents. Returns the remaining lengths too.
         """
         whole = protocol.reads_whole_documents
         if not whole and (self.min_tokens or self.max_tokens):
@@ -53,8 +54,8 @@ class TextChoice:
                 f"--min-tokens and --max-tokens apply to whole documents; {protocol.name} reads only what it scores."
             )
         special = special_tokens(tokenizer)
-        least = lengths[0] if drop_rare else lengths[-1]
-        if whole:
+        least = lengths[0] if drop_rare else lengths[-1]  # tokens that a document needs
+        if whole:  # by default, enough for one scored token
             least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
         with progress_bar("reading documents", None) as step:
             documents = read_documents(
@@ -80,25 +81,26 @@ class TextChoice:
 
 
 def reads_everything(source: str, max_documents: int | None) -> bool:
-    """Return whether to read on until `max_documents` are found; if not, say how much of a Hub dataset is read."""
+    """Return whether to read on until `max_documents` are found. If not, say how much of a Hub dataset is read."""
     if max_documents is None and is_hub_dataset(source):
         say(f"Reading at most {HUB_DOCUMENTS:,} documents of {source}. To read more, set --max-documents.")
     return max_documents is not None
 
 
 def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
-    """The lengths that 8 documents have, or all documents if there are fewer; says which were dropped."""
+    """The lengths that 8 documents have, or all if there are fewer documents. Says which length is too rare."""
     enough = min(_ENOUGH_DOCUMENTS, len(documents.kept))
-    tokens = sorted((len(document.ids) for document in documents.kept), reverse=True)
-    kept = [length for length in lengths if tokens[enough - 1] >= length] or lengths[:1]
+    sizes = sorted((len(document.ids) for document in documents.kept), reverse=True)
+    kept = [length for length in lengths if sizes[enough - 1] >= length] or lengths[:1]
     if len(kept) < len(lengths):
-        having = sum(count >= lengths[len(kept)] for count in tokens)
+        too_rare = lengths[len(kept)]
+        long_enough = sum(size >= too_rare for size in sizes)
         say(
-            f"Measuring up to {kept[-1]} tokens: only {count_documents(having)} of {documents.count} have "
-            f"{lengths[len(kept)]}. Longer lengths: --lengths."
+            f"Measuring up to {kept[-1]} tokens: only {count_documents(long_enough)} of {documents.count} have "
+            f"{too_rare}. Longer lengths: --lengths."
         )
     return kept
 
 
 def count_documents(count: int) -> str:
-    return f"{count} document{'s'[: count != 1]}"
+    return "1 document" if count == 1 else f"{count} documents"

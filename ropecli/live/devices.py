@@ -14,23 +14,24 @@ if TYPE_CHECKING:
 
 
 def input_device(model: "PreTrainedModel") -> torch.device:
-    """The device on which the embedding runs. Accelerate runs offloaded modules on the first GPU, if any."""
+    """The device on which the embedding runs."""
     embedding: Any = model.get_input_embeddings()
     if not embedding.weight.is_meta:
         return embedding.weight.device
-    gpus = [place for place in _places(model) if place not in ("cpu", "disk")]
+    # offloaded: Accelerate moves the weights to the first GPU, if any, to run the module
+    gpus = [name for name in _mapped_devices(model) if name not in ("cpu", "disk")]
     return torch.device(gpus[0] if gpus else "cpu")
 
 
 def device_names(model: "PreTrainedModel") -> str:
     """The devices of the weights, separated by commas, such as cuda:0,cuda:1,cpu,disk."""
-    return ",".join(_places(model)) or str(model.device)
+    return ",".join(_mapped_devices(model)) or str(model.device)
 
 
-def _places(model: "PreTrainedModel") -> list[str]:
-    """The devices of a model spread by a device_map; empty if it was loaded without one."""
-    places = getattr(model, "hf_device_map", {}).values()
-    return list(dict.fromkeys("disk" if place == "disk" else str(torch.device(place)) for place in places))
+def _mapped_devices(model: "PreTrainedModel") -> list[str]:
+    """The names of the devices in the model's device_map, without repetition; empty if it was loaded without one."""
+    devices = getattr(model, "hf_device_map", {}).values()  # 0 is cuda:0; disk is no torch.device
+    return list(dict.fromkeys("disk" if device == "disk" else str(torch.device(device)) for device in devices))
 
 
 def total_memory(device: torch.device) -> int:
@@ -41,27 +42,28 @@ def total_memory(device: torch.device) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peak. Without effect on CPUs outside Linux, where the peak of a process only grows."""
+    """Reset the peak that `peak_memory` returns. Without effect on CPUs outside Linux, where it only grows."""
     if device.type == "cuda":
         for number in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(number)
         return
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # 5 resets VmHWM, the peak of the resident set
 
 
 def peak_memory(device: torch.device) -> int:
     """Peak since `reset_peak`, bytes; 0 if the system does not report it.
 
-    On a GPU, what this process allocated on all GPUs; otherwise the resident set of the process.
+    For a GPU, the sum of this process's peaks on all GPUs; otherwise the resident set of the process.
     """
     if device.type == "cuda":
         return sum(int(torch.cuda.max_memory_allocated(number)) for number in range(torch.cuda.device_count()))
     with contextlib.suppress(OSError):
         if peak := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8")):
             return int(peak[1]) * 1024
-    with contextlib.suppress(ImportError):  # Windows
+    with contextlib.suppress(ImportError):  # Windows has no module `resource`
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return 0

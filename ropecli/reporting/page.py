@@ -34,16 +34,14 @@ from ropecli.tuning.task import TuneReport
 from ropecli.version import GENERATOR
 
 _LONGEST_TEXT = 10_000
-"""Maximum characters of one value."""
-
-
+"""Maximum characters of one value on the page."""
 Picture = tuple[str, str]
 """The alternative text, and a PNG in base64."""
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """The results of one set of data or tuning, or how one report was measured."""
+    """A section of the page: results, or how a report was measured. details: (name, value) of each setting."""
 
     title: str
     tables: Sequence[Table]
@@ -52,34 +50,37 @@ class PageSection:
 
 
 def render_page(reports: Sequence[AnyReport]) -> str:
+    """The HTML of the page: headlines, the results by set of data, then how each report was measured."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    def finalize(value: Any) -> Any:
+    def finalize(value: Any) -> Any:  # jinja2 applies it to every value that the template prints
         return clean(value, _LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=finalize, trim_blocks=True)
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
-    measured = [report for report in reports if isinstance(report, Report)]
-    tuned = [report for report in reports if isinstance(report, TuneReport)]
-    # what the extension costs and gains comes first
-    sets = sorted(sets_of(measured), key=lambda lines: not any(line.report.headlines for line in lines))
-    protocols = dict.fromkeys(report.task for report in measured if report.kind == "perplexity")
+    evaluations = [report for report in reports if isinstance(report, Report)]
+    tunings = [report for report in reports if isinstance(report, TuneReport)]
+    # sets with a baseline come first: they tell what the extension costs and gains
+    sets = sorted(sets_of(evaluations), key=lambda lines: not any(line.report.headlines for line in lines))
+    protocols = dict.fromkeys(report.task for report in evaluations if report.kind == "perplexity")
+    # each baseline after its report; tuning reports have none
+    all_reports = [
+        member for report in reports for member in (report, getattr(report, "baseline", None)) if member is not None
+    ]
     return template.render(
         title=_title(reports),
         generator=GENERATOR,
         headlines=[sentence for lines in sets for sentence in _headlines(lines)],
-        headlines_note=HEADLINES_NOTE if any(report.headlines for report in measured) else "",
+        headlines_note=HEADLINES_NOTE if any(report.headlines for report in evaluations) else "",
         results=[
-            *map(_results, sets),
-            *([PageSection("Comparison of tuning runs", [tuning_runs(tuned)])] if len(tuned) > 1 else []),
-            *map(_tuning, tuned),
+            *map(_set_section, sets),
+            *([PageSection("Comparison of tuning runs", [tuning_runs(tunings)])] if len(tunings) > 1 else []),
+            *map(_tuning_section, tunings),
         ],
-        scored=any(report.kind == "scores" for report in measured),
+        scored=any(report.kind == "scores" for report in evaluations),
         protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
-        measured=[
-            _measured(member) for report in reports for member in (report, getattr(report, "baseline", None)) if member
-        ],
+        measured=[_how_measured(report) for report in all_reports],
         bold=lambda cell: isinstance(cell, Bold),
     )
 
@@ -92,49 +93,52 @@ def _title(reports: Sequence[AnyReport]) -> str:
 
 
 def _headlines(lines: Sequence[Line]) -> Iterator[str]:
-    """What the measurements of one set say first."""
+    """Yield the main results of one set: changes from the baseline, else the best line; and the score of each line."""
     report = lines[0].report
-    what = task_name(report)
-    how = f"{reading(report)}, {sample_count(report)}"
-    costs = [(line, headline) for line in lines for headline in line.report.headlines]
-    yield from (f"{_name(line.report)}, {how}: {headline_sentence(headline)}" for line, headline in costs)
-    if not costs and (sentence := best_sentence(lines)):
-        yield f"{what[:1].upper()}{what[1:]}, {how}: {sentence}"
-    for line in lines if report.kind == "scores" else ():
+    task = task_name(report)
+    conditions = f"{reading(report)}, {sample_count(report)}"
+    changes = [(line, headline) for line in lines for headline in line.report.headlines]
+    yield from (f"{_name(line.report)}, {conditions}: {headline_sentence(headline)}" for line, headline in changes)
+    if not changes and (sentence := best_sentence(lines)):
+        yield f"{task[:1].upper()}{task[1:]}, {conditions}: {sentence}"
+    if report.kind != "scores":
+        return
+    for line in lines:
         length = line.report.lengths[-1]
         score = f"{score_words(line.report, length)} at {length} tokens"
         effective = f" {ruler_sentences(line.report)[0]}" if report.task == "ruler" else ""
-        yield f"{_name(line.report)}: {what}, {score}.{effective}"
+        yield f"{_name(line.report)}: {task}, {score}.{effective}"
 
 
 def _name(report: AnyReport) -> str:
+    """The checkpoint and the method."""
     label = tuned_method(report) if isinstance(report, TuneReport) else report.label
     return f"{clean(report.checkpoint, 60)}, {clean(label)}"
 
 
-def _results(lines: Sequence[Line]) -> PageSection:
+def _set_section(lines: Sequence[Line]) -> PageSection:
     """The tables and plots of one set of data."""
-    report, compared = lines[0].report, len(lines) > 1
-    tables = set_tables(lines) if compared else []
-    kinds = ["comparison"] * compared
+    report = lines[0].report
+    tables = set_tables(lines) if len(lines) > 1 else []
+    kinds = ["comparison"] if len(lines) > 1 else []
     if report.kind == "scores":
         tables += [table for line in lines for table in report_tables(line.report)]
         kinds += ["scores"]
     else:
         tables = tables or report_tables(report, verbose=False)
-        kinds.append("perplexity")
+        kinds += ["perplexity"]
     title = f"{task_name(report)}, {reading(report)}, {sample_count(report)} of {clean(report.source)}"
-    # baselines come with their reports
-    drawn = [line.report for line in lines if not line.baseline] or [report]
-    return PageSection(title[:1].upper() + title[1:], tables, _drawn(kinds, drawn))
+    # plots draw the baseline of each report themselves; some sets contain only a baseline
+    plotted = [line.report for line in lines if not line.baseline] or [report]
+    return PageSection(title[:1].upper() + title[1:], tables, _pictures(kinds, plotted))
 
 
-def _tuning(report: TuneReport) -> PageSection:
+def _tuning_section(report: TuneReport) -> PageSection:
     title = f"{_name(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_table(report)], _drawn(["tuning"], [report]))
+    return PageSection(title, [tuning_table(report)], _pictures(["tuning"], [report]))
 
 
-def _measured(report: AnyReport) -> PageSection:
+def _how_measured(report: AnyReport) -> PageSection:
     """How a report was measured, with all its numbers."""
     if isinstance(report, TuneReport):
         return PageSection(f"{_name(report)}: tuning ({report.level})", [], details=_details(report))
@@ -142,7 +146,8 @@ def _measured(report: AnyReport) -> PageSection:
     return PageSection(f"{_name(report)}: {task_name(report)}, {reading(report)}", tables, details=_details(report))
 
 
-def _drawn(kinds: Iterable[str], reports: Sequence[AnyReport]) -> list[Picture]:
+def _pictures(kinds: Iterable[str], reports: Sequence[AnyReport]) -> list[Picture]:
+    """A plot of each kind."""
     figures = [KINDS[kind].figure(reports) for kind in kinds]
     return [(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()) for figure in figures]
 

@@ -22,9 +22,9 @@ _VERSIONS = {
 }
 """Supported schema versions of each kind."""
 _MOST_FAULTS = 5
-"""Listed in one message."""
-_SCORE = {"target", "objective", "documents"}
-"""Keys of a score in tune.json."""
+"""Maximum number of faults in one message."""
+_SCORE_KEYS = {"target", "objective", "documents"}
+"""Keys by which a score in tune.json is known, in release 0.2 too."""
 
 
 def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
@@ -41,7 +41,7 @@ def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
 def _read_file(path: Path) -> list[AnyReport]:
     try:
         text = path.read_text(encoding="utf-8-sig")
-        value = json.loads(text, parse_constant=_refuse_constant, object_hook=_tuning_values)
+        value = json.loads(text, parse_constant=_refuse_constant, object_hook=_convert_tuning)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -52,12 +52,16 @@ def _read_file(path: Path) -> list[AnyReport]:
 
 
 def _refuse_constant(name: str) -> float:
+    """name: NaN, Infinity or -Infinity, which Python's parser accepts but JSON does not have."""
     raise ValueError(f"it contains {name}")
 
 
-def _tuning_values(value: dict[str, Any]) -> dict[str, Any]:
-    """In tune.json, give keys of release 0.2 their new names, and null in scores, which is an overflow, infinity."""
-    is_score = value.keys() >= _SCORE
+def _convert_tuning(value: dict[str, Any]) -> dict[str, Any]:
+    """Convert an object of tune.json: keys of release 0.2 get their new names; null in a score becomes infinity.
+
+    JSON has no infinity, so `tune` writes null for a loss that overflows. Other objects stay unchanged.
+    """
+    is_score = value.keys() >= _SCORE_KEYS
     if is_score or value.get("kind") == "tune":
         value = {**{new: value[old] for old, new in OLD_KEYS.items() if old in value}, **value}
     return {key: math.inf if is_score and item is None else item for key, item in value.items()}
@@ -67,28 +71,28 @@ def _read_one(where: str, value: Any) -> AnyReport:
     """where: names the file and the report in it, for messages."""
     from pydantic import TypeAdapter, ValidationError
 
-    about = value if isinstance(value, dict) else {}
-    kind, version = about.get("kind"), about.get("schema_version")
-    # the first release wrote no kind
-    known = _VERSIONS.get(kind, (SCHEMA_VERSION,)) if isinstance(kind, str) else (SCHEMA_VERSION,)
+    report = value if isinstance(value, dict) else {}
+    kind, version = report.get("kind"), report.get("schema_version")
+    # the first release wrote no kind; str, because a damaged file may have a list there, which cannot be looked up
+    known = _VERSIONS.get(str(kind), (SCHEMA_VERSION,))
     if type(version) is int and version not in known:
-        step = "update ropecli" if version > max(known) else "run the measurement again"
+        next_step = "update ropecli" if version > max(known) else "run the measurement again"
         expected = " and ".join(map(str, known))
-        raise DataError(f"{where} has schema_version {shown(version)}, but this release reads {expected}; {step}.")
-    if kind not in list(_VERSIONS) or version is None:
+        raise DataError(f"{where} has schema_version {shown(version)}, but this release reads {expected}; {next_step}.")
+    if str(kind) not in _VERSIONS or version is None:
         raise DataError(
             f"{where} is not a report: its kind is {shown(kind)} and its schema_version {shown(version)}. "
             "Reports are written by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler`, `tune`."
         )
     try:
-        form: TypeAdapter[Any] = TypeAdapter(TuneReport if kind == "tune" else Report)
-        report = form.validate_python(of_schema_2(about) if version == 2 else about)
+        expected_type: TypeAdapter[Any] = TypeAdapter(TuneReport if kind == "tune" else Report)
+        return expected_type.validate_python(of_schema_2(report) if version == 2 else report)
     except ValidationError as error:
         faults = [
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"[:160] for fault in error.errors(include_url=False)
         ]
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
         raise DataError(f"{where} is invalid: {'; '.join(faults[:_MOST_FAULTS])}{more}.") from error
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:  # of schema 2
+    # of_schema_2 converts values without checking them
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise DataError(f"{where} is invalid: {type(error).__name__}: {reason_of(error)[:160]}.") from error
-    return report

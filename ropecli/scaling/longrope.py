@@ -1,4 +1,4 @@
-"""A separate factor for each pair: LongRoPE, found by a search (see `ropecli tune`), and custom values."""
+"""A factor of its own for each pair: LongRoPE, whose factors a search finds (see `ropecli tune`), and custom values."""
 
 import math
 from collections.abc import Sequence
@@ -53,9 +53,9 @@ def longrope(
         params["attention_factor"] = attention_factor
     else:
         attention_factor = longrope_attention_factor(s, original_length)
-    chosen = np.array(long_factor if length > original_length else short_factor, dtype=np.float64)
+    divisors = np.array(long_factor if length > original_length else short_factor, dtype=np.float64)
     with np.errstate(over="ignore"):  # scale() refuses frequencies that are not finite
-        inv_freq = rope.inv_freq() / chosen
+        inv_freq = rope.inv_freq() / divisors
     return Frequencies(inv_freq, attention_factor, params=params)
 
 
@@ -78,17 +78,17 @@ def custom(
     if inv_freq is not None and factors is None:
         check_length("inv_freq", inv_freq, rope)
         params["inv_freq"] = list(inv_freq)
-        given = np.array(inv_freq, dtype=np.float64)
+        frequencies = np.array(inv_freq, dtype=np.float64)
     elif factors is not None and inv_freq is None:
         check_length("factors", factors, rope)
         if min(factors) <= 0:
             raise MethodError(f"factors contains {min(factors):g}; expected positive numbers.")
         params["factors"] = list(factors)
-        given = rope.inv_freq() / np.array(factors, dtype=np.float64)
+        frequencies = rope.inv_freq() / np.array(factors, dtype=np.float64)
     else:
-        number = "neither was" if factors is None else "both were"
+        neither_or_both = "neither was" if factors is None else "both were"
         raise MethodError(
-            f"custom requires a list, either inv_freq or factors, but {number} given. "
+            f"custom requires a list, either inv_freq or factors, but {neither_or_both} given. "
             "Example: --factors-file FILE.json, a JSON list of factors."
         )
-    return Frequencies(given, attention_factor, params=params)
+    return Frequencies(frequencies, attention_factor, params=params)

@@ -1,7 +1,7 @@
 """Tasks that ask: a prompt of exact length, and the score of the answer.
 
-Mode rank: the right answers are ranked among wrong ones by their log-probability. The score is the share of them among
-the best; a tie counts against them. Works for every causal LM, including small base models.
+Mode rank: right and wrong answers are ranked by their log-probability. With n right answers, the score is the share of
+them among the best n; a tie counts against them. Works for every causal LM, including small base models.
 
 Mode generate: greedy decoding; the task scores the text.
 """
@@ -33,9 +33,9 @@ def check_mode(mode: str) -> None:
 class Question:
     """ids: of the prompt, shape (tokens,). digest: sha256 of prompt and right answers, hexadecimal.
 
-    answers: token ids of the candidates, the right ones first; made only in the mode rank. right: number of right ones.
-    limit: tokens to generate. grade: the score of a generated answer, from its token ids, and whether more tokens
-    cannot change it.
+    answers: token ids of the candidates, the right ones first; called only in the mode rank. right: number of right
+    ones. limit: maximum tokens to generate. grade: takes the token ids of a generated answer; returns its score, 0 to
+    1, and whether the score is final: more tokens cannot change it.
     """
 
     ids: np.ndarray
@@ -47,7 +47,7 @@ class Question:
 
 
 class Asking(Task):
-    """Keys of samples: (task, length, depth or None, number). guess: score of guessing in the mode generate.
+    """Keys of samples: (task, length, depth or None, number). guess: score of guessing in the mode generate, if known.
 
     per_token: whether candidates of different numbers of tokens are ranked by log-probability per token.
     """
@@ -62,28 +62,29 @@ class Asking(Task):
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         key = max(self.samples(one_pass=False), key=lambda key: key[1])
-        return self.question(key).ids, key[1], 0
+        return self.question(key).ids, key[1], 0  # 0: the ids of other prompts are not known before they are made
 
     def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
-        """(score, digest of the prompt, share of right candidates, rank and margin of a single right one) of each."""
+        """[score, digest, chance, rank, margin] of each. chance: the score of guessing. rank, margin: as in Cell."""
         questions = [self.question(key) for key in batch]
         if self.mode == "rank":
             answers = [question.answers() for question in questions]
             prompts = [question.ids for question in questions]
             values = reader.log_probabilities(zip(prompts, answers, strict=True))
-            return [self._ranked(*parts) for parts in zip(batch, questions, answers, values, strict=True)]
+            return [self._score_ranks(*sample) for sample in zip(batch, questions, answers, values, strict=True)]
 
         def done(index: int, tokens: Sequence[int]) -> bool:
             return questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit
 
         limit = max(question.limit for question in questions)
-        texts = reader.generate([question.ids for question in questions], limit, done)
+        generated = reader.generate([question.ids for question in questions], limit, done)
         return [
             [question.grade(tokens[: question.limit])[0], question.digest, self.guess, None, None]
-            for question, tokens in zip(questions, texts, strict=True)
+            for question, tokens in zip(questions, generated, strict=True)
         ]
 
-    def _ranked(self, key: Key, question: Question, answers: Sequence[TokenIds], values: np.ndarray) -> list[Any]:
+    def _score_ranks(self, key: Key, question: Question, answers: Sequence[TokenIds], values: np.ndarray) -> list[Any]:
+        """values: the log-probability of each answer, nats."""
         if not np.isfinite(values).all():
             raise RopecliError(
                 f"A log-probability is not finite at length {key[1]}: the model overflows. Try another --dtype."
@@ -92,7 +93,7 @@ class Asking(Task):
             values = values / [len(answer) for answer in answers]
         right, wrong = values[: question.right], values[question.right :]
         score, rank, margin = score_of_ranks(values, question.right), None, None
-        if question.right == 1 and not self.per_token:
+        if question.right == 1 and not self.per_token:  # a margin is in nats, not in nats per token
             rank, margin = 1 + int((wrong >= right).sum()), float(right[0] - wrong.max())
         return [score, question.digest, question.right / len(values), rank, margin]
 
@@ -100,7 +101,7 @@ class Asking(Task):
         cells = []
         for (task, length, depth), keys in groupby(values, key=lambda key: key[:-1]):
             scores, _, chances, ranks, margins = zip(*(values[key] for key in keys), strict=True)
-            means = {
+            means = {  # all samples of a cell have a number, or none has
                 name: None if numbers[0] is None else float(np.mean(numbers))
                 for name, numbers in (("chance", chances), ("rank", ranks), ("margin", margins))
             }
@@ -112,11 +113,11 @@ class Asking(Task):
 
 
 def score_of_ranks(values: np.ndarray, right: int) -> float:
-    """Share of the right candidates among the `right` best ones. A tie counts against them.
+    """Share of the right candidates that are among the best `right` of all. A tie counts against them.
 
-    values: shape (candidates,), the right ones first.
+    values: shape (candidates,), the right ones first. right: number of right ones.
     """
     # a right candidate is among the best if fewer than `right` others are at least as good
-    wrong = np.sort(values[right:])[::-1]
-    best = sorted(values[:right], reverse=True)
-    return sum(rank + int((wrong >= value).sum()) < right for rank, value in enumerate(best)) / right
+    wrong = values[right:]
+    best_first = sorted(values[:right], reverse=True)
+    return sum(better + int((wrong >= value).sum()) < right for better, value in enumerate(best_first)) / right
