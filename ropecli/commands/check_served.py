@@ -8,6 +8,7 @@ from annotated_doc import Doc
 from annotated_types import Gt
 from typing_extensions import Unpack
 
+from ropecli.atomic import refuse_unwritable
 from ropecli.commands import options
 from ropecli.commands.options import DATA, OUTPUT, TOKENS, Flag, Length, Panel
 from ropecli.commands.signature import command
@@ -107,6 +108,7 @@ def check_served(
     from ropecli.evaluation.endpoint import Endpoint
 
     file, loading = options.optional_path(reference), options.loading_of(shared)
+    refuse_unwritable(file)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     positions = read_positions(opened)  # refuses what no engine computes
     endpoint = Endpoint(url, served_name=served_name, key_variable=api_key_env, timeout=timeout)

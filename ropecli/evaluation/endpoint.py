@@ -47,14 +47,12 @@ class Endpoint:
                 raise EndpointError(f"The environment variable {key_variable} holds no API key.")
         try:
             address = httpx.URL(url.rstrip("/").removesuffix("/v1"))
-        except httpx.InvalidURL as error:
-            raise EndpointError(
-                f"{url!r} is no address ({error}); expected one such as http://localhost:8000."
-            ) from None
-        if address.userinfo:
-            raise EndpointError("The address holds a password. Pass it in an environment variable: --api-key-env NAME.")
+        except httpx.InvalidURL:
+            address = httpx.URL()
         if address.scheme not in ("http", "https") or not address.host:
-            raise EndpointError(f"{url!r} is no address; expected one such as http://localhost:8000.")
+            raise EndpointError("The server's address must be one such as http://localhost:8000.")
+        if address.userinfo or address.query:
+            raise EndpointError("The address may hold a key. Pass it in an environment variable: --api-key-env NAME.")
         self.url, self._served_name, self._timeout = str(address), served_name, timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = httpx.Client(base_url=address, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))

@@ -149,8 +149,8 @@ def test_failing_server_gets_one_message_without_the_key(
     ("url", "options", "message"),
     [
         ("http://127.0.0.1:9", (), "No server answers at http://127.0.0.1:9"),
-        ("localhost:8000", (), "is no address; expected one such as http://localhost:8000"),
-        (f"http://user:{KEY}@localhost", (), "The address holds a password"),
+        (f"user:{KEY}@localhost", (), "The server's address must be one such as http://localhost:8000."),
+        (f"http://user:{KEY}@localhost", (), "The address may hold a key"),
         ("", ("--served-name", "other"), "does not serve 'other'. Served: served."),
         ("", ("--api-key-env", "ROPECLI_UNSET"), "The environment variable ROPECLI_UNSET holds no API key."),
         ("", (), "refuses the request (401). Set --api-key-env to the environment variable that holds the API key."),
