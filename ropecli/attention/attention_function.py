@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.head_layout import layer_label
-from ropecli.attention.rotation import Rotation
+from ropecli.attention.rotation import RotatedKeys, Rotation
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
@@ -67,21 +67,49 @@ def remapped_attention(
     options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "sinks": s_aux}
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
+    earlier = _ROTATED.pop(module, {})  # removed while in use, so that no other thread writes to them
+    kept = {row.padding: earlier.get(row.padding) or RotatedKeys() for row in rows if _reads_cache(row, key)}
     if len(set(rows)) == 1:
-        output = _attend_alike(kernel, rows[0], query, key, value, options)
+        output = _attend_alike(kernel, rows[0], query, key, value, options, kept)
     else:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row in dict.fromkeys(rows):
             alike = torch.tensor([index for index, padded in enumerate(rows) if padded == row], device=query.device)
-            attended = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options)
+            attended = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options, kept)
             output = output.index_copy(0, alike, attended)
+    _ROTATED[module] = kept
     return output.transpose(1, 2).contiguous(), None
 
 
+_ROTATED: "WeakKeyDictionary[torch.nn.Module, dict[int, RotatedKeys]]" = WeakKeyDictionary()
+"""By layer and padding."""
+
+
+def _reads_cache(row: "RowPadding", key: Tensor) -> bool:
+    """Return whether to keep the rotated keys for the next pass: when generating with a KV cache on a CPU.
+
+    On a GPU they are rotated again: kept keys need half as much memory as the KV cache, in bfloat16 as much again.
+    """
+    if row.query <= row.key or torch.is_grad_enabled() or key.device.type != "cpu":
+        return False
+    steps = (key.shape[-1], *key.stride()[:-1], key.storage_offset())
+    in_words = key.stride(-1) == 1 and not any(step * key.element_size() % 8 for step in steps)
+    return in_words and type(key) is Tensor  # fake tensors have no values to keep
+
+
 def _attend_alike(
-    kernel: BlockAttention, row: "RowPadding", query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    kernel: BlockAttention,
+    row: "RowPadding",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
+    kept: dict[int, RotatedKeys],
 ) -> Tensor:
-    """Attend in rows with equal padding: cut off the padding and count positions from the first token."""
+    """Attend in rows with equal padding: cut off the padding and count positions from the first token.
+
+    kept: the rotated keys of earlier passes by padding; empty for a pass without a KV cache.
+    """
     padding, first_query, first_key = row
     padded = min(max(padding - first_query, 0), query.shape[2])
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
@@ -93,6 +121,7 @@ def _attend_alike(
         value[:, :, low:high],
         first_query=first_query + padded - padding,
         first_key=first_key + low - padding,
+        kept=kept.get(padding),
         **options,
     )
     return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result

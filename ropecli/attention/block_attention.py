@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ropecli.attention.block_loop import BlockLoop, KeyRange, find_ranges
 from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks, suits_flex
-from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
+from ropecli.attention.rotation import RotatedKeys, Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
 _SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
@@ -52,13 +52,15 @@ class BlockAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         last_block_alone: bool = False,
+        kept: RotatedKeys | None = None,
     ) -> Tensor:
         """query: shape (batch, heads, queries, head_dim); key: (batch, kv heads, keys, head_dim); value: (batch, kv
         heads, keys, width), all on one device. Query i is at position first_query + i, key j at first_key + j.
 
         scaling: multiplies the scores. softcap: scores become softcap·tanh(score/softcap). sinks: shape (heads,), extra
         scores in the softmax, without values. Scores and sums are float32, or float64 for float64 inputs.
-        last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in value's dtype.
+        last_block_alone: see BlockLoop. kept: the layer's rotated keys of earlier passes; not for training. Returns
+        shape (batch, heads, queries, width), in value's dtype.
         """
         if self.remapping.score_factor is not None:
             factors = self.remapping.score_factor(np.arange(first_query, first_query + query.shape[2]))
@@ -68,7 +70,7 @@ class BlockAttention:
         ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
             every_key = {keys.branch.key: key.shape[2] for keys in ranges if keys.branch.key}  # as the masks count them
-            rotated = self._rotate(ranges, query, key, first_query, first_key, every_key)
+            rotated = self._rotate(ranges, query, key, first_query, first_key, every_key, {})
             masks = self._masks(*places, query.device)
             try:
                 return attend_by_flex(rotated, value, masks, scaling=scaling, softcap=softcap, sinks=sinks)
@@ -82,6 +84,11 @@ class BlockAttention:
         for keys in ranges:
             if keys.branch.key:
                 seen[keys.branch.key] = max(seen.get(keys.branch.key, 0), int(keys.stop[-1]))
+        rotated_keys: dict[Positions, Tensor] = {}
+        if kept is not None:
+            for to, count in seen.items():
+                rotated_keys[to] = kept.rotate(self._tables[to], key[:, :, :count], first_key).flatten(0, 1)
+            seen = {}
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(keys.stop - keys.first for keys in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
@@ -96,7 +103,8 @@ class BlockAttention:
         for begin in range(0, batch * kv_heads, units):
             part = slice(begin, begin + units)
             part_query, part_key, *values_and_sinks = (tensor[part].to(dtype) for tensor in states)
-            rotated = self._rotate(ranges, part_query, part_key, first_query, first_key, seen)
+            known = {to: tensor[part] for to, tensor in rotated_keys.items()}
+            rotated = self._rotate(ranges, part_query, part_key, first_query, first_key, seen, known)
             results.append(loop.run(rotated, *values_and_sinks).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
 
@@ -108,12 +116,15 @@ class BlockAttention:
         first_query: int,
         first_key: int,
         seen: Mapping[Positions, int],
+        known: dict[Positions, Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the queries and keys of each branch. query, key: at their own positions, (..., tokens, head_dim).
 
-        seen: number of keys to rotate to other positions.
+        seen: number of keys to rotate to other positions. known: keys already rotated to them.
         """
-        rotated_keys = {to: self._tables[to].rotate(key[..., :count, :], first_key) for to, count in seen.items()}
+        rotated_keys = known | {
+            to: self._tables[to].rotate(key[..., :count, :], first_key) for to, count in seen.items()
+        }
         for branch in (keys.branch for keys in ranges):
             rotated = self._tables[branch.query].rotate(query, first_query) if branch.query else query
             yield rotated, rotated_keys[branch.key] if branch.key else key

@@ -5,12 +5,16 @@ add up, so rotating a head at position n by ρ - n moves it to position ρ.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ropecli.rope import Positions
+
+_PIECE = 1024
+"""Keys that are rotated at a time, and by which the kept keys grow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +78,39 @@ class RotationTable:
                 self._known[kind] = known
         cos, sin = known
         return self._rotation.apply(states, cos[first:stop], sin[first:stop])
+
+
+class RotatedKeys:
+    """The keys of a KV cache that a layer rotated in earlier passes, so that the next pass rotates only the new keys.
+
+    transformers passes all keys in a new tensor at every step, and may have reordered, cropped or replaced them. So
+    each key is compared with the earlier one by the 64-bit sum of its words, and all keys from the first difference on
+    are rotated again. Memory: one rotated key in the computing dtype and a sum for each key of the KV cache.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[RotationTable, tuple[Any, Tensor, Tensor]] = {}
+
+    def rotate(self, table: RotationTable, keys: Tensor, first: int) -> Tensor:
+        """keys: shape (batch, kv heads, tokens, head_dim), at consecutive positions starting at `first`; each is a
+        whole number of 64-bit words. Returns them in the computing dtype, valid until the next call with this table.
+        """
+        batch, heads, stop, head_dim = keys.shape
+        kind = (first, keys.dtype, batch, heads)
+        sums = keys.view(torch.int64).sum(-1)
+        known, earlier, rotated = self._known.get(table, (None, sums, keys))
+        if known != kind:
+            earlier, rotated = sums[:, :, :0], keys[:, :, :0]
+        tokens = min(earlier.shape[2], stop)
+        equal = (earlier[:, :, :tokens] == sums[:, :, :tokens]).flatten(0, 1).all(0)
+        done = int(equal.cumprod(0).sum())  # the first tokens that are equal in all rows and heads
+        if rotated.shape[2] < stop:
+            kept, size = rotated[:, :, :done], -(-stop // _PIECE) * _PIECE
+            with torch.inference_mode(False):  # tensors made in inference mode could not be written to later
+                rotated = keys.new_empty(batch, heads, size, head_dim, dtype=computing_dtype(keys))
+            rotated[:, :, :done] = kept
+        for begin in range(done, stop, _PIECE):
+            piece = keys[:, :, begin : begin + _PIECE].to(rotated.dtype)
+            rotated[:, :, begin : begin + piece.shape[2]] = table.rotate(piece, first + begin)
+        self._known[table] = (kind, sums, rotated)
+        return rotated[:, :, :stop]

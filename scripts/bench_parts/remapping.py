@@ -7,6 +7,7 @@ import torch
 from bench import Rows, best_times, in_new_process, memory_meter
 from torch.nn.functional import scaled_dot_product_attention
 
+from ropecli.attention import attention_function
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.patching import live_patch
 from ropecli.attention.rotation import Rotation
@@ -17,7 +18,7 @@ from ropecli.scaling.spec import make_spec
 
 HEADS, HEAD_DIM = 8, 64
 PRETRAINED, TARGET = 2048, 8192
-SDPA, UNMAPPED = "SDPA", "standard, in blocks"
+SDPA, UNMAPPED, AGAIN = "SDPA", "standard, in blocks", ", rotated again"
 IDENTITY = Remapping((Branch(np.zeros_like, lambda n: n + 1),))
 TRAINED_HEADS = 2
 Step = Callable[[int], torch.Tensor]
@@ -61,10 +62,10 @@ def decoding_steps(names: Sequence[str], cached: int, kv_heads: int) -> dict[str
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    width = HEADS * HEAD_DIM
+    reads_cache, width = attention_function._reads_cache, HEADS * HEAD_DIM
     geometry = RopeGeometry(HEAD_DIM, HEAD_DIM, 10_000.0, PRETRAINED)
 
-    def make_step(name: str) -> Step:
+    def make_step(name: str, keeps: bool) -> Step:
         config = LlamaConfig(
             vocab_size=256, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
             num_attention_heads=HEADS, num_key_value_heads=kv_heads, max_position_embeddings=PRETRAINED,
@@ -74,15 +75,20 @@ def decoding_steps(names: Sequence[str], cached: int, kv_heads: int) -> dict[str
             live_patch(model, {None: scale(geometry, make_spec(name, max(TARGET, 2 * cached) / PRETRAINED))})
         cache.update(*torch.randn(2, 1, kv_heads, cached, HEAD_DIM), 0)
 
-        return lambda number: model(torch.tensor([[number]]), past_key_values=cache).logits
+        def step(number: int) -> torch.Tensor:
+            attention_function._reads_cache = reads_cache if keeps else lambda *_: False
+            return model(torch.tensor([[number]]), past_key_values=cache).logits
 
-    return {name: make_step(name) for name in (SDPA, *names)}
+        return step
+
+    again = {name + AGAIN: make_step(name, False) for name in names}
+    return {SDPA: make_step(SDPA, True)} | again | {name: make_step(name, True) for name in names}
 
 
 def run(tokens: int = TARGET, kv_heads: str = f"{HEADS},2", rounds: int = 5) -> Rows:
     """Compare the attention of the distance methods with SDPA, on the CPU in float32, 8 heads of dimension 64.
 
-    A generated token over --tokens cached keys, a quarter and four
+    A generated token, with far keys rotated again and with kept ones, over --tokens cached keys, a quarter and four
     times as many. A forward pass over --tokens tokens, and its memory above the inputs at half, all and twice the
     tokens. The memory of training with ReRoPE, forward and backward with the gradients of 2 heads.
     """

@@ -6,7 +6,7 @@ import torch
 
 from ropecli.attention import block_attention
 from ropecli.attention.block_attention import BlockAttention
-from ropecli.attention.rotation import Rotation
+from ropecli.attention.rotation import RotatedKeys, Rotation
 from ropecli.rope import Branch, Remapping
 
 TOKENS = 45
@@ -110,6 +110,28 @@ def test_outputs_and_gradients_equal_those_of_brute_force(remapping):
     with torch.no_grad():
         expected = brute_force(remapping, HALVES, *heads[:3], 0, 0, 0.4)
         torch.testing.assert_close(attend(BlockAttention(remapping, HALVES), HALVES, *heads[:3]), expected)
+
+
+@pytest.mark.parametrize("remapping", ["far in groups", "only keys rotated"])
+def test_kept_keys_are_used_only_for_equal_keys(remapping, monkeypatch):
+    """A KV cache that grows, whose rows change places, that is cropped, or of another text, place or dtype."""
+    monkeypatch.setattr("ropecli.attention.rotation._PIECE", 4)
+    kernel, kept = BlockAttention(REMAPPINGS[remapping], HALVES), RotatedKeys()
+    query, key, value = make_heads(head_dim=8)
+    unrelated = make_heads(head_dim=8, seed=1)[1]
+    swapped, forked = key.flip(0), torch.cat([key[:, :, :22], unrelated[:, :, 22:]], 2)
+    one_head = torch.cat([forked[:, :1], unrelated[:, 1:]], 1)
+    calls = [(key, 20), (key, 21), (key, 37), (swapped, 37), (swapped, 30), (swapped, 38), (forked, 38), (forked, 24)]
+    calls += [(forked, 44), (one_head, 44), (one_head[:1], 44)]
+    placed = [(*call, 0) for call in calls] + [(one_head[:1], 44, 3), (forked[:1], 44, 0), (forked[:1].float(), 44, 0)]
+    for number, (keys, last, first_key) in enumerate(placed):
+        part = query[: len(keys), :, last : last + 1], keys[:, :, first_key:], value[: len(keys), :, first_key:]
+        heads = [tensor[:, :, : last + 1 - first_key].to(keys.dtype) for tensor in part]
+        expected = brute_force(kernel.remapping, HALVES, *heads, last, first_key, 0.4)
+        with torch.inference_mode(number % 2 == 1), torch.no_grad():
+            actual = attend(kernel, HALVES, *heads, last, first_key, kept=kept)
+        atol = 1e-11 if keys.dtype == key.dtype else 1e-5
+        torch.testing.assert_close(actual.double(), expected, atol=atol, rtol=0)
 
 
 def test_blocks_of_scores_stay_small(monkeypatch):
