@@ -133,6 +133,7 @@ def tune(
         search_iterations=iterations,
         **{name: shared[name] for name in SettingOptions.__annotations__},  # type: ignore[literal-required]
     )
+    data = options.with_config(data, shared["dataset_config"])
     loading = options.loading_of(shared)
     folder = options.as_path(output)
     refuse_existing(folder)
