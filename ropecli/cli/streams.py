@@ -1,5 +1,6 @@
-"""Keeps a command running when standard output or error cannot be written: full disk, closed pipe."""
+"""Keeps a command running when standard output or error cannot be written: full disk, closed pipe, no UTF-8."""
 
+import codecs
 import contextlib
 import io
 import sys
@@ -7,6 +8,18 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from ropecli.errors import OutputError
+
+_ASCII = {"×": "x", "±": "+/-", "–": "-", "…": "...", "→": "->", "−": "-", "÷": "/", "≠": "!="}
+"""For signs that the terminal's encoding does not have; others become a question mark."""
+
+
+def _as_ascii(error: UnicodeError) -> tuple[str, int]:
+    """The replacement, and where to go on. See codecs.register_error."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("ropecli-ascii", _as_ascii)
 
 
 class _Stream(io.FileIO):
@@ -58,7 +71,7 @@ def _safe(stream: TextIO, own: TextIO | None, instead: TextIO | None = None) -> 
     """Leaves alone a stream that is not the process's own, as in tests."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream, None
-    stream.reconfigure(errors="replace")  # for a terminal without ×
+    stream.reconfigure(errors="ropecli-ascii")
     if stream is not own:
         return stream, None
     raw = _Stream(stream.fileno(), instead)

@@ -16,11 +16,13 @@ from ropecli.commands.options import (
     OUTPUT,
     TOKENS,
     Checkpoint,
+    DatasetConfig,
     OutputFolder,
     RecipeFile,
     Revision,
     as_path,
     optional_path,
+    with_config,
 )
 from ropecli.commands.signature import Default, Flag, command
 from ropecli.errors import RecipeError
@@ -64,6 +66,7 @@ class RecipeKeys(TypedDict, total=False):
         DATA,
     ]
     text_column: Annotated[str | None, Default(None), Doc("Column of a table with the text or conversations."), DATA]
+    dataset_config: DatasetConfig
     split: Annotated[str | None, Default(None), Doc("Split of a Hub dataset. Default: train."), DATA]
     length: Annotated[
         int | None, Default(None), Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")
@@ -104,6 +107,7 @@ def finetune(
     from ropecli.training.recipe_schema import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
+    shared["data"] = with_config(shared["data"] or "", shared.pop("dataset_config")) or None
     further = dict(settings or {})
     if twice := [key for key in further if shared.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")

@@ -67,6 +67,7 @@ def needle(
     from ropecli.evaluation.tasks.retrieval import make_needle
     from ropecli.reporting.outputs import measure_subjects
 
+    data = options.with_config(data, shared["dataset_config"])
     choice = options.retrieval_of(shared, num_needles)
     default = default_style(data)
     templates = choose_templates(style, needle, question, default)

@@ -88,10 +88,16 @@ class InMemoryOptions(TypedDict, total=False):
 
 
 # Data
+DatasetConfig = Annotated[
+    str | None, Default(None), Flag("--dataset-config", metavar="NAME"), Doc("Configuration of a Hub dataset."), DATA
+]
+
+
 class TextOptions(TypedDict, total=False):
     """The text of a source. `split` is not here, since its default differs between commands."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
+    dataset_config: DatasetConfig
 
 
 class EvalTextOptions(TextOptions, total=False):
@@ -310,6 +316,17 @@ RecipeFile = Annotated[
 OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
 
 
+def with_config(data: str, config: str | None) -> str:
+    """The source owner/name:config. Raises MethodError for a source that takes no configuration."""
+    from ropecli.data.sources import is_hub_dataset
+
+    if config is None:
+        return data
+    if ":" in data or not is_hub_dataset(data):
+        raise MethodError(f"--dataset-config is {config!r}, but --data is {data!r}; expected a Hub id, owner/name.")
+    return f"{data}:{config}"
+
+
 def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
     """The arguments of open_subject, but for the revision."""
     return {name: options.get(name) for name in InMemoryOptions.__annotations__}
@@ -326,7 +343,8 @@ def texts_of(options: DocumentOptions) -> "TextChoice":
     from ropecli.evaluation.texts import TextChoice
 
     names = ("text_column", "split", "max_documents", "min_tokens", "max_tokens")
-    return TextChoice(options["data"], **{name: options[name] for name in names})  # type: ignore[literal-required]
+    source = with_config(options["data"], options["dataset_config"])
+    return TextChoice(source, **{name: options[name] for name in names})  # type: ignore[literal-required]
 
 
 def retrieval_of(options: SearchOptions, keys: int = 1) -> "RetrievalChoice":

@@ -90,7 +90,7 @@ def ruler(
 
     files = {"qa_1": options.optional_path(squad), "qa_2": options.optional_path(hotpotqa)}
     choice = RulerChoice(
-        data,
+        options.with_config(data, shared["dataset_config"]),
         lengths,
         None if tasks is None else options.listed(tasks),
         samples,

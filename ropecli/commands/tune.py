@@ -49,9 +49,15 @@ class SettingOptions(TypedDict, total=False):
         str,
         Default("ppl"),
         Doc(
-            "ppl: the loss on the last tokens of documents. needle: the loss on a key hidden at the beginning of each "
-            "document; --level search then searches like LongRoPE2."
+            "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
+            "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
+            "searches like LongRoPE2."
         ),
+    ]
+    evaluator: Annotated[
+        str | None,
+        Default(None),
+        Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
     ]
     points: Annotated[int, Default(24), Ge(1), Doc("Number of settings to try, over all methods; at least one each.")]
     short_weight: Annotated[
@@ -127,6 +133,7 @@ def tune(
         search_iterations=iterations,
         **{name: shared[name] for name in SettingOptions.__annotations__},  # type: ignore[literal-required]
     )
+    data = options.with_config(data, shared["dataset_config"])
     loading = options.loading_of(shared)
     folder = options.as_path(output)
     refuse_existing(folder)
@@ -147,6 +154,7 @@ def tune(
             split=split,
             whole=reads_everything(data, settings.max_documents),
             loading=loading,
+            evaluator=open_checkpoint(settings.evaluator, weights=True, adapters=True) if settings.evaluator else None,
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:

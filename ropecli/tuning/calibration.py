@@ -4,6 +4,7 @@ Some documents are for training, the others for scoring. The `tail` protocol sco
 document, read at the target length and at the pretraining length. The first measures the gain of the extension, the
 second its cost at the pretraining length.
 
+`mark_keys` scores only the tokens at the target length that need a long context (LongPPL, evaluation/tasks/keys.py).
 `hide_needles` replaces the documents for scoring by prompts that end with a key hidden at their beginning, as LongRoPE2
 does: Shang et al. 2025 (arXiv:2502.20082), section 3.2.
 """
@@ -24,11 +25,12 @@ from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import Store, read
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer
-from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.protocols import Protocol, ShortContext
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.retrieval_prompts import Prompt, RetrievalPrompts, Templates
 from ropecli.evaluation.subject import loading_request
+from ropecli.evaluation.tasks.keys import FindKeys
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec
@@ -94,6 +96,35 @@ def read_calibration(
     count = min(MOST_EVALUATED, max(2, len(shuffled) // _MIN_DOCUMENTS))
     evaluated = replace(documents, kept=tuple(shuffled[:count]))
     return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
+
+
+def mark_keys(
+    calibration: Calibration, evaluator: "PreTrainedModel", context: ShortContext, original_length: int
+) -> Calibration:
+    """Keep the documents for scoring that have key tokens, and mark these; at the pretraining length, read their ends.
+
+    evaluator: finds the key tokens; reads the same token ids. Raises DataError if fewer than two documents have any.
+    """
+    documents = calibration.evaluated
+    length = len(documents.kept[0].ids)
+    if length <= context.first:
+        raise DataError(
+            f"The target length is {length} tokens; longppl needs more than {context.first}, because the evaluator has "
+            f"a short context of {context.tokens}. Use a larger factor."
+        )
+    keys = read(FindKeys(documents, context, length), LiveReader(evaluator)).values()
+    kept = [replace(document, keys=np.array(at)) for document, at in zip(documents.kept, keys, strict=True) if at]
+    if len(kept) < 2:
+        raise DataError(
+            f"{len(kept)} of {len(keys)} documents have key tokens; expected at least 2. Use a larger factor, other "
+            "data, or an evaluator that uses its context better."
+        )
+    prefix = np.array(documents.special.prefix, dtype=np.int64)
+    first = length - original_length + len(prefix)
+    short = [Document(document.name, np.concatenate([prefix, document.ids[first:]])) for document in kept]
+    return replace(
+        calibration, evaluated=replace(documents, kept=tuple(kept)), short=replace(documents, kept=tuple(short))
+    )
 
 
 def hide_needles(
@@ -220,7 +251,9 @@ class Evaluator:
         cells: list[Cell] = []
         for documents, read_lengths, name in readings:
             few = replace(documents, kept=documents.kept[:count])
-            task = Perplexity(few, read_lengths, Protocol("tail", targets=self.targets))
+            with_keys = few.kept[0].keys is not None
+            protocol = Protocol("longppl") if with_keys else Protocol("tail", targets=self.targets)
+            task = Perplexity(few, read_lengths, protocol)
             cells += task.cells(read(task, LiveReader(model), self.store, name))
         short, target = cells[0].value, cells[-1].value
         score = Score(target, short, target + self.short_weight * short, len(self.documents.kept[:count]))

@@ -19,9 +19,11 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
+from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
-from ropecli.errors import NotFiniteError, PatchError
+from ropecli.errors import MethodError, NotFiniteError, PatchError
 from ropecli.evaluation.driver import Store
+from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.evaluation.report import environment
 from ropecli.evaluation.retrieval_prompts import STYLES, default_style
@@ -29,7 +31,7 @@ from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, mark_keys, read_calibration
 from ropecli.tuning.folding import (
     Folded,
     StoredWeight,
@@ -63,12 +65,13 @@ def make_task(
     split: str | None = None,
     whole: bool = True,
     loading: dict[str, Any] | None = None,
+    evaluator: Checkpoint | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
     """Plan the baseline patch and read the calibration documents.
 
-    whole: see read_texts. advance: called after each document. Raises MethodError, PatchError, CheckpointError,
-    DataError.
+    whole: see read_texts. evaluator: for the objective longppl. advance: called after each document. Raises
+    MethodError, PatchError, CheckpointError, DataError.
     """
     record = read_record(checkpoint.folder)
     if tuned_weights(record):
@@ -91,11 +94,16 @@ def make_task(
         advance=advance,
     )
     task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
-    if settings.objective != "needle":
-        return task
-    lengths = task.original_length, task.target_length
-    templates = STYLES[default_style(source)]
-    return replace(task, calibration=hide_needles(calibration, tokenizer, templates, *lengths, settings.seed))
+    if settings.objective == "needle":
+        lengths = task.original_length, task.target_length
+        templates = STYLES[default_style(source)]
+        calibration = hide_needles(calibration, tokenizer, templates, *lengths, settings.seed)
+    if evaluator:
+        if load_tokenizer(evaluator).get_vocab() != tokenizer.get_vocab():
+            raise MethodError(f"The evaluator {evaluator.name} has another tokenizer than {checkpoint.name}.")
+        context = short_context(read_state(evaluator).pretraining_length)
+        calibration = mark_keys(calibration, load_model(evaluator, **task.loading), context, task.original_length)
+    return replace(task, calibration=calibration)
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:

@@ -156,18 +156,27 @@ def texts(hub, corpus, tmp_path, monkeypatch):
     return rows
 
 
-def test_a_configuration_is_named_after_the_dataset(texts, ropecli, llama):
+def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, ropecli, llama):
     from ropecli.data.sources import read_texts
 
     for config in ("en", "de"):
         assert [text for _, text in read_texts(f"{TEXTS}:{config}")] == texts[config]
-    outcome = ropecli("eval-ppl", llama, "--data", f"{TEXTS}:de", "--lengths", 32, "--json")
+    outcome = ropecli("eval-ppl", llama, "--data", TEXTS, "--dataset-config", "de", "--lengths", 32, "--json")
     report = outcome.json()
     assert (report["source"], report["rows"][0]["documents"]) == (f"{TEXTS}:de", len(texts["de"]))
     assert "Reading at most 10,000 documents of owner/texts:de. To read more, set --max-documents." in outcome.err
     for name, fault in ((TEXTS, "has several configurations"), (f"{TEXTS}:fr", "has no configuration fr")):
         message = f"{TEXTS} {fault}. Choose one of en, de, chat, such as --data {TEXTS}:en."
         ropecli("eval-ppl", llama, "--data", name).is_refused(message)
+
+
+@pytest.mark.parametrize("command", ["compare", "eval-ppl", "finetune", "needle", "ruler", "tune"])
+def test_a_source_that_takes_no_configuration_is_refused_with_one(command, ropecli, llama):
+    """Every command that reads text has the option."""
+    more = {"finetune": ["-o", "out"], "tune": ["-o", "out", "--factor", 2]}.get(command, [])
+    for data in ("demo-train", f"{TEXTS}:en"):
+        outcome = ropecli(command, llama, "--data", data, "--dataset-config", "de", *more)
+        outcome.is_refused(f"--dataset-config is 'de', but --data is '{data}'; expected a Hub id, owner/name.")
 
 
 def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tmp_path, monkeypatch):

@@ -8,8 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropecli.errors import DataError
+from ropecli.evaluation.driver import read
+from ropecli.evaluation.protocols import ShortContext
+from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.retrieval_prompts import STYLES
-from ropecli.tuning.calibration import Calibration, hide_needles, read_calibration
+from ropecli.evaluation.tasks import keys as key_tokens
+from ropecli.tuning.calibration import Calibration, hide_needles, mark_keys, read_calibration
 
 TARGET = 100
 
@@ -101,3 +105,26 @@ def test_the_score_on_needles_is_the_loss_on_their_keys(llama, documents, evalua
     score, _ = judge.score(model, "needles")
     assert (score.pretraining, score.target) == pytest.approx((losses[64], losses[128]), rel=1e-5)
     assert score.objective == pytest.approx(losses[128] + 0.25 * losses[64], rel=1e-5)
+
+
+def test_the_score_on_key_tokens_is_the_loss_on_them_and_on_the_last_tokens_at_the_pretraining_length(
+    llama, evaluator, monkeypatch
+):
+    """By hand: the losses at the positions that FindKeys returns; without keys, the tail of 64 tokens."""
+    monkeypatch.setattr(key_tokens, "MIN_GAIN", 0.3)  # a model with random weights has no loss below 2 nats
+    monkeypatch.setattr(key_tokens, "MAX_LOSS", 8.0)
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    judge, context = evaluator(6), ShortContext(16, 8)
+    marked = mark_keys(Calibration(judge.documents, torch.zeros(1, 128)), model, context, 64)
+    positions = read(key_tokens.FindKeys(judge.documents, context, 128), LiveReader(model)).values()
+    losses, kept = [], []
+    for document, keys in zip(judge.documents.kept, positions, strict=True):
+        with torch.no_grad():
+            logs = model(torch.from_numpy(document.ids)[None]).logits[0].double().log_softmax(-1)
+        losses += [-float(logs[at - 1, document.ids[at]]) for at in keys]
+        kept += [document] * bool(keys)
+    assert 0 < len(kept) == len(marked.evaluated.kept)
+    tail = replace(judge, documents=replace(judge.documents, kept=tuple(kept))).score(model, "tail")[0]
+    score, _ = replace(judge, documents=marked.evaluated, short=marked.short).score(model, "keys")
+    assert score.target == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert score.pretraining == pytest.approx(tail.pretraining, rel=1e-5)
