@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Gt
+from annotated_types import Interval
 from typing_extensions import Unpack
 
 from ropecli.atomic import refuse_unwritable
@@ -85,7 +85,7 @@ def check_served(
     api_key_env: Annotated[
         str | None, Flag("--api-key-env", metavar="NAME"), Doc("Environment variable that holds the API key."), SERVER
     ] = None,
-    timeout: Annotated[float, Gt(0), Doc("Seconds to wait for one answer."), SERVER] = 600.0,
+    timeout: Annotated[float, Interval(gt=0, le=86_400), Doc("Seconds to wait for one answer."), SERVER] = 600.0,
     reference: Annotated[
         str | Path | None,
         Flag("--reference", metavar="FILE"),

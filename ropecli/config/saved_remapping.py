@@ -106,6 +106,11 @@ def read_saved_remapping(config: dict[str, Any]) -> SavedRemapping | None:
             f"config.json has {there} but no {missing}, so the model's attention is unknown.{omitted} "
             "Patch the original checkpoint again."
         )
+    if config.get(_OVERRULES) is not None:
+        raise CheckpointError(
+            f"config.json has {_OVERRULES} ({shown(config[_OVERRULES])}), which transformers prefers to {ATTENTION}: "
+            f"{method} would be ignored. Remove {_OVERRULES}."
+        )
     return parse_saved_remapping(block, method)
 
 

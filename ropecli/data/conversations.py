@@ -241,7 +241,9 @@ def _message(number: int, given: Any) -> dict[str, Any]:
         )
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = message["content"] = "".join(str(part.get("text", "")) for part in content)
+        texts = [part.get("text", "") for part in content]
+        if all(isinstance(text, str) for text in texts):
+            content = message["content"] = "".join(texts)
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise DataError(f"message {number} has the content {shown(content)}; expected text.")
     return message

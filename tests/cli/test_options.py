@@ -19,6 +19,7 @@ from ropecli.errors import MethodError
 
 # What a command needs, so that only the tested option is wrong.
 REQUIRED = {
+    "check_served": "http://localhost:1 --checkpoint demo",
     "compare": "demo --data demo",
     "eval_ppl": "demo --data demo --method yarn --factor 4",
     "finetune": "demo --data demo-train --output out",
