@@ -260,11 +260,11 @@ def show_patch(result: "PatchResult | RevertResult") -> None:
     tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.target_length} tokens")
     if output is None:
         show_changes("config.json", plan.changes)
-        return
     tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
     if plan.remaps:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
-    _suggest_measuring(output, plan.source.name)
+    if output is not None:
+        _suggest_measuring(output, plan.source.name)
 
 
 def _tables(proved: int) -> str:
@@ -379,7 +379,7 @@ def show_export(export: "Export") -> None:
         warn(sentence)
     notes = [f"note: {sentence}" for sentence in export.notes]
     save = f"Save this as {export.file_name} (or use --output), then run: {export.command}"
-    for sentence in [*notes, save] if unwritten else notes:
+    for sentence in [save, *notes] if unwritten else notes:
         err.print(sentence, markup=False, soft_wrap=True)
 
 

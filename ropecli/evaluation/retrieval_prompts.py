@@ -69,7 +69,7 @@ class Templates:
     def check_keys(self, count: int) -> None:
         """Raise MethodError if the templates do not distinguish `count` needles."""
         if not 0 < count <= len(self.names):
-            raise MethodError(f"The number of keys is {count}; expected 1 to {len(self.names)}.")
+            raise MethodError(f"The number of needles is {count}; expected 1 to {len(self.names)}.")
         if count > 1 and "name" not in _fields("needle", self.needle) & _fields("question", self.question):
             raise MethodError(
                 f"{count} keys require {{name}} in the needle and in the question; they are {self.needle!r} and "
