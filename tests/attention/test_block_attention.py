@@ -122,16 +122,18 @@ def test_kept_keys_are_used_only_for_equal_keys(remapping, monkeypatch):
     swapped, forked = key.flip(0), torch.cat([key[:, :, :22], unrelated[:, :, 22:]], 2)
     one_head = torch.cat([forked[:, :1], unrelated[:, 1:]], 1)
     calls = [(key, 20), (key, 21), (key, 37), (swapped, 37), (swapped, 30), (swapped, 38), (forked, 38), (forked, 24)]
-    calls += [(forked, 44), (one_head, 44), (one_head[:1], 44)]
-    placed = [(*call, 0) for call in calls] + [(one_head[:1], 44, 3), (forked[:1], 44, 0), (forked[:1].float(), 44, 0)]
-    for number, (keys, last, first_key) in enumerate(placed):
-        part = query[: len(keys), :, last : last + 1], keys[:, :, first_key:], value[: len(keys), :, first_key:]
-        heads = [tensor[:, :, : last + 1 - first_key].to(keys.dtype) for tensor in part]
-        expected = brute_force(kernel.remapping, HALVES, *heads, last, first_key, 0.4)
+    calls += [(forked, 44), (one_head, 44), (one_head[:1], 44), (forked[:1], 44), (forked[:1].float(), 44)]
+    for number, (keys, last) in enumerate(calls):
+        part = query[: len(keys), :, last : last + 1], keys[:, :, : last + 1], value[: len(keys), :, : last + 1]
+        heads = [tensor.to(keys.dtype) for tensor in part]
+        expected = brute_force(kernel.remapping, HALVES, *heads, last, 0, 0.4)
         with torch.inference_mode(number % 2 == 1), torch.no_grad():
-            actual = attend(kernel, HALVES, *heads, last, first_key, kept=kept)
+            actual = attend(kernel, HALVES, *heads, last, 0, kept=kept)
         atol = 1e-11 if keys.dtype == key.dtype else 1e-5
         torch.testing.assert_close(actual.double(), expected, atol=atol, rtol=0)
+    heads[1] = rotate(HALVES, heads[1])  # the bytes of the last call, at another position
+    places = {"first_query": last + 3, "first_key": 3, "scaling": 0.4}
+    torch.testing.assert_close(kernel(*heads, **places, kept=kept), kernel(*heads, **places))
 
 
 def test_blocks_of_scores_stay_small(monkeypatch):
