@@ -138,7 +138,7 @@ def check_served(
     verdict = served.judge(answers, known)
     engine, fix = _ENGINES.get(endpoint.model.owner), ""
     notes: tuple[str, ...] = ()
-    if verdict.verdict == served.NOT_SERVED:
+    if verdict.verdict != served.SERVED:
         fix = quoted("ropecli", "export", checkpoint, "--engine", engine or "ENGINE")
         if engine:
             try:

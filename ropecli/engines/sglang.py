@@ -74,7 +74,7 @@ def _without_options(p: CheckpointPositions) -> str:
         "llama3": same,
         "yarn": ignores if "attention_factor" in p.main else same,
         "linear": linear,
-        "longrope": "Without the options, SGLang ignores attention_factor.",
+        "longrope": same if p.patched else "Without the options, SGLang ignores attention_factor.",
     }
     return without_options(p, texts)
 

@@ -5,7 +5,7 @@
 - Context length: max_position_embeddings; linear and dynamic multiply it by the factor, even where it was already
   raised; longrope uses the top-level original_max_position_embeddings unless --max-model-len is larger.
 - yarn reads attention_factor since 0.30.0; before, attn_factor, which multiplies 0.1·ln s + 1.
-- longrope ignores attention_factor and reads short_mscale and long_mscale.
+- longrope ignores attention_factor and reads short_mscale and long_mscale, which ropecli also writes into config.json.
 - dynamic uses one table, from max_trained_positions and max_position_embeddings.
 - Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
 """
@@ -55,7 +55,7 @@ _WITHOUT_OPTIONS = {
     "llama3": _SAME,
     "yarn": "vLLM 0.30.0 and later give the same results without the options: config.json already contains them.",
     "linear": "Without the options, vLLM accepts more than {p.length} tokens: it multiplies by the factor again.",
-    "longrope": "Without the options, vLLM stops at {p.original_length} tokens and ignores attention_factor.",
+    "longrope": "Without the options, vLLM stops at {p.original_length} tokens.",
 }
 ENGINE = EngineTable(
     title="vLLM 0.33.0",

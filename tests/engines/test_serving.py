@@ -70,11 +70,11 @@ NOTES = [
     ("vllm", "ntk", "vLLM gives the same results without"),
     ("vllm", "yarn", "vLLM 0.30.0 and later give the same results without"),
     ("vllm", "linear", f"accepts more than {TARGET} tokens"),
-    ("vllm", "longrope", f"stops at {WINDOW} tokens and ignores attention_factor"),
+    ("vllm", "longrope", f"stops at {WINDOW} tokens."),
     ("sglang", "ntk", "SGLang gives the same results without"),
     ("sglang", "yarn with its own attention factor", "ignores attention_factor and uses 0.1·ln s + 1"),
     ("sglang", "linear", f"accepts more than {TARGET} tokens"),
-    ("sglang", "longrope with its own attention factor", "ignores attention_factor"),
+    ("sglang", "longrope with its own attention factor", "same results without the options"),
 ]
 
 
