@@ -170,7 +170,8 @@ def test_exported_command_reads_the_patched_checkpoint(python, method, tmp_path,
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n")
     (tmp_path / "local.yaml").write_text(TASK.replace("ROWS", str(tmp_path / "rows.jsonl")))
     checkpoint = ropecli.open_checkpoint(str(tmp_path / "patched"))
-    words = shlex.split(export_checkpoint(checkpoint, "lm-eval").command.replace("TASKS", "local"))
+    exported = export_checkpoint(checkpoint, "lm-eval").command.replace("TASKS", "local")
+    words = shlex.split(exported.replace('"max_length"', '"dtype": "float32", "max_length"'))  # the demo is bfloat16
     command = [python, *words[1:]] if words[0] == "python" else [python.with_name("lm_eval"), *words[1:]]
     options = ["--include_path", tmp_path, "--output_path", tmp_path / "out", "--log_samples", "--device", "cpu"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
