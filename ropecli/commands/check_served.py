@@ -125,10 +125,12 @@ def check_served(
             raise MethodError(f"{file} was made with --length {len(known.ids)}; delete it, or leave out --length.")
     else:
         subjects = served.alternatives(opened)
-        most = endpoint.model.max_length
-        longest = length or min(positions.length, 2 * positions.original_length)
-        if most and not (length or file):  # a file may serve for other servers
-            longest = min(longest, most - 1)
+        most = positions.length
+        if endpoint.model.max_length and not file:  # a file may serve for other servers
+            most = min(most, endpoint.model.max_length - 1)
+        longest = length or min(most, 2 * positions.original_length)
+        if longest > most:
+            raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
         ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)
         served.gives_prompt_losses(endpoint, ids)
         known = served.make_reference(opened, subjects, LiveReaders(loading), tokenizer, ids)

@@ -166,6 +166,12 @@ def test_wrong_input_is_refused_before_the_model_is_loaded(ropecli, yarn, monkey
     assert KEY not in outcome.out + outcome.err
 
 
+def test_prompt_longer_than_the_server_reads_is_refused(ropecli, yarn):
+    with CompletionsServer(None, like="vllm", most=200).running() as server:
+        outcome = ropecli("check-served", server.url, "--checkpoint", yarn, "--length", 200)
+    outcome.is_refused("--length is 200; the checkpoint and the server read at most 199 tokens.")
+
+
 def test_checkpoint_without_a_scaling_is_refused(ropecli, llama):
     with CompletionsServer(None, like="vllm", most=256).running() as server:
         outcome = ropecli("check-served", server.url, "--checkpoint", llama)
