@@ -21,9 +21,10 @@ AT_REVISION = {
     "mlx": "hf download someone/model --revision v1`",
     "trl": "model_revision: v1",
     "axolotl": "model_revision: v1",
+    "lm-eval": '"revision": "v1"',
 }
 TRAINERS = {name for name, engine in ENGINES.items() if engine.trains}
-SERVING = [name for name in ENGINES if name not in TRAINERS]
+SERVING = [name for name in ENGINES if name not in {*TRAINERS, "lm-eval"}]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
