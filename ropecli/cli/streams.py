@@ -14,7 +14,7 @@ _ASCII = {"×": "x", "±": "+/-", "–": "-", "…": "...", "→": "->", "−": 
 
 
 def _as_ascii(error: UnicodeError) -> tuple[str, int]:
-    """The replacement, and where to go on. See codecs.register_error."""
+    """Return the replacement, and the position after it. See codecs.register_error."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 

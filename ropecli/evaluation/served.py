@@ -69,7 +69,7 @@ class Reference:
 
     @property
     def lengths(self) -> list[int]:
-        """Of the prompts after which the next token is compared, tokens, ascending."""
+        """Lengths of the prompts after which the next token is compared, tokens, ascending."""
         return sorted(self.readings[0].next_tokens)
 
     @property

@@ -49,7 +49,7 @@ WAYS = {"one": one_pass, "per length": pass_per_length}
 
 
 def memory(way: str, tokens: int) -> float:
-    """Of a tiny model with a large vocabulary, so that logits take nearly all the memory."""
+    """Peak memory above the weights, MiB, with a vocabulary so large that logits take nearly all of it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

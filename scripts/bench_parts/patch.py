@@ -53,7 +53,7 @@ def write_checkpoint(folder: str, layers: int, width: int) -> None:
 
 
 def cost_of(*arguments: object) -> Cost:
-    """Of this Python with `arguments`, as the operating system counts; child processes are not counted."""
+    """Wall time and peak memory of this Python with `arguments`, without its child processes."""
     begun = time.perf_counter()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=said, stderr=said)
