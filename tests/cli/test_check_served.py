@@ -127,7 +127,7 @@ def test_prompts_stop_where_the_server_does(check, logits_of):
 )
 @pytest.mark.parametrize("from_start", [True, False])
 def test_failing_server_gets_one_message_without_the_key(
-    check, logits_of, fault, message, from_start, monkeypatch, tmp_path
+    check, logits_of, fault, message, from_start, monkeypatch, reference
 ):
     monkeypatch.setenv("ROPECLI_TEST_KEY", KEY)
     monkeypatch.setattr("ropecli.evaluation.endpoint._PAUSE", 0.01)
@@ -142,7 +142,7 @@ def test_failing_server_gets_one_message_without_the_key(
     assert outcome.err.count("error:") == 1
     assert message in outcome.err
     assert f"Bearer {KEY}" in server.keys
-    assert KEY not in outcome.out + outcome.err
+    assert KEY not in outcome.out + outcome.err + (reference.read_text() if reference.exists() else "")
 
 
 @pytest.mark.parametrize(
