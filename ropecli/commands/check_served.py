@@ -123,6 +123,7 @@ def check_served(
         known = served.load_reference(file, opened)
         if length not in (None, len(known.ids)):
             raise MethodError(f"{file} was made with --length {len(known.ids)}; delete it, or leave out --length.")
+        prompt = served.gives_prompt_losses(endpoint, known.ids)
     else:
         subjects = served.alternatives(opened)
         most = positions.length
@@ -132,11 +133,11 @@ def check_served(
         if longest > most:
             raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
         ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)
-        served.gives_prompt_losses(endpoint, ids)
+        prompt = served.gives_prompt_losses(endpoint, ids)  # before the long reading
         known = served.make_reference(opened, subjects, LiveReaders(loading), tokenizer, ids)
         if file:
             served.save_reference(known, file)
-    answers = served.ask(endpoint, known, tokenizer)
+    answers = served.ask(endpoint, known, tokenizer, prompt=prompt)
     verdict = served.judge(answers, known)
     engine, fix = _ENGINES.get(endpoint.model.owner), ""
     notes: tuple[str, ...] = ()

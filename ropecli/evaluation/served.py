@@ -256,9 +256,12 @@ def _logprobs(choice: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any) -> Answers:
-    """Ask the server for the lengths of the reference that it accepts. Raises EndpointError."""
-    answers = Answers(gives_prompt_losses(endpoint, reference.ids), {}, {})
+def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: bool) -> Answers:
+    """Ask the server for the lengths of the reference that it accepts. Raises EndpointError.
+
+    prompt: see gives_prompt_losses.
+    """
+    answers = Answers(prompt, {}, {})
     lengths = reference.whole if answers.prompt else reference.lengths
     most = endpoint.model.max_length
     if most is not None and (lengths := [length for length in lengths if length < most]) == []:
