@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ropecli.errors import CheckpointError
+from ropecli.live.lm_head import decoder_layers
 from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, reason_of_stock
 
 if TYPE_CHECKING:
@@ -138,22 +139,8 @@ def _kinds(model: "PreTrainedModel") -> list[Any]:
             tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()),
             tuple((name, type(module), _attributes(module)) for name, module in layer.named_modules()),
         )
-        for layer in _layers_of(model)
+        for layer in decoder_layers(model)
     ]
-
-
-def _layers_of(model: "PreTrainedModel") -> nn.ModuleList:
-    """The decoder's layers. Raises CheckpointError."""
-    # some model types return their LM head from get_decoder
-    lists: list[nn.ModuleList] = []
-    for module in (model.get_decoder(), model):
-        lists = lists or [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    # if the count does not match (shared layers), the longest module list is the layers
-    layers = next((part for part in lists if len(part) == count), None) or max(lists, key=len, default=None)
-    if layers is None:
-        raise CheckpointError(f"{type(model).__name__} has no list of layers.")
-    return layers
 
 
 def _attributes(module: nn.Module) -> tuple[tuple[str, Any], ...]:

@@ -204,6 +204,8 @@ def open_checkpoint(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
         )
     if not has_config:
+        if gguf := next(folder.glob("*.gguf"), None):
+            raise CheckpointError(f"{name} has no {CONFIG}. {_of_gguf(gguf)}")
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
     base = adapter_base(folder) if is_adapter else None
     checkpoint = Checkpoint(str(name), folder, read_json(folder / CONFIG), fetched.revision, fetched.commit, base)
@@ -242,11 +244,20 @@ def _local(name: str | Path) -> hub.Fetched | None:
     if folder.is_dir():
         return hub.Fetched(folder)
     if exists:
+        if folder.suffix == ".gguf":
+            raise CheckpointError(_of_gguf(folder))
         raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.")
     # runs/typo means a folder if runs/ exists: do not ask the Hub
     if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
         raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
     return None
+
+
+def _of_gguf(file: Path) -> str:
+    return (
+        f"{file} is a GGUF file, for llama.cpp. Patch the Hugging Face checkpoint that it was made from, then convert "
+        f"the patched folder: `ropecli export DIR --engine llama.cpp` prints the commands."
+    )
 
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:

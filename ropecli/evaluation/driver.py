@@ -5,6 +5,7 @@ makes the cells of a report from all scores.
 """
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.readers.live import LiveReader, batches
 from ropecli.evaluation.report import Cell, Report
 from ropecli.evaluation.subject import LiveReaders, Subject
-from ropecli.messages import command_line, progress_bar, warn
+from ropecli.messages import command_line, progress_bar, say, warn
 from ropecli.resume import append_record, open_state, read_records, state_folder
 from ropecli.signals import terminated_by_signals
 
@@ -26,6 +27,7 @@ Key = tuple[Any, ...]
 Values = dict[Key, Any]
 """The JSON value that a task keeps of each sample."""
 _ABOUT: Key = ("about",)
+_SECONDS_BEFORE_ESTIMATE = 30
 
 
 class Task:
@@ -54,6 +56,10 @@ class Task:
 
     def samples(self, *, one_pass: bool) -> list[Key]:
         """one_pass: whether one pass may serve several lengths."""
+        raise NotImplementedError
+
+    def tokens(self, key: Key) -> int:
+        """Tokens that the reader reads for a sample, to show progress."""
         raise NotImplementedError
 
     def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
@@ -113,28 +119,69 @@ def read(
     store: Store | None = None,
     part: str = "",
     workers: Workers | None = None,
-    bar: str | None = None,
+    progress: "Progress | None" = None,
+    bar: str = "",
 ) -> Values:
     """Score all samples that the store does not have. Returns the values of all processes in the order of samples.
 
     Batches are cut from all samples, so that a resumed run reads the same ones: a batch that was half finished is read
-    again. part: names them in the store. bar: description of a progress bar; None: no bar.
+    again. part: names them in the store. progress: of the command. bar: description.
     """
     store, workers = store or Store(), workers or Workers()
     longest, length, largest = task.longest()
     reader.prepare(longest, length, largest, answers=task.answers)
     samples, done = task.samples(one_pass=not reader.follows_length), store.of(part)
     share = workers.share(samples)
-    with progress_bar(bar, len(share)) if bar else contextlib.nullcontext(lambda: None) as step:
-        for batch in batches(share, lambda key: key[:-1], reader.batch_size):
-            if not all(key in done for key in batch):
-                for key, value in zip(batch, task.score(reader, batch), strict=True):
-                    store.add(part, key, value)
-            for _ in batch:
-                step()
+    unread = [batch for batch in batches(share, lambda key: key[:-1], reader.batch_size) if not done.keys() >= {*batch}]
+    sizes = [sum(map(task.tokens, batch)) for batch in unread] if progress else []
+    with progress.bar(bar, sum(sizes), reader) if progress else contextlib.nullcontext():
+        for number, batch in enumerate(unread):
+            if progress:
+                progress.begin(sizes[number])
+            for key, value in zip(batch, task.score(reader, batch), strict=True):
+                store.add(part, key, value)
     store.add(part, _ABOUT, reader.about())
     values = workers.gather({key: done[key] for key in share})
     return {key: values[key] for key in samples}
+
+
+class Progress:
+    """Shows the tokens that a command has read, within a sample too. Says once if all of it takes more than an hour.
+
+    total: tokens of all bars. saved: whether an interrupted run can be resumed.
+    """
+
+    def __init__(self, total: int, *, saved: bool) -> None:
+        self._total, self._saved = total, saved
+        self._finished = self._batch = 0
+        self._in_batch = self._read = 0.0
+        self._started: float | None = None
+        self._said = False
+
+    @contextlib.contextmanager
+    def bar(self, description: str, total: int, reader: LiveReader) -> Iterator[None]:
+        self._finished = self._batch = 0
+        with progress_bar(f"{description}, tokens", total) as self._step, reader.watched(self._advance):
+            yield
+
+    def begin(self, tokens: int) -> None:
+        """Call it before each batch, with its tokens."""
+        self._finished, self._batch, self._in_batch = self._finished + self._batch, tokens, 0.0
+
+    def _advance(self, tokens: float) -> None:
+        self._in_batch += tokens
+        self._step(done=int(self._finished + min(self._in_batch, self._batch)))
+        now = time.monotonic()
+        if self._started is None:
+            self._started = now  # reading, without loading
+            return
+        self._read += tokens
+        if not self._said and now - self._started > _SECONDS_BEFORE_ESTIMATE:
+            self._said = True
+            speed = self._read / (now - self._started)
+            if (hours := (self._total - self._read) / speed / 3600) > 1:
+                after = "an interrupted run continues with --resume" if self._saved else "to resume it, set --output"
+                say(f"Reading {self._total:,} tokens at {speed:,.0f} per second takes some {hours:.1f} hours; {after}.")
 
 
 def collect(
@@ -155,6 +202,15 @@ def collect(
     state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
+        sizes = {place: {key: task.tokens(key) for key in task.samples(one_pass=True)} for place, task in tasks.items()}
+        unread = sum(
+            size
+            for number, job in enumerate(jobs)
+            for place, task in enumerate(job.tasks)
+            for key, size in sizes[id(task)].items()
+            if key not in store.of(f"{number}.{place}")
+        )
+        progress = Progress(unread // workers.count, saved=output is not None)
         for number, job in enumerate(jobs):
             alike = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
             with contextlib.ExitStack() as stack:
@@ -163,7 +219,7 @@ def collect(
                     part = f"{number}.{place}"
                     if (values := _finished(task, store.of(part), workers)) is None:
                         reader = reader or stack.enter_context(readers.open(job.subject, job.tokenizer, alike))
-                        values = read(task, reader, store, part, workers, f"{task.name}, {job.subject.label}")
+                        values = read(task, reader, store, part, workers, progress, f"{task.name}, {job.subject.label}")
                     yield job, task, values, store.of(part)[_ABOUT]
 
 

@@ -34,6 +34,13 @@ def _mapped_devices(model: "PreTrainedModel") -> list[str]:
     return list(dict.fromkeys("disk" if device == "disk" else str(torch.device(device)) for device in devices))
 
 
+def emulates_bfloat16() -> bool:
+    """Return whether this CPU lacks bfloat16 arithmetic, as far as is known. torch then takes some 50 times as long."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    units = ("avx512_bf16", "amx_bf16")
+    return capabilities.get("architecture") == "x86_64" and not any(capabilities.get(unit) for unit in units)
+
+
 def total_memory(device: torch.device) -> int:
     """Bytes of the GPU, or of this machine's main memory."""
     if device.type == "cuda":

@@ -20,6 +20,7 @@ from ropecli.live.stock_transformers import (
     reason_of_stock,
     refuse_encoder,
 )
+from ropecli.messages import warn
 
 DTYPES = {name: name for name in ("auto", "float32", "bfloat16", "float16")}
 DTYPES |= {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -95,6 +96,8 @@ def load_model(
     """
     import torch
 
+    from ropecli.live.devices import emulates_bfloat16
+
     checkpoint.weight_files()
     config = read_stock_config(checkpoint.folder, checkpoint.name)
     refuse_encoder(config, checkpoint.name)
@@ -108,6 +111,8 @@ def load_model(
         dtype = "bfloat16" if requested == "auto" else dtype
         if dtype != "bfloat16":
             raise CheckpointError(f"{checkpoint.name} is quantized with fp8. On a CPU it needs dtype bfloat16 or auto.")
+    if dtype == "bfloat16" and device == "cpu" and emulates_bfloat16():
+        warn("This CPU has no bfloat16 arithmetic; float32 is many times faster: --dtype float32.")
     _refuse_unsupported(checkpoint, bits, device)
     if device_map and _quantized_with(checkpoint) == "compressed-tensors":  # it replaces Accelerate's hooks
         raise CheckpointError(

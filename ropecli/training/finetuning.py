@@ -21,6 +21,7 @@ from ropecli.data.stream import Batch, Stream, open_stream
 from ropecli.errors import RecipeError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
+from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters, run_folder
 from ropecli.training.distributed import data_ranks, make_accelerator, prepare, state_to_save
@@ -65,6 +66,9 @@ def finetune_checkpoint(
     called only on the main process. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or
     KeyboardInterrupt. Raises RopecliError.
     """
+    if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
+        say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
+        recipe = recipe.model_copy(update={"mixed_precision": "none"})
     accelerator = make_accelerator(
         mixed_precision=recipe.mixed_precision,
         batch_size=recipe.batch_size,

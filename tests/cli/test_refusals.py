@@ -163,6 +163,8 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH, "model.safetensors is damaged", write(WEIGHTS, (100 * 2**30).to_bytes(8, "little") + b"{}")),
     (PATCH, "model.safetensors is damaged", write(WEIGHTS, (66).to_bytes(8, "little") + TENSOR)),
     ("patch nowhere -o out --method yarn --factor 4", "No folder"),
+    ("inspect model.gguf", "model.gguf is a GGUF file, for llama.cpp. Patch the", write("model.gguf", "GGUF")),
+    ("inspect ggufs", "ggufs has no config.json. ggufs/model.gguf is a GGUF file", write("ggufs/model.gguf", "GGUF")),
     ("inspect source", "cannot be read as JSON", write(CONFIG, "{")),
     ("inspect source", "no RoPE field that ropecli knows", write(CONFIG, {})),
     ("inspect source", "hidden_size", write(CONFIG, rope())),

@@ -3,9 +3,14 @@
 A pass is the shape (batch, tokens) that the decoder reads. Passes of the checks before the first sample do not count.
 """
 
+from contextlib import contextmanager
+from itertools import count
+
 import pytest
 
+from ropecli import messages
 from ropecli.errors import RecipeError
+from ropecli.evaluation import driver
 from ropecli.evaluation.driver import Job, Task, collect, read
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
@@ -181,6 +186,39 @@ def test_processes_share_the_samples_and_their_number_may_change(name, run, pass
     assert run(name, output, batch_size=1) == values
     assert len(every + passes) < len(whole)
     assert len(records(output)) == len(values)
+
+
+# Progress.
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_bar_counts_tokens_and_moves_within_a_sample(name, make, run, monkeypatch):
+    shown: list[int] = []
+    totals: list[int | None] = []
+
+    @contextmanager
+    def bar(description, total):
+        totals.append(total)
+        yield lambda done=None: shown.append(done) if description.endswith(", tokens") else None
+
+    token = messages.progress_bars.set(bar)
+    run(name, batch_size=1)
+    messages.progress_bars.reset(token)
+    task = make(name)
+    keys = task.samples(one_pass=True)
+    assert totals[-1] == sum(map(task.tokens, keys))
+    assert shown == sorted(shown)
+    assert sum(0 < done < task.tokens(keys[0]) for done in shown) > 0
+    # answers may end early, and may be shorter than their room
+    assert (0.8 if "retrieval" in name else 1) * totals[-1] <= shown[-1] <= totals[-1]
+
+
+def test_what_takes_more_than_an_hour_is_said_once(run, monkeypatch, output, caplog):
+    seconds = count(step=4000)
+    monkeypatch.setattr(driver.time, "monotonic", lambda: next(seconds))
+    run("sliding", output)
+    (sentence,) = [message for message in caplog.messages if "hours" in message]
+    assert sentence.endswith("an interrupted run continues with --resume.")
 
 
 # How often the model is called.

@@ -161,6 +161,14 @@ def test_loss_with_gaps_is_that_of_the_whole_sequence_at_those_positions(
     assert losses == [pytest.approx(first_loss(model, rows), rel=1e-5)]
 
 
+def test_without_bfloat16_arithmetic_a_cpu_trains_in_float32(tune, metrics, patched_llama, tmp_path, monkeypatch):
+    """Emulated, it takes some 50 times as long."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": False})
+    runs = [tune(patched_llama, tmp_path / name, mixed_precision=name, steps=2) for name in ("bf16", "none")]
+    one, other = ([line["loss"] for line in metrics(run) if "loss" in line] for run in runs)
+    assert one == other
+
+
 def test_tokenizer_of_another_model_is_refused_before_training(tune, build, tmp_path):
     with pytest.raises(DataError, match="do not match"):
         tune(build("llama", head_dim=32, vocab_size=200))

@@ -18,7 +18,7 @@ import torch
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.protocols import Window
 from ropecli.live.devices import device_names, input_device, peak_memory, reset_peak
-from ropecli.live.lm_head import SplitModel
+from ropecli.live.lm_head import SplitModel, decoder_layers
 from ropecli.live.loading import is_quantized
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 from ropecli.messages import warn
@@ -47,8 +47,12 @@ _TOKENS_AT_ONCE = 2**14
 _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 """Config fields for the number of tokens after which a cache may drop keys."""
 _SAME, _SAME_ANYWHERE = 1e-4, 5e-3
-_ROUNDED = 3e-2
-"""Allowed difference between chunked and one-pass losses, nats: mean and maximum in full precision, mean in half."""
+_ROUNDED = 6e-2
+"""Allowed difference between chunked and one-pass losses, nats: mean and maximum in full precision, mean in half.
+
+SmolLM2-135M in bfloat16 has 0.04 with an exact cache, 0.07 to 0.15 with positions wrong by 8 to 64, and 0.9 to 1.6 with
+a cache that drops keys.
+"""
 
 
 @contextlib.contextmanager
@@ -123,11 +127,14 @@ class LiveReader:
         if (in_chunks or answers) and not self.follows_length:
             with within_memory(1, len(longest)):
                 self.continues = self._cache_is_exact(self._tensor(longest), answers)
-        if in_chunks and not self.continues:
+        if (in_chunks or answers) and not self.continues:
             reason = "the model's KV cache changes the losses"
             if self.follows_length:
                 reason = "the model's frequencies depend on the length"
-            warn(f"Reading in one pass instead of chunks of {self.chunk} tokens: {reason}.")
+            if in_chunks:
+                warn(f"Reading in one pass instead of chunks of {self.chunk} tokens: {reason}.")
+            if answers:
+                warn(f"Reading the whole prompt again for every token of an answer, which is slow: {reason}.")
 
     def about(self) -> dict[str, Any]:
         """The fields of a report that the reader knows."""
@@ -144,6 +151,22 @@ class LiveReader:
         config = self.model.generation_config
         end = config.eos_token_id if config else None
         return frozenset([end] if isinstance(end, int) else end or ())
+
+    @contextlib.contextmanager
+    def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
+        """Call `advance` in the `with` block with the tokens read since its last call; a layer reads its share."""
+        layers = decoder_layers(self.model)
+
+        def passed(layer: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if inputs and isinstance(inputs[0], torch.Tensor):
+                advance(inputs[0].shape[:-1].numel() / len(layers))
+
+        handles = [layer.register_forward_hook(passed) for layer in layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[Cost]:
@@ -331,7 +354,8 @@ class LiveReader:
         if exact and not is_quantized(self.model):
             return difference.abs().mean().item() <= _SAME and difference.abs().max().item() <= _SAME_ANYWHERE
         # rounding errors cancel in the mean; a wrong cache biases it
-        return difference.abs().mean().item() <= _ROUNDED and difference.mean().abs().item() <= _ROUNDED / 30
+        bias, error = difference.mean().abs().item(), difference.std().item() / difference.numel() ** 0.5
+        return difference.abs().mean().item() <= _ROUNDED and bias <= max(_ROUNDED / 30, 3 * error)
 
 
 def batches(items: Iterable[_T], shape: Callable[[_T], Any], size: int) -> Iterator[list[_T]]:

@@ -64,6 +64,9 @@ class Asking(Task):
         key = max(self.samples(one_pass=False), key=lambda key: key[1])
         return self.question(key).ids, key[1], 0  # 0: the ids of other prompts are not known before they are made
 
+    def tokens(self, key: Key) -> int:
+        return int(key[1])
+
     def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
         """[score, digest, chance, rank, margin] of each. chance: the score of guessing. rank, margin: as in Cell."""
         questions = [self.question(key) for key in batch]

@@ -135,6 +135,9 @@ class FindKeys(Task):
         # a key of its own for each document: its windows fill the batches
         return [(index, self.length) for index in range(len(self.documents.kept))]
 
+    def tokens(self, key: Key) -> int:
+        return self.length + sum(stop - start for start, stop in self.context.windows(self.length))
+
     def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
         return [self._positions(reader, self.documents.kept[index].ids) for index, _ in batch]
 

@@ -1,7 +1,7 @@
 """Perplexity by a named protocol (see protocols.py). A sample is a document at one length, or at all of them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import tee, zip_longest
@@ -117,6 +117,14 @@ class Perplexity(Task):
         lengths: Sequence[Any] = (_ALL,) if one_pass and self.name == "prefix" else self.lengths
         return [(length, index) for length in lengths for index in range(len(self.documents.kept))]
 
+    def tokens(self, key: Key) -> int:
+        return sum(window.read for window in self._windows(key) if window.targets)
+
+    def _windows(self, key: Key) -> Iterator[Window]:
+        at, index = key
+        length = self.lengths[-1] if at == _ALL else at
+        return self.protocol.windows(self.documents.kept[index], self.documents.special, length, self.lengths[-1])
+
     def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
         """Tallies by length of each document."""
         length = batch[0][0]
@@ -124,10 +132,7 @@ class Perplexity(Task):
         documents = [self.documents.kept[index] for _, index in batch]
         tallies = [{at: Tally() for at in served} for _ in documents]
         windows, read = tee(
-            (index, window)
-            for index, document in enumerate(documents)
-            for window in self.protocol.windows(document, self.documents.special, served[-1], self.lengths[-1])
-            if window.targets
+            (index, window) for index, key in enumerate(batch) for window in self._windows(key) if window.targets
         )
         with reader.measured() as cost:
             losses = reader.losses(window for _, window in read)
