@@ -335,6 +335,8 @@ def show_finetuned(result: "FinetuneResult") -> None:
         return
     done = f"{result.steps} step{'s'[: result.steps > 1]}"
     if result.first_loss is not None and result.last_loss is not None:
+        if result.new_steps < result.steps:
+            done += f"; since --resume {result.new_steps}"
         done += f", {result.tokens:,} tokens in {duration(result.seconds)}"
         done += f", loss {result.first_loss:.3f} → {result.last_loss:.3f}"
     tell(f"{result.checkpoint} → {result.output}: {done}")

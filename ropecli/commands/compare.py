@@ -74,10 +74,13 @@ def compare(
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
     from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.evaluation.protocols import Protocol
+
+    protocol = Protocol(shared["protocol"], shared["stride"], shared["targets"])
+
     from ropecli.checkpoint.scalings import method_specs
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
-    from ropecli.evaluation.protocols import Protocol
     from ropecli.evaluation.subject import Subject, default_lengths, refuse_attention, refuse_several_revisions
     from ropecli.evaluation.tasks.keys import refuse_key_options
     from ropecli.evaluation.tasks.perplexity import make_perplexity
@@ -88,7 +91,6 @@ def compare(
     outputs = Outputs(*map(options.optional_path, (shared["output"], plot, shared["keys"])))
     outputs.refuse(shared["resume"])
     readers, texts = options.readers_of(shared, shared["batch_size"]), options.texts_of(shared)
-    protocol = Protocol(shared["protocol"], shared["stride"], shared["targets"])
     names, measures = list(dict.fromkeys(options.listed(checkpoints))), list(dict.fromkeys(options.listed(measure)))
     for name in measures:
         if name not in MEASURES:

@@ -33,9 +33,12 @@ def eval_ppl(
 
     Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
     """
+    from ropecli.evaluation.protocols import Protocol
+
+    protocol = Protocol(shared["protocol"], shared["stride"], shared["targets"])
+
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
-    from ropecli.evaluation.protocols import Protocol
     from ropecli.evaluation.report import pair
     from ropecli.evaluation.subject import open_subjects
     from ropecli.evaluation.tasks.perplexity import make_perplexity
@@ -44,7 +47,6 @@ def eval_ppl(
     outputs = Outputs(options.optional_path(shared["output"]), keys=options.optional_path(shared["keys"]))
     outputs.refuse(shared["resume"])
     readers = options.readers_of(shared, shared["batch_size"])
-    protocol = Protocol(shared["protocol"], shared["stride"], shared["targets"])
     revision, attn = shared["revision"], shared["attn"]
     [subject] = open_subjects([checkpoint], revision=revision, attn=attn, **options.scaling_of(shared))
     base = open_subjects([baseline], revision=None, attn=attn, prefix="the baseline: ")[0] if baseline else None

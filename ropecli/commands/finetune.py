@@ -38,14 +38,15 @@ if TYPE_CHECKING:
 class FinetuneResult:
     """A finished fine-tuning, or the plan of a dry run, which has no output.
 
-    steps: of all stages. stages: sentences of a dry run. tokens, seconds, first_loss, last_loss: since the run began or
-    resumed; losses in nats per token, None if no step was left to do.
+    steps: of all stages. stages: sentences of a dry run. new_steps, tokens, seconds, first_loss, last_loss: since the
+    run began or resumed; losses in nats per token, None if no step was left to do.
     """
 
     checkpoint: str
     output: Path | None
     steps: int
     stages: tuple[str, ...] = ()
+    new_steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     first_loss: float | None = None
@@ -133,12 +134,12 @@ def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: boo
     again, start = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None
     last: TrainingProgress | None = None
-    tokens = 0
+    new_steps = tokens = 0
     with among_processes(again), progress_bar("preparing", total) as step:
 
         def on_step(progress: "TrainingProgress") -> None:
-            nonlocal first, last, tokens
-            first, last, tokens = first or progress, progress, tokens + progress.tokens
+            nonlocal first, last, new_steps, tokens
+            first, last, new_steps, tokens = first or progress, progress, new_steps + 1, tokens + progress.tokens
             step(done=progress.step, text=f"loss {progress.loss:.3f}, {progress.tokens_per_second:,.0f} tokens/s")
 
         def on_phase(phase: str) -> None:
@@ -150,6 +151,7 @@ def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: boo
         opened.name,
         output,
         total,
+        new_steps=new_steps,
         tokens=tokens,
         seconds=time.monotonic() - start,
         first_loss=first.loss if first else None,

@@ -148,11 +148,11 @@ def read(
 class Progress:
     """Shows the tokens that a command has read, within a sample too. Says once if all of it takes more than an hour.
 
-    total: tokens of all bars. saved: whether an interrupted run can be resumed.
+    total: tokens of all bars. advice: what is said then.
     """
 
-    def __init__(self, total: int, *, saved: bool) -> None:
-        self._total, self._saved = total, saved
+    def __init__(self, total: int, advice: str = "") -> None:
+        self._total, self._advice = total, advice
         self._finished = self._batch = 0
         self._in_batch = self._read = 0.0
         self._started: float | None = None
@@ -180,8 +180,8 @@ class Progress:
             self._said = True
             speed = self._read / (now - self._started)
             if (hours := (self._total - self._read) / speed / 3600) > 1:
-                after = "an interrupted run continues with --resume" if self._saved else "to resume it, set --output"
-                say(f"Reading {self._total:,} tokens at {speed:,.0f} per second takes some {hours:.1f} hours; {after}.")
+                tokens = f"{self._total:,} tokens at {speed:,.0f} per second"
+                say(f"Reading {tokens} takes some {hours:.1f} hours.{self._advice}")
 
 
 def collect(
@@ -210,7 +210,8 @@ def collect(
             for key, size in sizes[id(task)].items()
             if key not in store.of(f"{number}.{place}")
         )
-        progress = Progress(unread // workers.count, saved=output is not None)
+        advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
+        progress = Progress(unread // workers.count, advice)
         for number, job in enumerate(jobs):
             alike = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
             with contextlib.ExitStack() as stack:

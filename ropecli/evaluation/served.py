@@ -23,6 +23,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError, first_fault
+from ropecli.evaluation.driver import Progress
 from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
@@ -167,13 +168,14 @@ def make_reference(
     ]  # room for one more, if the server is unpatched
     whole = sorted({*within, longest})
     tokens, readings = np.array(ids, dtype=np.int64), []
-    with progress_bar("reading with transformers", len(subjects)) as step:
-        for role, subject in subjects.items():
-            with readers.open(subject, tokenizer) as reader:
-                reader.prepare(tokens, longest)
-                label = subject.spec.label if role != UNPATCHED else "unpatched"
+    progress = Progress(longest * len(subjects))
+    for role, subject in subjects.items():
+        label = subject.spec.label if role != UNPATCHED else "unpatched"
+        with readers.open(subject, tokenizer) as reader:
+            reader.prepare(tokens, longest)
+            with progress.bar(f"reading with transformers, {label}", longest, reader):
+                progress.begin(longest)
                 readings.append(_read(reader, tokens, lengths, whole, role, label))
-            step()
     return Reference(checkpoint.digest(), ids, pretraining, readings)
 
 

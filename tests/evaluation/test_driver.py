@@ -218,7 +218,7 @@ def test_what_takes_more_than_an_hour_is_said_once(run, monkeypatch, output, cap
     monkeypatch.setattr(driver.time, "monotonic", lambda: next(seconds))
     run("sliding", output)
     (sentence,) = [message for message in caplog.messages if "hours" in message]
-    assert sentence.endswith("an interrupted run continues with --resume.")
+    assert sentence.endswith("hours. An interrupted run continues with --resume.")
 
 
 # How often the model is called.
