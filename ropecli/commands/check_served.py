@@ -129,7 +129,8 @@ def check_served(
         most = positions.length
         if endpoint.model.max_length and not file:  # a file may serve for other servers
             most = min(most, endpoint.model.max_length - 1)
-        longest = length or min(most, 2 * positions.original_length)
+        # a server that reads the context length takes a prompt of one token less, and answers one
+        longest = length or min(most, positions.length - 1, 2 * positions.original_length)
         if longest > most:
             raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
         ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)

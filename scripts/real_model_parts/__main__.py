@@ -13,13 +13,19 @@ from real_model_parts.make import make
 WORK = Path("runs/real-model")
 _MODEL = f"{WORK}/SmolLM2-135M"
 _HELD_OUT = f"--data {WORK}/held-out --dtype bfloat16"
-_FREQUENCY = "none,linear,ntk,dynamic,dynamic-yarn,llama3,ntk-by-parts,yarn"
-_DISTANCE = "none,rerope,leaky-rerope,self-extend,dual-chunk,lm-infinite,streaming,yarn+string"
-_TRAIN = f"--data {WORK}/training --length 8k --steps 40 --learning-rate 2e-4 --adapter lora"
+_CALIBRATION = f"--data {WORK}/calibration --dtype bfloat16 --factor 2"
+_COMPARE = f"compare {_MODEL} {_HELD_OUT}"
+_FREQUENCY = "--methods none,linear,ntk,dynamic,dynamic-yarn,llama3,ntk-by-parts,yarn --factors 2"
+_DISTANCE = "--methods none,rerope,leaky-rerope,self-extend,dual-chunk,lm-infinite,streaming,yarn+string --factors 2"
+_BEST = "--methods none,ntk,yarn,rerope,self-extend --factors 4 --max-documents 4"
+_TAIL = "--protocol tail --targets 2k"
+_TRAIN = f"--data {WORK}/training --adapter lora --set lora_rank=16 --set lora_alpha=32 --learning-rate 2e-4"
+_TRAIN += " --set warmup_steps=3 --length 4k --batch-size 1 --gradient-accumulation 4 --steps 30"
+_RULER = "--lengths 16k --tasks niah_multikey_1,vt,cwe --samples 10 --mode rank --dtype bfloat16"
 
 
 class Step(NamedTuple):
-    """minutes: on two cores with AMX. output: what the step leaves, in WORK. command: of ropecli."""
+    """minutes: on two cores with AMX. output: what the step leaves in WORK. command: of ropecli."""
 
     minutes: float
     output: str
@@ -30,17 +36,19 @@ STEPS = {
     "smallest": Step(
         4,
         "smallest.json",
-        f"compare {_MODEL} {_HELD_OUT} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2",
+        f"{_COMPARE} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2",
     ),
-    "prefix-x2-frequency": Step(
-        35,
-        "prefix-x2-frequency.json",
-        f"compare {_MODEL} {_HELD_OUT} --methods {_FREQUENCY} --factors 2 --lengths 4k,8k,16k",
-    ),
-    "prefix-x2-distance": Step(
-        35,
-        "prefix-x2-distance.json",
-        f"compare {_MODEL} {_HELD_OUT} --methods {_DISTANCE} --factors 2 --lengths 4k,8k,16k",
+    "prefix-x2-frequency": Step(35, "prefix-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} --lengths 4k,8k,16k"),
+    "prefix-x2-distance": Step(45, "prefix-x2-distance.json", f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
+    "tail-x2-frequency": Step(40, "tail-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} {_TAIL} --lengths 8k,16k"),
+    "tail-x2-distance": Step(60, "tail-x2-distance.json", f"{_COMPARE} {_DISTANCE} {_TAIL} --lengths 8k,16k"),
+    "tail-x4": Step(45, "tail-x4.json", f"{_COMPARE} {_BEST} {_TAIL} --lengths 8k,32k"),
+    "prefix-x4": Step(40, "prefix-x4.json", f"{_COMPARE} {_BEST} --lengths 8k,16k,32k"),
+    "float32": Step(
+        8,
+        "float32.json",
+        f"compare {_MODEL} --data {WORK}/held-out --dtype float32 --methods none,yarn --factors 2 --lengths 4k,8k,16k "
+        "--max-documents 2",
     ),
 }
 

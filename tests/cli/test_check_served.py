@@ -94,6 +94,16 @@ def test_saved_reference_replaces_the_model(check, logits_of, reference, monkeyp
         assert "was made for another checkpoint" in outcome.err
 
 
+def test_prompt_leaves_room_for_an_answer_at_the_context_length(ropecli, patched, llama, logits_of, corpus, tmp_path):
+    """Of a server that reads the context length and no more; with a reference file too."""
+    twice = patched(llama, "yarn", factor=2)
+    arguments = ["--checkpoint", twice, "--data", corpus, "--reference", tmp_path / "reference.json", "--json"]
+    with CompletionsServer(logits_of("yarn", 2.0), like="vllm", most=128).running() as server:
+        outcome = ropecli("check-served", server.url, *arguments)
+    assert outcome.code == 0, outcome
+    assert json.loads(outcome.out)["lengths"] == [63, 127]
+
+
 def test_server_that_reads_the_pretraining_length_alone_is_unpatched(check, logits_of):
     with CompletionsServer(logits_of(), like="vllm", most=64).running() as server:
         outcome = check(server, "--json")
