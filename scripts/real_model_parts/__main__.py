@@ -35,18 +35,20 @@ class Step(NamedTuple):
 STEPS = {
     "smallest": Step(
         4,
-        "smallest.json",
+        "reports/smallest.json",
         f"{_COMPARE} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2",
     ),
-    "prefix-x2-frequency": Step(35, "prefix-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} --lengths 4k,8k,16k"),
-    "prefix-x2-distance": Step(45, "prefix-x2-distance.json", f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
-    "tail-x2-frequency": Step(40, "tail-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} {_TAIL} --lengths 8k,16k"),
-    "tail-x2-distance": Step(60, "tail-x2-distance.json", f"{_COMPARE} {_DISTANCE} {_TAIL} --lengths 8k,16k"),
-    "tail-x4": Step(45, "tail-x4.json", f"{_COMPARE} {_BEST} {_TAIL} --lengths 8k,32k"),
-    "prefix-x4": Step(40, "prefix-x4.json", f"{_COMPARE} {_BEST} --lengths 8k,16k,32k"),
+    "prefix-x2-frequency": Step(32, "reports/prefix-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} --lengths 4k,8k,16k"),
+    "prefix-x2-distance": Step(45, "reports/prefix-x2-distance.json", f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
+    "tail-x2-frequency": Step(
+        40, "reports/tail-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} {_TAIL} --lengths 8k,16k"
+    ),
+    "tail-x2-distance": Step(60, "reports/tail-x2-distance.json", f"{_COMPARE} {_DISTANCE} {_TAIL} --lengths 8k,16k"),
+    "tail-x4": Step(45, "reports/tail-x4.json", f"{_COMPARE} {_BEST} {_TAIL} --lengths 8k,32k"),
+    "prefix-x4": Step(40, "reports/prefix-x4.json", f"{_COMPARE} {_BEST} --lengths 8k,16k,32k"),
     "float32": Step(
         8,
-        "float32.json",
+        "reports/float32.json",
         f"compare {_MODEL} --data {WORK}/held-out --dtype float32 --methods none,yarn --factors 2 --lengths 4k,8k,16k "
         "--max-documents 2",
     ),
@@ -65,6 +67,7 @@ def main() -> None:
             print(f"{name} ({step.minutes:g} minutes)\n  ropecli {step.command} --output {WORK / step.output}")
         return
     make(WORK)
+    (WORK / "reports").mkdir(exist_ok=True)
     open_steps = [name for name in asked.steps or STEPS if name != "make" and not (WORK / STEPS[name].output).exists()]
     print(f"{len(open_steps)} steps, some {sum(STEPS[name].minutes for name in open_steps) / 60:.1f} hours", flush=True)
     for name in open_steps:

@@ -70,7 +70,7 @@ def percent(change: Change) -> str:
 
 
 def command(report: Report) -> str:
-    return " ".join(["ropecli", *report.command])
+    return " ".join(report.command)
 
 
 if __name__ == "__main__":
