@@ -22,10 +22,18 @@ FAULTS = {
 
 
 class CompletionsServer:
-    """url: its address. keys: the API keys that it was sent. prompts: lengths of the prompts that it answered."""
+    """url: its address. keys: the API keys that it was sent. prompts: lengths of the prompts that it answered.
 
-    def __init__(self, logits: Logits, *, like: str, most: int, key: str | None = None) -> None:
+    tokenizer: of the model, to answer in text. delay: seconds per answer. stops_after: answers until it breaks.
+    most_waiting: the most requests at one time.
+    """
+
+    def __init__(
+        self, logits: Logits, *, like: str, most: int, key: str | None = None, tokenizer: Any = None, delay: float = 0.0
+    ) -> None:
         self.logits, self.like, self.most, self.key = logits, like, most, key
+        self.tokenizer, self.delay, self.stops_after = tokenizer, delay, -1
+        self.lock, self.waiting, self.most_waiting = threading.Lock(), 0, 0
         self.fault: str | None = None
         self.keys: list[str | None] = []
         self.prompts: list[int] = []
@@ -36,18 +44,34 @@ class CompletionsServer:
         return {"data": [{"id": "served", "owned_by": "vllm" if self.like == "vllm" else "llamacpp", **stated}]}
 
     def complete(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        ids = request["prompt"]
-        if len(ids) >= self.most:
+        ids, room = request["prompt"], request["max_tokens"]
+        if len(ids) + room > self.most:
             return 400, {"error": {"message": f"the prompt has {len(ids)} tokens, more than {self.most}"}}
         self.prompts.append(len(ids))
+        with self.lock:
+            self.waiting += 1
+            self.most_waiting = max(self.most_waiting, self.waiting)
+        time.sleep(self.delay)
+        with self.lock:
+            self.waiting -= 1
+            if len(self.prompts) == self.stops_after:
+                self.fault = "broken"
+            return 200, {"choices": [self.choice(list(ids), room, request)]}
+
+    def choice(self, ids: list[int], room: int, request: dict[str, Any]) -> dict[str, Any]:
+        if "logprobs" not in request:  # greedy text
+            count = len(ids)
+            for _ in range(room):
+                ids.append(int(self.logits(ids)[-1].argmax()))
+            return {"text": self.tokenizer.decode(ids[count:])}
         values = self.logits(ids).double().log_softmax(-1)
         best = values[-1].topk(request["logprobs"])
         top = [(int(token), float(value)) for token, value in zip(best.indices, best.values, strict=True)]
         if self.like == "vllm":
             own = values[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-            return 200, {"choices": [{"logprobs": {"token_logprobs": [None, *own, top[0][1]]}}]}
+            return {"logprobs": {"token_logprobs": [None, *own, top[0][1]][: len(ids) + room]}}
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top]
-        return 200, {"choices": [{"logprobs": {"content": [{"top_logprobs": entries}]}}]}
+        return {"logprobs": {"content": [{"top_logprobs": entries}]}}
 
     @contextlib.contextmanager
     def running(self) -> Iterator["CompletionsServer"]:
@@ -78,6 +102,8 @@ class CompletionsServer:
                     self.send(401, json.dumps({"error": {"message": f"Incorrect API key: {sent}"}}))
                 elif self.path == "/v1/models":
                     self.send(200, json.dumps(owner.models()))
+                elif self.path == "/version" and owner.like == "vllm":
+                    self.send(200, '{"version": "0.0.1"}')
                 elif self.path == "/props" and owner.like == "llama":
                     self.send(200, json.dumps({"default_generation_settings": {"n_ctx": owner.most}}))
                 else:
@@ -89,6 +115,11 @@ class CompletionsServer:
                 ):
                     return self.do_GET()
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/tokenize" and owner.tokenizer:
+                    tokens = owner.tokenizer(request["prompt"], add_special_tokens=False)["input_ids"]
+                    return self.send(200, json.dumps({"tokens": tokens}))
+                if self.path != "/v1/completions":
+                    return self.send(404, '{"error": "not found"}')
                 status, answer = owner.complete(request)
                 self.send(status, json.dumps(answer))
                 return None

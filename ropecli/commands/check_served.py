@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Interval
 from typing_extensions import Unpack
 
 from ropecli.atomic import refuse_unwritable
@@ -65,6 +64,9 @@ class ServedCheck:
         }
 
 
+class CheckOptions(options.LoadingOptions, options.ServerOptions, total=False): ...
+
+
 @command
 def check_served(
     url: Annotated[str, Doc("Address of a server with OpenAI's completions API, such as http://localhost:8000.")],
@@ -81,11 +83,6 @@ def check_served(
     data: Annotated[
         str, Flag("--data", "-d"), Doc("Text of the prompts: 'demo', a file, a folder or a Hub dataset."), DATA
     ] = "demo",
-    served_name: Annotated[str | None, Doc("The model's name at the server. Default: the only one."), SERVER] = None,
-    api_key_env: Annotated[
-        str | None, Flag("--api-key-env", metavar="NAME"), Doc("Environment variable that holds the API key."), SERVER
-    ] = None,
-    timeout: Annotated[float, Interval(gt=0, le=86_400), Doc("Seconds to wait for one answer."), SERVER] = 600.0,
     reference: Annotated[
         str | Path | None,
         Flag("--reference", metavar="FILE"),
@@ -93,7 +90,7 @@ def check_served(
         OUTPUT,
     ] = None,
     revision: options.Revision = None,
-    **shared: Unpack[options.LoadingOptions],
+    **shared: Unpack[CheckOptions],
 ) -> ServedCheck:
     """Check whether a running server applies the scaling of a checkpoint.
 
@@ -105,13 +102,12 @@ def check_served(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.checkpoint_positions import read_positions
     from ropecli.engines.engine_export import export_checkpoint
-    from ropecli.evaluation.endpoint import Endpoint
 
     file, loading = options.optional_path(reference), options.loading_of(shared)
     refuse_unwritable(file)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     positions = read_positions(opened)  # refuses what no engine computes
-    endpoint = Endpoint(url, served_name=served_name, key_variable=api_key_env, timeout=timeout)
+    endpoint = options.endpoint_of(url, shared)
 
     from ropecli.evaluation import served  # torch is loaded only once the server answers
     from ropecli.evaluation.subject import LiveReaders
@@ -123,7 +119,7 @@ def check_served(
         known = served.load_reference(file, opened)
         if length not in (None, len(known.ids)):
             raise MethodError(f"{file} was made with --length {len(known.ids)}; delete it, or leave out --length.")
-        prompt = served.gives_prompt_losses(endpoint, known.ids)
+        prompt = endpoint.gives_prompt_losses(known.ids)
     else:
         subjects = served.alternatives(opened)
         most = positions.length
@@ -134,7 +130,7 @@ def check_served(
         if longest > most:
             raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
         ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)
-        prompt = served.gives_prompt_losses(endpoint, ids)  # before the long reading
+        prompt = endpoint.gives_prompt_losses(ids)  # before the long reading
         known = served.make_reference(opened, subjects, LiveReaders(loading), tokenizer, ids)
         if file:
             served.save_reference(known, file)

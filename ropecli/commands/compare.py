@@ -90,7 +90,7 @@ def compare(
 
     outputs = Outputs(*map(options.optional_path, (shared["output"], plot, shared["keys"])))
     outputs.refuse(shared["resume"])
-    readers, texts = options.readers_of(shared, shared["batch_size"]), options.texts_of(shared)
+    readers, texts = options.readers_of(shared, shared["batch_size"], shared["evaluator"]), options.texts_of(shared)
     names, measures = list(dict.fromkeys(options.listed(checkpoints))), list(dict.fromkeys(options.listed(measure)))
     for name in measures:
         if name not in MEASURES:

@@ -46,7 +46,7 @@ def eval_ppl(
 
     outputs = Outputs(options.optional_path(shared["output"]), keys=options.optional_path(shared["keys"]))
     outputs.refuse(shared["resume"])
-    readers = options.readers_of(shared, shared["batch_size"])
+    readers = options.readers_of(shared, shared["batch_size"], baseline, shared["evaluator"])
     revision, attn = shared["revision"], shared["attn"]
     [subject] = open_subjects([checkpoint], revision=revision, attn=attn, **options.scaling_of(shared))
     base = open_subjects([baseline], revision=None, attn=attn, prefix="the baseline: ")[0] if baseline else None

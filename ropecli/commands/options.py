@@ -20,11 +20,13 @@ from ropecli.errors import MethodError
 from ropecli.evaluation.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.subject import LiveReaders
+    from ropecli.evaluation.endpoint import Endpoint
+    from ropecli.evaluation.readers.reader import Readers
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice
     from ropecli.evaluation.texts import TextChoice
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
+SERVER = Panel("Server")
 TOKENS = TokenCount()
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
@@ -188,8 +190,48 @@ class LoadingOptions(TypedDict, total=False):
     ]
 
 
-class MeasuringOptions(LoadingOptions, total=False):
+class ServerOptions(TypedDict, total=False):
+    """How to ask a server."""
+
+    served_name: Annotated[
+        str | None, Default(None), Doc("The model's name at the server. Default: the only one."), SERVER
+    ]
+    api_key_env: Annotated[
+        str | None,
+        Default(None),
+        Flag("--api-key-env", metavar="NAME"),
+        Doc("Environment variable that holds the API key."),
+        SERVER,
+    ]
+    timeout: Annotated[
+        float | None,
+        Default(None),
+        Interval(gt=0, le=86_400),
+        Doc("Seconds to wait for one answer. Default: 600."),
+        SERVER,
+    ]
+
+
+class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
     """Options of every measurement."""
+
+    endpoint: Annotated[
+        str | None,
+        Default(None),
+        Flag("--endpoint", metavar="URL"),
+        Doc(
+            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
+            "CHECKPOINT gives tokenizer and lengths."
+        ),
+        SERVER,
+    ]
+    requests: Annotated[
+        int | None,
+        Default(None),
+        Interval(ge=1, le=1024),
+        Doc("Requests in flight at the server. Default: 16."),
+        SERVER,
+    ]
 
     chunk: Annotated[
         int | None,
@@ -332,11 +374,37 @@ def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
     return {name: options.get(name) for name in InMemoryOptions.__annotations__}
 
 
-def readers_of(options: MeasuringOptions, batch_size: int = 1) -> "LiveReaders":
-    """Raises MethodError for options that exclude each other."""
-    from ropecli.evaluation.subject import LiveReaders
+def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) -> "Readers":
+    """What reads: a model in this process, or a server. others: options that need a model here; None if not set.
 
-    return LiveReaders(loading_of(options), chunk=options["chunk"], batch_size=batch_size)
+    Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
+    """
+    loading, url = loading_of(options), options["endpoint"]
+    if url is None:
+        for name in (*ServerOptions.__annotations__, "requests"):
+            if options[name] is not None:  # type: ignore[literal-required]
+                raise MethodError(f"--{name.replace('_', '-')} needs --endpoint.")
+        from ropecli.evaluation.subject import LiveReaders
+
+        return LiveReaders(loading, chunk=options["chunk"], batch_size=batch_size)
+    if any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], *others)) or batch_size > 1:
+        raise MethodError(
+            "With --endpoint no model is loaded here. Remove the options for loading, --chunk, --batch-size, "
+            "--baseline and --evaluator."
+        )
+    endpoint = endpoint_of(url, options)
+
+    from ropecli.evaluation.readers.endpoint import EndpointReaders
+
+    return EndpointReaders(endpoint, in_flight=options["requests"] or 16)
+
+
+def endpoint_of(url: str, options: ServerOptions) -> "Endpoint":
+    """Raises EndpointError."""
+    from ropecli.evaluation.endpoint import Endpoint
+
+    names = {"served_name": options["served_name"], "key_variable": options["api_key_env"]}
+    return Endpoint(url, **names, timeout=options["timeout"] or 600.0)
 
 
 def texts_of(options: DocumentOptions) -> "TextChoice":

@@ -7,17 +7,18 @@ makes the cells of a report from all scores.
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ropecli.errors import NotFiniteError
+from ropecli.errors import EndpointError, NotFiniteError
 from ropecli.evaluation.processes import Workers, among_processes
-from ropecli.evaluation.readers.live import LiveReader, batches
+from ropecli.evaluation.readers.reader import Reader, Readers, batches
 from ropecli.evaluation.report import Cell, Report
-from ropecli.evaluation.subject import LiveReaders, Subject
+from ropecli.evaluation.subject import Subject
 from ropecli.messages import command_line, progress_bar, say, warn
 from ropecli.resume import append_record, open_state, read_records, state_folder
 from ropecli.signals import terminated_by_signals
@@ -43,6 +44,11 @@ class Task:
     answers = True
 
     @property
+    def needs_losses(self) -> bool:
+        """Whether it scores given tokens; else the reader's own answers."""
+        return True
+
+    @property
     def settings(self) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -62,7 +68,7 @@ class Task:
         """Tokens that the reader reads for a sample, to show progress."""
         raise NotImplementedError
 
-    def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
         """One value per sample of a batch. Raises RopecliError if the model overflows or memory runs out."""
         raise NotImplementedError
 
@@ -115,7 +121,7 @@ class Job:
 
 def read(
     task: Task,
-    reader: LiveReader,
+    reader: Reader,
     store: Store | None = None,
     part: str = "",
     workers: Workers | None = None,
@@ -130,19 +136,48 @@ def read(
     store, workers = store or Store(), workers or Workers()
     longest, length, largest = task.longest()
     reader.prepare(longest, length, largest, answers=task.answers)
+    if task.needs_losses and not reader.gives_losses:
+        raise EndpointError(
+            f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "
+            "use --mode generate in passkey, needle and ruler."
+        )
     samples, done = task.samples(one_pass=not reader.follows_length), store.of(part)
     share = workers.share(samples)
     unread = [batch for batch in batches(share, lambda key: key[:-1], reader.batch_size) if not done.keys() >= {*batch}]
     sizes = [sum(map(task.tokens, batch)) for batch in unread] if progress else []
     with progress.bar(bar, sum(sizes), reader) if progress else contextlib.nullcontext():
-        for number, batch in enumerate(unread):
-            if progress:
-                progress.begin(sizes[number])
-            for key, value in zip(batch, task.score(reader, batch), strict=True):
+        for batch, scores in _scored(task, reader, unread, progress, sizes):
+            for key, value in zip(batch, scores, strict=True):
                 store.add(part, key, value)
     store.add(part, _ABOUT, reader.about())
     values = workers.gather({key: done[key] for key in share})
     return {key: values[key] for key in samples}
+
+
+def _scored(
+    task: Task, reader: Reader, unread: Sequence[Sequence[Key]], progress: "Progress | None", sizes: Sequence[int]
+) -> Iterator[tuple[Sequence[Key], list[Any]]]:
+    """Each batch and its scores, as they come; `in_flight` at a time."""
+    if reader.in_flight == 1:
+        for number, batch in enumerate(unread):
+            if progress:
+                progress.begin(sizes[number])
+            yield batch, task.score(reader, batch)
+        return
+
+    def score(batch: Sequence[Key]) -> list[Any]:
+        with reader.turn():
+            return task.score(reader, batch)
+
+    if progress:
+        progress.begin(sum(sizes))
+    with ThreadPoolExecutor(reader.in_flight) as pool:
+        waiting = {pool.submit(score, batch): batch for batch in unread}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # if it ends early
 
 
 class Progress:
@@ -159,7 +194,7 @@ class Progress:
         self._said = False
 
     @contextlib.contextmanager
-    def bar(self, description: str, total: int, reader: LiveReader) -> Iterator[None]:
+    def bar(self, description: str, total: int, reader: Reader) -> Iterator[None]:
         self._finished = self._batch = 0
         with progress_bar(f"{description}, tokens", total) as self._step, reader.watched(self._advance):
             yield
@@ -180,12 +215,12 @@ class Progress:
             self._said = True
             speed = self._read / (now - self._started)
             if (hours := (self._total - self._read) / speed / 3600) > 1:
-                tokens = f"{self._total:,} tokens at {speed:,.0f} per second"
-                say(f"Reading {tokens} takes some {hours:.1f} hours.{self._advice}")
+                what = f"{self._total:,} tokens at {speed:,.0f} per second"
+                say(f"Reading {what} takes some {hours:.1f} hours.{self._advice}")
 
 
 def collect(
-    jobs: Sequence[Job], readers: LiveReaders, output: Path | None = None, workers: Workers | None = None
+    jobs: Sequence[Job], readers: Readers, output: Path | None = None, workers: Workers | None = None
 ) -> Iterator[tuple[Job, Task, Values, dict[str, Any]]]:
     """Yield the values of each task of each job, with what the reader says of itself. One model in memory at a time.
 
@@ -193,6 +228,7 @@ def collect(
     resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
     """
     workers = workers or Workers()
+    readers.check([job.subject for job in jobs])
     tasks = {id(task): task for job in jobs for task in job.tasks}
     requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
     request = {
@@ -233,7 +269,7 @@ def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
 
 
 def make_reports(
-    jobs: Sequence[Job], readers: LiveReaders, output: Path | None = None, workers: Workers | None = None
+    jobs: Sequence[Job], readers: Readers, output: Path | None = None, workers: Workers | None = None
 ) -> list[Report]:
     """The reports of all jobs, by job and task. Arguments and errors: see `collect`; and NotFiniteError."""
     workers, reports = workers or Workers(), []

@@ -1,9 +1,11 @@
 """A server with OpenAI's completions API (vLLM, llama-server, SGLang), asked with token ids."""
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import httpx
@@ -15,6 +17,8 @@ _ATTEMPTS, _PAUSE = 4, 1.0
 """Seconds of the first pause; each is twice the one before."""
 _LONGEST_WAIT = 30.0
 """Seconds between attempts."""
+_PROBED = 16
+"""Tokens."""
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
@@ -56,6 +60,7 @@ class Endpoint:
         self.url, self._served_name, self._timeout = str(address), served_name, timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = httpx.Client(base_url=address, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
+        self._generated = 1
         self.model = self._find_model()
 
     def complete(self, ids: Sequence[int], **options: Any) -> dict[str, Any]:
@@ -68,6 +73,52 @@ class Endpoint:
                 f"{self.url}/v1/completions answered without choices: {self._quote(json.dumps(answer))}"
             )
         return choices[0]
+
+    def gives_prompt_losses(self, ids: Sequence[int]) -> bool:
+        """Ask once, and count: some servers ignore `echo`."""
+        probe = ids[:_PROBED]
+        for most in (0, 1):  # tokens to generate; some servers refuse none
+            with contextlib.suppress(PromptRefusedError):
+                self._generated = most
+                return len(self._losses(probe)) == len(probe) - 1
+        return False
+
+    def prompt_losses(self, ids: Sequence[int]) -> list[float]:
+        """-ln p of each token but the first, nats. Call gives_prompt_losses before."""
+        losses = self._losses(ids)
+        if len(losses) != len(ids) - 1:
+            raise EndpointError(f"{self.url} gave {len(losses)} log-probabilities for {len(ids)} tokens.")
+        return losses
+
+    def _losses(self, ids: Sequence[int]) -> list[float]:
+        choice = self.complete(ids, max_tokens=self._generated, logprobs=1, echo=True)
+        values = (logprobs_of(choice).get("token_logprobs") or [])[1 : len(ids)]
+        return [-float(value) for value in values if isinstance(value, int | float)]
+
+    def continuation(self, ids: Sequence[int], limit: int) -> str:
+        """The text that follows greedily, of up to `limit` tokens."""
+        text = self.complete(ids, max_tokens=limit).get("text")
+        if not isinstance(text, str):
+            raise EndpointError(f"{self.url}/v1/completions answered without text.")
+        return text
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """The ids that the server's tokenizer gives, without special tokens; None if it does not tell."""
+        body = {"model": self.model.name, "prompt": text, "content": text, "add_special_tokens": False}
+        try:
+            tokens = self._ask("POST", "/tokenize", json=body).get("tokens")
+        except EndpointError:
+            return None
+        return tokens if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens) else None
+
+    @cached_property
+    def engine(self) -> str:
+        """Name and version, as far as the server tells."""
+        try:
+            version = self._ask("GET", "/version").get("version", "")
+        except EndpointError:
+            version = ""
+        return f"{self.model.owner} {version}".strip()
 
     def _find_model(self) -> ServedModel:
         listed = self._ask("GET", "/v1/models").get("data")
@@ -98,8 +149,8 @@ class Endpoint:
                 response = self._client.request(method, path, **content)
             except httpx.TimeoutException:
                 raise EndpointError(
-                    f"{self.url} did not answer within {self._timeout:g} seconds. Increase --timeout, or ask for fewer "
-                    "tokens with --length."
+                    f"{self.url} did not answer within {self._timeout:g} seconds. Increase --timeout, or ask for "
+                    "shorter prompts."
                 ) from None
             except httpx.ConnectError as error:
                 raise EndpointError(
@@ -156,3 +207,8 @@ class Endpoint:
     def _quote(self, text: str) -> str:
         """The server's text on one line, without the key."""
         return shortened(" ".join((text.replace(self._key, "***") if self._key else text).split()), 300)
+
+
+def logprobs_of(choice: dict[str, Any]) -> dict[str, Any]:
+    found = choice.get("logprobs")
+    return found if isinstance(found, dict) else {}

@@ -24,7 +24,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError, first_fault
 from ropecli.evaluation.driver import Progress
-from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError
+from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError, logprobs_of
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.subject import LiveReaders, Subject
@@ -36,7 +36,6 @@ CHECKPOINT, UNPATCHED, HALF, DOUBLE = "checkpoint", "unpatched", "half", "double
 SERVED, NOT_SERVED, UNCLEAR = "served", "not served", "unclear"
 _PREFIXES, _PREFIXES_READ_ALONE = 128, 16
 """Prompts of different length; fewer where frequencies follow the length, so that each needs a pass of its own."""
-_PROBED = 16
 _SERVER_TOP, _REFERENCE_TOP = 5, 64
 """Most probable next tokens: asked of the server, and kept of the checkpoint."""
 _BLOCK = 32
@@ -246,22 +245,10 @@ class Answers:
         return max([0, *self.losses, *self.next_tokens])
 
 
-def gives_prompt_losses(endpoint: Endpoint, ids: Sequence[int]) -> bool:
-    """Ask once, and count: some servers ignore `echo`."""
-    choice = endpoint.complete(ids[:_PROBED], max_tokens=1, logprobs=1, echo=True)
-    values = _logprobs(choice).get("token_logprobs")
-    return isinstance(values, list) and len(values) >= min(_PROBED, len(ids))
-
-
-def _logprobs(choice: dict[str, Any]) -> dict[str, Any]:
-    found = choice.get("logprobs")
-    return found if isinstance(found, dict) else {}
-
-
 def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: bool) -> Answers:
     """Ask the server for the lengths of the reference that it accepts. Raises EndpointError.
 
-    prompt: see gives_prompt_losses.
+    prompt: see Endpoint.gives_prompt_losses.
     """
     answers = Answers(prompt, {}, {})
     lengths = reference.whole if answers.prompt else reference.lengths
@@ -275,7 +262,7 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: boo
             ids = reference.ids[:length]
             try:
                 if answers.prompt:
-                    answers.losses[length] = _prompt_losses(endpoint, ids)
+                    answers.losses[length] = endpoint.prompt_losses(ids)
                 else:
                     answers.next_tokens[length] = _next_tokens(endpoint, ids, reference, tokenizer)
             except PromptRefusedError as error:
@@ -287,17 +274,9 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: boo
     return answers
 
 
-def _prompt_losses(endpoint: Endpoint, ids: Sequence[int]) -> list[float]:
-    choice = endpoint.complete(ids, max_tokens=1, logprobs=1, echo=True)
-    values = _logprobs(choice).get("token_logprobs") or []
-    if len(values) < len(ids) or not all(isinstance(value, int | float) for value in values[1 : len(ids)]):
-        raise EndpointError(f"{endpoint.url} gave {len(values)} log-probabilities for {len(ids)} tokens.")
-    return [-float(value) for value in values[1 : len(ids)]]
-
-
 def _next_tokens(endpoint: Endpoint, ids: Sequence[int], reference: Reference, tokenizer: Any) -> dict[int, float]:
     """ln p of the server's most probable next tokens, by id; tokens named by their text only are looked up."""
-    logprobs = _logprobs(endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP))
+    logprobs = logprobs_of(endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP))
     try:
         if entries := logprobs.get("content"):  # llama-server
             found = {int(entry["id"]): float(entry["logprob"]) for entry in entries[0]["top_logprobs"]}

@@ -17,6 +17,7 @@ from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import MethodError
 from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.readers.reader import Readers
 from ropecli.evaluation.report import environment
 from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, settle, vocabulary_mismatch
 from ropecli.live.rotary import unpatched_after
@@ -201,7 +202,7 @@ def _attention_and_bits(loading: Mapping[str, Any]) -> dict[str, Any]:
     return {"attn": "auto", **{key: loading[key] for key in ("attn", "bits") if key in loading}}
 
 
-class LiveReaders:
+class LiveReaders(Readers):
     """Opens a reader for each subject: one model in memory at a time, loaded once for the scalings of a checkpoint.
 
     loading: see load_model. chunk, batch_size: see LiveReader.
@@ -212,12 +213,10 @@ class LiveReaders:
         self._loaded: tuple[Checkpoint, PreTrainedModel] | None = None
 
     def request(self) -> dict[str, Any]:
-        """The settings on which the numbers depend."""
         return loading_request(self.loading)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """For the report."""
         return {"batch_size": self.batch_size, **_attention_and_bits(self.loading)}
 
     @contextlib.contextmanager

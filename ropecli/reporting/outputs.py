@@ -20,7 +20,8 @@ from ropecli.resume import refuse_interrupted, remove_state
 if TYPE_CHECKING:
     from ropecli.evaluation.driver import Task
     from ropecli.evaluation.processes import Workers
-    from ropecli.evaluation.subject import LiveReaders, Subject
+    from ropecli.evaluation.readers.reader import Readers
+    from ropecli.evaluation.subject import Subject
 
 _REPORTS = ("perplexity", "scores", "retrieval", "ruler")
 """Kinds of reports; the last two are of schema_version 2."""
@@ -83,7 +84,7 @@ class Outputs:
 def measure_subjects(
     names: Sequence[str],
     make_task: "Callable[[Subject], tuple[Task, Any]]",
-    readers: "LiveReaders",
+    readers: "Readers",
     options: Mapping[str, Any],
     scaling: Mapping[str, Any],
     *,

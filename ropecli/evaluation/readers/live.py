@@ -8,15 +8,15 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.protocols import Window
+from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader, batches
 from ropecli.live.devices import device_names, input_device, peak_memory, reset_peak
 from ropecli.live.lm_head import SplitModel, decoder_layers
 from ropecli.live.loading import is_quantized
@@ -25,10 +25,6 @@ from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-PromptAndAnswers = tuple[np.ndarray, Sequence[Sequence[int]]]
-"""The ids of a prompt, shape (tokens,), and of each answer."""
-_T = TypeVar("_T")
 
 _LONG = 32_768
 _CHUNK_OF_LONG = 1024
@@ -74,14 +70,6 @@ def refuse_unknown_ids(largest: int, model: "PreTrainedModel") -> None:
         )
 
 
-@dataclass
-class Cost:
-    """seconds: wall time. peak_memory: bytes."""
-
-    seconds: float = 0.0
-    peak_memory: int = 0
-
-
 class _Read(NamedTuple):
     """logits: shape (batch, vocabulary), for the next token. cache: KV cache of all tokens read."""
 
@@ -89,7 +77,7 @@ class _Read(NamedTuple):
     cache: Any
 
 
-class LiveReader:
+class LiveReader(Reader):
     """A causal LM that reads. Call `prepare` before anything else.
 
     chunk: tokens per decoder pass, with earlier ones in the KV cache; None for all up to 32,768 tokens, else 1,024; 0
@@ -134,7 +122,7 @@ class LiveReader:
             if in_chunks:
                 warn(f"Reading in one pass instead of chunks of {self.chunk} tokens: {reason}.")
             if answers:
-                warn(f"Reading the whole prompt again for every token of an answer, which is slow: {reason}.")
+                warn(f"Reading the whole prompt again for each token of an answer, which is slow: {reason}.")
 
     def about(self) -> dict[str, Any]:
         """The fields of a report that the reader knows."""
@@ -356,10 +344,3 @@ class LiveReader:
         # rounding errors cancel in the mean; a wrong cache biases it
         bias, error = difference.mean().abs().item(), difference.std().item() / difference.numel() ** 0.5
         return difference.abs().mean().item() <= _ROUNDED and bias <= max(_ROUNDED / 30, 3 * error)
-
-
-def batches(items: Iterable[_T], shape: Callable[[_T], Any], size: int) -> Iterator[list[_T]]:
-    """Batches of up to `size` adjoining items of equal shape."""
-    for _, same in groupby(items, key=shape):
-        while batch := list(islice(same, size)):
-            yield batch

@@ -17,7 +17,7 @@ import numpy as np
 from ropecli.errors import MethodError, RopecliError, did_you_mean
 from ropecli.evaluation.driver import Key, Task, Values
 from ropecli.evaluation.prompt_pieces import TokenIds
-from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell, score_cell
 
 MODES = ("rank", "generate")
@@ -56,6 +56,10 @@ class Asking(Task):
     guess: float | None = None
     per_token = False
 
+    @property
+    def needs_losses(self) -> bool:
+        return self.mode == "rank"
+
     def question(self, key: Key) -> Question:
         """Raises DataError for a length that is too short."""
         raise NotImplementedError
@@ -67,7 +71,7 @@ class Asking(Task):
     def tokens(self, key: Key) -> int:
         return int(key[1])
 
-    def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
         """[score, digest, chance, rank, margin] of each. chance: the score of guessing. rank, margin: as in Cell."""
         questions = [self.question(key) for key in batch]
         if self.mode == "rank":

@@ -27,10 +27,10 @@ from ropecli.errors import DataError, MethodError, first_fault
 from ropecli.evaluation.driver import Job, Key, Task, collect
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
-from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.readers.reader import Reader, Readers
 from ropecli.evaluation.report import write_report
 from ropecli.evaluation.statistics import Count, TokenCount
-from ropecli.evaluation.subject import LiveReaders, Subject, open_subject, refuse_attention
+from ropecli.evaluation.subject import Subject, open_subject, refuse_attention
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, say, warn
@@ -138,10 +138,10 @@ class FindKeys(Task):
     def tokens(self, key: Key) -> int:
         return self.length + sum(stop - start for start, stop in self.context.windows(self.length))
 
-    def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
         return [self._positions(reader, self.documents.kept[index].ids) for index, _ in batch]
 
-    def _positions(self, reader: LiveReader, ids: np.ndarray) -> list[int]:
+    def _positions(self, reader: Reader, ids: np.ndarray) -> list[int]:
         windows = [Window(ids, len(ids) - 1, len(ids))]
         for start, stop in self.context.windows(len(ids)):
             windows.append(Window(ids[start:stop], stop - start - self.context.tokens, stop))
@@ -228,7 +228,7 @@ def get_keys(
     path: Path | None,
     texts: TextChoice,
     lengths: list[int],
-    readers: LiveReaders,
+    readers: Readers,
     workers: Workers,
     *,
     drop_rare: bool,
@@ -269,7 +269,7 @@ def _find(
     subject: Subject,
     choice: TextChoice,
     lengths: list[int],
-    readers: LiveReaders,
+    readers: Readers,
     workers: Workers,
     output: Path | None,
     *,

@@ -15,10 +15,10 @@ from ropecli.errors import DataError, NotFiniteError
 from ropecli.evaluation.driver import Key, Task, Values
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
-from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.readers.reader import Reader, Readers
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
-from ropecli.evaluation.subject import LiveReaders, Subject, default_lengths
+from ropecli.evaluation.subject import Subject, default_lengths
 from ropecli.evaluation.tasks.keys import Keys, get_keys, read_marked, refuse_key_options
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
@@ -125,7 +125,7 @@ class Perplexity(Task):
         length = self.lengths[-1] if at == _ALL else at
         return self.protocol.windows(self.documents.kept[index], self.documents.special, length, self.lengths[-1])
 
-    def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
         """Tallies by length of each document."""
         length = batch[0][0]
         served = self.lengths if length == _ALL else [length]
@@ -227,7 +227,7 @@ def make_perplexity(
     texts: TextChoice,
     lengths: Sequence[int] | None,
     protocol: Protocol,
-    readers: LiveReaders,
+    readers: Readers,
     workers: Workers,
     *,
     evaluator: str | None = None,

@@ -1,0 +1,113 @@
+"""What a task asks of a reader: losses, log-probabilities of answers, and answers.
+
+Readers: a model in this process (live.py), a server (endpoint.py).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ropecli.evaluation.protocols import Window
+
+if TYPE_CHECKING:
+    from ropecli.evaluation.subject import Subject
+
+PromptAndAnswers = tuple[np.ndarray, Sequence[Sequence[int]]]
+"""The ids of a prompt, shape (tokens,), and of each answer."""
+_T = TypeVar("_T")
+
+
+@dataclass
+class Cost:
+    """seconds: wall time. peak_memory: bytes; 0 if unknown."""
+
+    seconds: float = 0.0
+    peak_memory: int = 0
+
+
+class Reader:
+    """Reads samples. Call `prepare` before anything else.
+
+    batch_size: samples of equal length per call. in_flight: calls that may wait at the same time. follows_length:
+    whether frequencies depend on the length, so that every length needs a pass of its own. gives_losses: whether it
+    gives the log-probabilities of given tokens, or only answers.
+    """
+
+    batch_size = 1
+    in_flight = 1
+    follows_length = False
+    gives_losses = True
+
+    def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
+        """Check that the samples can be read.
+
+        longest: ids, shape (tokens,). length: of the longest sample with its answer, tokens. largest: of all ids.
+        answers: whether prompts are continued. Raises RopecliError.
+        """
+        raise NotImplementedError
+
+    def about(self) -> dict[str, Any]:
+        """The fields of a report that the reader knows: dtype, device, chunk, follows_length, continues."""
+        raise NotImplementedError
+
+    def watched(self, advance: Callable[[float], None]) -> AbstractContextManager[None]:
+        """Call `advance` in the `with` block with the tokens read since its last call."""
+        raise NotImplementedError
+
+    def measured(self) -> AbstractContextManager[Cost]:
+        """Yield the cost of the `with` block, which is filled in at its end."""
+        raise NotImplementedError
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Hold it while a sample is scored: tasks run in one thread at a time, while others wait for the server."""
+        return contextlib.nullcontext()
+
+    def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
+        """-ln p of each window's targets, shape (targets,), nats, float64."""
+        raise NotImplementedError
+
+    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
+        """ln p(answer | prompt) of each answer, shape (answers,), float64, nats."""
+        raise NotImplementedError
+
+    def generate(
+        self, prompts: Sequence[np.ndarray], limit: int, done: Callable[[int, list[int]], bool]
+    ) -> list[list[int]]:
+        """Greedy answers: up to `limit` tokens, up to an end token, or until `done`.
+
+        prompts: ids, shape (tokens,) each. done: called with the index of a prompt and its answer after each token;
+        only saves time. Adjoining prompts of equal length share a pass.
+        """
+        raise NotImplementedError
+
+
+class Readers:
+    """Opens a reader for each subject."""
+
+    def request(self) -> dict[str, Any]:
+        """The settings on which the numbers depend."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the report."""
+        raise NotImplementedError
+
+    def check(self, subjects: Sequence["Subject"]) -> None:
+        """Raises MethodError for subjects that cannot be read."""
+
+    def open(self, subject: "Subject", tokenizer: Any, alike: Sequence["Subject"] = ()) -> AbstractContextManager[Any]:
+        """Yield a reader. alike: all subjects of this checkpoint."""
+        raise NotImplementedError
+
+
+def batches(items: Iterable[_T], shape: Callable[[_T], Any], size: int) -> Iterator[list[_T]]:
+    """Batches of up to `size` adjoining items of equal shape."""
+    for _, same in groupby(items, key=shape):
+        while batch := list(islice(same, size)):
+            yield batch

@@ -1,0 +1,105 @@
+"""Measured at a server: the numbers of transformers, many requests in flight, and one message for what goes wrong."""
+
+import pytest
+import torch
+from completions_server import CompletionsServer
+
+
+@pytest.fixture(scope="module")
+def served(llama, loaded, tokenizer):
+    """served(like="vllm", most=256, ...) -> a server of the tiny Llama."""
+    model = loaded(llama)
+
+    def logits(ids):
+        with torch.inference_mode():
+            return model(torch.tensor([ids])).logits[0]
+
+    def make(like="vllm", most=256, **options):
+        return CompletionsServer(logits, like=like, most=most, tokenizer=tokenizer, **options)
+
+    return make
+
+
+@pytest.fixture
+def measure(ropecli, llama, corpus):
+    """measure("eval-ppl", option, ...) -> the outcome, with what the command needs."""
+
+    def call(name, *options, checkpoint=llama):
+        needed = {"eval-ppl": ["--lengths", "24,64", "--max-documents", 6], "passkey": ["--samples", 2]}[name]
+        data = ["--data", corpus] if name == "eval-ppl" else ["--lengths", "250,256", "--depths", "0,1"]
+        return ropecli(name, checkpoint, *data, *needed, *options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["eval-ppl"],
+        ["eval-ppl", "--protocol", "tail"],
+        ["eval-ppl", "--protocol", "sliding", "--max-tokens", 150],
+        ["passkey"],
+        ["passkey", "--mode", "generate"],
+    ],
+)
+def test_a_server_gives_the_numbers_of_transformers(arguments, measure, served):
+    own = measure(*arguments, "--json").json()
+    with served(delay=0.01).running() as server:
+        report = measure(*arguments, "--endpoint", server.url, "--requests", 4, "--json").json()
+        assert 1 < server.most_waiting <= 4
+    assert report["device"] == f"vllm 0.0.1 at {server.url}"
+    assert report["settings"]["engine"] == "vllm 0.0.1"
+    assert report["fingerprint"] == own["fingerprint"]
+    for cell, other in zip(report["cells"], own["cells"], strict=True):
+        assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
+        assert cell["weights"] == other["weights"]
+
+
+def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
+    """One message, and --resume asks for the rest alone."""
+    arguments = ["eval-ppl", "--protocol", "tail", "--requests", 2, "--output", tmp_path / "report.json", "--json"]
+    expected = measure(*arguments[:3], "--json").json()
+    with served().running() as server:
+        server.stops_after = 6  # one to find out what it gives
+        outcome = measure(*arguments, "--endpoint", server.url)
+        assert outcome.code == 2
+        assert outcome.err.count("error:") == 1
+        assert "answered 500 4 times: engine died" in outcome.err
+        server.fault, server.prompts, server.stops_after = None, [], -1
+        report = measure(*arguments, "--endpoint", server.url, "--resume").json()
+    assert 1 + 12 - 6 <= len(server.prompts) <= 1 + 12 - 4
+    for cell, other in zip(report["cells"], expected["cells"], strict=True):
+        assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "yarn", "--factor", 4], "A server computes the scaling that it was started with."),
+        (["--dtype", "bfloat16"], "With --endpoint no model is loaded here."),
+        (["--baseline", "demo"], "With --endpoint no model is loaded here."),
+        (["--lengths", "24,257"], "accepts 256 tokens; --lengths asks for 257."),
+        (["--served-name", "other"], "does not serve 'other'. Served: served."),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused_before_reading(arguments, message, measure, served):
+    with served().running() as server:
+        measure("eval-ppl", *arguments, "--endpoint", server.url).is_refused(message)
+        assert len(server.prompts) <= 1
+
+
+def test_a_server_without_prompt_losses_measures_generated_answers_alone(measure, served):
+    with served(like="llama").running() as server:
+        refused = measure("eval-ppl", "--endpoint", server.url)
+        refused.is_refused("no log-probabilities of a prompt's tokens, which prefix needs")
+        assert measure("passkey", "--endpoint", server.url, "--mode", "generate").code == 0
+
+
+def test_another_tokenizer_and_a_second_checkpoint_are_refused(measure, served, ropecli, llama, corpus):
+    with served().running() as server:
+        measure("eval-ppl", "--endpoint", server.url, checkpoint="demo").is_refused("is not that of demo.")
+        data = ["--data", corpus, "--lengths", 24]
+        asked = ropecli("compare", llama, "demo", "--methods", "as-is", *data, "--endpoint", server.url)
+        asked.is_refused("serves one checkpoint. Measure the others in runs of their own.")
+        ropecli("compare", llama, "--methods", "as-is", *data, "--endpoint", server.url).succeeds()
+    ropecli("eval-ppl", llama, *data, "--requests", 3).is_refused("--requests needs --endpoint.")
