@@ -68,6 +68,8 @@ class CompletionsServer:
         best = values[-1].topk(request["logprobs"])
         top = [(int(token), float(value)) for token, value in zip(best.indices, best.values, strict=True)]
         if self.like == "vllm":
+            for token in request.get("logit_bias", ()):
+                top = [(int(token), float(values[-1, int(token)]))]
             own = values[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
             return {"logprobs": {"token_logprobs": [None, *own, top[0][1]][: len(ids) + room]}}
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top]

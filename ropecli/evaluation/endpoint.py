@@ -1,6 +1,5 @@
 """A server with OpenAI's completions API (vLLM, llama-server, SGLang), asked with token ids."""
 
-import contextlib
 import json
 import os
 import time
@@ -19,6 +18,8 @@ _LONGEST_WAIT = 30.0
 """Seconds between attempts."""
 _PROBED = 16
 """Tokens."""
+_ROUNDED = 0.1
+"""Nats. A server that gives log-probabilities after the bias would give 0."""
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
@@ -60,7 +61,6 @@ class Endpoint:
         self.url, self._served_name, self._timeout = str(address), served_name, timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = httpx.Client(base_url=address, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
-        self._generated = 1
         self.model = self._find_model()
 
     def complete(self, ids: Sequence[int], **options: Any) -> dict[str, Any]:
@@ -77,21 +77,24 @@ class Endpoint:
     def gives_prompt_losses(self, ids: Sequence[int]) -> bool:
         """Ask once, and count: some servers ignore `echo`."""
         probe = ids[:_PROBED]
-        for most in (0, 1):  # tokens to generate; some servers refuse none
-            with contextlib.suppress(PromptRefusedError):
-                self._generated = most
-                return len(self._losses(probe)) == len(probe) - 1
-        return False
+        return len(self._losses(probe)) == len(probe) - 1
+
+    def forces_exactly(self, ids: Sequence[int]) -> bool:
+        """Whether a token that it is made to generate has the log-probability of a token that it reads."""
+        probe = ids[:_PROBED]
+        return abs(self._losses(probe, force=True)[-1] - self._losses(probe)[-1]) < _ROUNDED
 
     def prompt_losses(self, ids: Sequence[int]) -> list[float]:
-        """-ln p of each token but the first, nats. Call gives_prompt_losses before."""
-        losses = self._losses(ids)
+        """-ln p of each token but the first, nats. Of a prompt as long as the server accepts, the last is generated."""
+        losses = self._losses(ids, force=len(ids) == self.model.max_length)
         if len(losses) != len(ids) - 1:
             raise EndpointError(f"{self.url} gave {len(losses)} log-probabilities for {len(ids)} tokens.")
         return losses
 
-    def _losses(self, ids: Sequence[int]) -> list[float]:
-        choice = self.complete(ids, max_tokens=self._generated, logprobs=1, echo=True)
+    def _losses(self, ids: Sequence[int], *, force: bool = False) -> list[float]:
+        """force: let the server generate the last token instead of reading it."""
+        options = {"logit_bias": {str(ids[-1]): 100}} if force else {}
+        choice = self.complete(ids[:-1] if force else ids, max_tokens=1, logprobs=1, echo=True, **options)
         values = (logprobs_of(choice).get("token_logprobs") or [])[1 : len(ids)]
         return [-float(value) for value in values if isinstance(value, int | float)]
 

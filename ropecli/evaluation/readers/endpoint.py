@@ -33,6 +33,8 @@ class EndpointReader(Reader):
         most = self.endpoint.model.max_length
         if most is not None and length > most:
             raise MethodError(f"{self.endpoint.url} accepts {most} tokens; --lengths asks for {length}.")
+        if length == most and self.gives_losses and not self.endpoint.forces_exactly(longest.tolist()):
+            raise MethodError(f"{self.endpoint.url} generates at least one token, so it reads at most {most - 1}.")
 
     def about(self) -> dict[str, Any]:
         device = f"{self.endpoint.engine} at {self.endpoint.url}"
