@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ropecli.evaluation.texts import TextChoice
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
-SERVER = Panel("Server")
+SERVER, ENGINE = Panel("Server"), Panel("Engine")
 TOKENS = TokenCount()
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
@@ -225,6 +225,19 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
         ),
         SERVER,
     ]
+    engine: Annotated[
+        str | None,
+        Default(None),
+        Doc("Read with another engine than transformers in this process: vllm."),
+        ENGINE,
+    ]
+    engine_arg: Annotated[
+        Mapping[str, Any] | None,
+        Default(None),
+        Flag("--engine-arg", metavar="KEY=VALUE"),
+        Doc("An argument of vllm.LLM, such as tensor_parallel_size=2; repeatable."),
+        ENGINE,
+    ]
     requests: Annotated[
         int | None,
         Default(None),
@@ -379,19 +392,31 @@ def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) 
 
     Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
     """
-    loading, url = loading_of(options), options["endpoint"]
+    loading, url, engine = loading_of(options), options["endpoint"], options["engine"]
     if url is None:
         for name in (*ServerOptions.__annotations__, "requests"):
             if options[name] is not None:  # type: ignore[literal-required]
                 raise MethodError(f"--{name.replace('_', '-')} needs --endpoint.")
+    if engine is None and options["engine_arg"]:
+        raise MethodError("--engine-arg needs --engine vllm.")
+    if engine not in (None, "vllm") or (engine and url):
+        raise MethodError(f"--engine is {engine!r}; expected vllm, without --endpoint.")
+    if url is None and engine is None:
         from ropecli.evaluation.subject import LiveReaders
 
         return LiveReaders(loading, chunk=options["chunk"], batch_size=batch_size)
+    arguments = dict(options["engine_arg"] or {})
+    if engine and (dtype := loading.pop("dtype")) != "auto":
+        arguments["dtype"] = dtype
     if any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], *others)) or batch_size > 1:
         raise MethodError(
-            "With --endpoint no model is loaded here. Remove the options for loading, --chunk, --batch-size, "
-            "--baseline and --evaluator."
+            f"With {'--engine' if engine else '--endpoint'} ropecli loads no model. Remove the options for loading, "
+            "--chunk, --batch-size, --baseline and --evaluator."
         )
+    if url is None:
+        from ropecli.evaluation.readers.vllm import VllmReaders
+
+        return VllmReaders(arguments)
     endpoint = endpoint_of(url, options)
 
     from ropecli.evaluation.readers.endpoint import EndpointReaders

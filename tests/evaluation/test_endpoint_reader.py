@@ -76,8 +76,8 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
     ("arguments", "message"),
     [
         (["--method", "yarn", "--factor", 4], "A server computes the scaling that it was started with."),
-        (["--dtype", "bfloat16"], "With --endpoint no model is loaded here."),
-        (["--baseline", "demo"], "With --endpoint no model is loaded here."),
+        (["--dtype", "bfloat16"], "With --endpoint ropecli loads no model."),
+        (["--baseline", "demo"], "With --endpoint ropecli loads no model."),
         (["--lengths", "24,257"], "accepts 256 tokens; --lengths asks for 257."),
         (["--served-name", "other"], "does not serve 'other'. Served: served."),
     ],

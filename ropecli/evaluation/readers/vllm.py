@@ -1,0 +1,177 @@
+"""Reads samples with vLLM in this process. How the work is distributed (tensor_parallel_size, ...) is vLLM's business.
+
+vLLM generates at least one token. A prompt that fills the context length is read without its last token, which is then
+generated: its log-probability is that of the logits, before the bias that forces it.
+"""
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ropecli.engines.checkpoint_positions import read_positions
+from ropecli.engines.engine_export import export_checkpoint
+from ropecli.errors import MethodError, RopecliError, reason_of
+from ropecli.evaluation.protocols import Window
+from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader, Readers
+from ropecli.evaluation.subject import Subject
+from ropecli.messages import progress_bar
+
+_AT_ONCE = 64
+"""Samples per call; vLLM itself decides how many it computes at a time."""
+
+
+class VllmReader(Reader):
+    """start: starts a vllm.LLM that reads at least so many tokens. Close it in the end."""
+
+    batch_size = _AT_ONCE
+
+    def __init__(self, start: Callable[[int], Any]) -> None:
+        self._start, self.most = start, 0
+        self.llm: Any = None
+        self._advance: Callable[[float], None] = lambda tokens: None
+
+    def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
+        if self.llm is None or self.most < length:
+            self.close()
+            self.llm = self._start(length)
+            self.most = int(self.llm.llm_engine.model_config.max_model_len)
+
+    def close(self) -> None:
+        if self.llm is not None:
+            self.llm.llm_engine.engine_core.shutdown()
+            self.llm = None
+            gc.collect()
+
+    def about(self) -> dict[str, Any]:
+        dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
+        return {"dtype": dtype, "device": engine(), "follows_length": False, "continues": True, "chunk": None}
+
+    @contextlib.contextmanager
+    def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
+        self._advance = advance
+        try:
+            yield
+        finally:
+            self._advance = lambda tokens: None
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[Cost]:
+        cost, started = Cost(), time.perf_counter()
+        yield cost
+        cost.seconds = time.perf_counter() - started
+
+    def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
+        windows = iter(windows)
+        while some := list(islice(windows, _AT_ONCE)):
+            values = self._prompt_losses([window.ids for window in some])
+            for window, losses in zip(some, values, strict=True):
+                yield losses[len(losses) - window.targets :]
+
+    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
+        """Reads each prompt once per answer."""
+        for ids, answers in questions:
+            values = self._prompt_losses([np.append(ids, answer) for answer in answers], tokens=len(ids))
+            yield np.array(
+                [-losses[len(losses) - len(answer) :].sum() for losses, answer in zip(values, answers, strict=True)]
+            )
+
+    def generate(
+        self, prompts: Sequence[np.ndarray], limit: int, done: Callable[[int, list[int]], bool]
+    ) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        parameters = [SamplingParams(temperature=0.0, max_tokens=min(limit, self.most - len(ids))) for ids in prompts]
+        answers = []
+        for output in self._ask(prompts, parameters, sum(map(len, prompts))):
+            answer = list(output.outputs[0].token_ids)
+            answers.append(answer[:-1] if output.outputs[0].finish_reason == "stop" else answer)  # an end token
+        return answers
+
+    def _prompt_losses(self, prompts: Sequence[np.ndarray], tokens: int | None = None) -> list[np.ndarray]:
+        """-ln p of each token but the first, nats. tokens: to advance by; default: all."""
+        from vllm import SamplingParams
+
+        parameters = []
+        for ids in prompts:
+            last = [int(ids[-1])] if len(ids) == self.most else None
+            forced = {"allowed_token_ids": last, "logprobs": 0} if last else {}
+            parameters.append(SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, **forced))
+        shortened = [ids[: self.most - 1] for ids in prompts]
+        losses = []
+        for ids, output in zip(
+            prompts, self._ask(shortened, parameters, tokens or sum(map(len, prompts))), strict=True
+        ):
+            chosen = [*output.prompt_logprobs[1:], *(output.outputs[0].logprobs or [])]
+            pairs = zip(ids[1:].tolist(), chosen, strict=True)
+            losses.append(np.array([-by_token[token].logprob for token, by_token in pairs]))
+        return losses
+
+    def _ask(self, prompts: Sequence[np.ndarray], parameters: Sequence[Any], tokens: int) -> list[Any]:
+        inputs = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
+        outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
+        self._advance(tokens)
+        return outputs
+
+
+class VllmReaders(Readers):
+    """Opens a reader for each subject, one engine at a time. A patch in memory is a set of overrides, as in `export`.
+
+    arguments: of vllm.LLM. Raises MethodError without vLLM.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        if find_spec("vllm") is None:
+            raise MethodError("--engine vllm needs vLLM: pip install 'ropecli[vllm]'.")
+        self.arguments = dict(arguments)
+        for name, value in {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+            os.environ.setdefault(name, value)  # standard output has the result
+
+    def request(self) -> dict[str, Any]:
+        return {"engine": engine(), "arguments": self.arguments}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**self.request(), "attn": "auto"}
+
+    @contextlib.contextmanager
+    def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> Iterator[VllmReader]:
+        """Raises PatchError where vLLM does not compute the scaling."""
+        checkpoint, plan = subject.checkpoint, subject.plan
+        patched = replace(checkpoint, config=plan.config) if plan else checkpoint
+        positions = read_positions(patched)
+        overrides = dict(export_checkpoint(patched, "vllm").overrides)
+        if plan and not overrides:
+            overrides = {key: value for key, value in plan.config.items() if checkpoint.config.get(key) != value}
+
+        def start(length: int) -> Any:
+            most = {"max_model_len": subject.context_length}
+            if length > subject.context_length:
+                if positions.scaled:
+                    raise MethodError(f"vLLM reads {subject.context_length} tokens with {subject.label}, not {length}.")
+                most = {"max_model_len": length}
+                overrides.update(positions.in_section({positions.length_key: length}))  # the length of its tables
+            with progress_bar(f"starting vLLM with {checkpoint.name}", None):
+                from vllm import LLM
+
+                try:
+                    return LLM(model=str(checkpoint.folder), **{**most, "hf_overrides": overrides, **self.arguments})
+                except (ValueError, TypeError, RuntimeError, ImportError) as error:
+                    raise RopecliError(f"vLLM does not start: {reason_of(error)}") from error
+
+        with contextlib.closing(VllmReader(start)) as reader:
+            yield reader
+
+
+def engine() -> str:
+    """Name and version."""
+    import vllm
+
+    return f"vllm {vllm.__version__}"
