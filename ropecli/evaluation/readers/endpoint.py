@@ -26,6 +26,8 @@ class EndpointReader(Reader):
     def __init__(self, endpoint: Endpoint, tokenizer: Any, *, in_flight: int) -> None:
         self.endpoint, self.tokenizer, self.in_flight = endpoint, tokenizer, in_flight
         self._turn, self._inside = threading.Lock(), threading.local()
+        self._measured: list[Cost] = []
+        self._since = 0.0
         self._advance: Callable[[float], None] = lambda tokens: None
 
     def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
@@ -50,9 +52,21 @@ class EndpointReader(Reader):
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[Cost]:
-        cost, started = Cost(), time.perf_counter()
-        yield cost
-        cost.seconds = time.perf_counter() - started
+        """Requests in flight share the time, so that the sum over samples is the time that they took together."""
+        cost = Cost()
+        self._share_time()
+        self._measured.append(cost)
+        try:
+            yield cost
+        finally:
+            self._share_time()
+            self._measured = [other for other in self._measured if other is not cost]
+
+    def _share_time(self) -> None:
+        now = time.perf_counter()
+        for cost in self._measured:
+            cost.seconds += (now - self._since) / len(self._measured)
+        self._since = now
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
