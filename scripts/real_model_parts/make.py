@@ -79,7 +79,7 @@ def _download(source: Source, folder: Path) -> bytes:
         part.replace(target)
     content = target.read_bytes()
     if hashlib.sha256(content).hexdigest() != source.sha256:
-        raise SystemExit(f"{target} has not the digest that sources.txt names. Delete it and try again.")
+        raise SystemExit(f"The sha256 of {target} is not that of sources.txt. Delete it and try again.")
     return content
 
 

@@ -95,7 +95,7 @@ def test_saved_reference_replaces_the_model(check, logits_of, reference, monkeyp
 
 
 def test_prompt_leaves_room_for_an_answer_at_the_context_length(ropecli, patched, llama, logits_of, corpus, tmp_path):
-    """Of a server that reads the context length and no more; with a reference file too."""
+    """Also with a reference file."""
     twice = patched(llama, "yarn", factor=2)
     arguments = ["--checkpoint", twice, "--data", corpus, "--reference", tmp_path / "reference.json", "--json"]
     with CompletionsServer(logits_of("yarn", 2.0), like="vllm", most=128).running() as server:

@@ -29,7 +29,7 @@ _AT_ONCE = 64
 
 
 class VllmReader(Reader):
-    """start: starts a vllm.LLM that reads at least so many tokens. Close it in the end."""
+    """start: starts a vllm.LLM for samples of up to this many tokens. Call `close` when done."""
 
     batch_size = _AT_ONCE
 
