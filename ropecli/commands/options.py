@@ -21,7 +21,7 @@ from ropecli.evaluation.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
     from ropecli.evaluation.endpoint import Endpoint
-    from ropecli.evaluation.readers.reader import Readers
+    from ropecli.evaluation.subject import Readers
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice
     from ropecli.evaluation.texts import TextChoice
 
@@ -414,9 +414,10 @@ def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) 
             "--chunk, --batch-size, --baseline and --evaluator."
         )
     if url is None:
+        from ropecli.engines.engine_export import vllm_overrides
         from ropecli.evaluation.readers.vllm import VllmReaders
 
-        return VllmReaders(arguments)
+        return VllmReaders(arguments, vllm_overrides)
     endpoint = endpoint_of(url, options)
 
     from ropecli.evaluation.readers.endpoint import EndpointReaders

@@ -87,6 +87,23 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     )
 
 
+def vllm_overrides(checkpoint: Checkpoint, source: Checkpoint, length: int) -> dict[str, Any]:
+    """The config values to override, with which vLLM computes the checkpoint's positions from the source's config.json.
+
+    length: tokens to read. Raises PatchError for positions that vLLM does not support, and for a length beyond the
+    context length of a scaling, for which vLLM has no table.
+    """
+    overrides, positions = dict(export_checkpoint(checkpoint, "vllm").overrides), read_positions(checkpoint)
+    if positions.only_in_config:
+        old = source.config
+        overrides |= {key: value for key, value in checkpoint.config.items() if old.get(key) != value}
+    if length > positions.length:
+        if positions.scaled:
+            raise PatchError(f"vLLM reads {positions.length} tokens with this scaling; --lengths asks for {length}.")
+        overrides |= positions.in_section({positions.length_key: length})
+    return overrides
+
+
 def _texts(cases: Iterable[Case | str], positions: CheckpointPositions) -> Iterator[str]:
     for case in cases:
         text = case if isinstance(case, str) else case.text if case.holds(positions) else ""

@@ -16,9 +16,9 @@ import numpy as np
 
 from ropecli.errors import EndpointError, NotFiniteError
 from ropecli.evaluation.processes import Workers, among_processes
-from ropecli.evaluation.readers.reader import Reader, Readers, batches
+from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Report
-from ropecli.evaluation.subject import Subject
+from ropecli.evaluation.subject import Readers, Subject
 from ropecli.messages import command_line, progress_bar, say, warn
 from ropecli.resume import append_record, open_state, read_records, state_folder
 from ropecli.signals import terminated_by_signals

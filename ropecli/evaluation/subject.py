@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import MethodError
 from ropecli.evaluation.readers.live import LiveReader
-from ropecli.evaluation.readers.reader import Readers
+from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
 from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, settle, vocabulary_mismatch
 from ropecli.live.rotary import unpatched_after
@@ -200,6 +201,26 @@ def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attention_and_bits(loading: Mapping[str, Any]) -> dict[str, Any]:
     return {"attn": "auto", **{key: loading[key] for key in ("attn", "bits") if key in loading}}
+
+
+class Readers:
+    """Opens a reader for each subject."""
+
+    def request(self) -> dict[str, Any]:
+        """The settings on which the numbers depend."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the report."""
+        raise NotImplementedError
+
+    def check(self, subjects: Sequence[Subject]) -> None:
+        """Raises MethodError for subjects that cannot be read."""
+
+    def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> AbstractContextManager[Reader]:
+        """Yield a reader. alike: all subjects of this checkpoint."""
+        raise NotImplementedError
 
 
 class LiveReaders(Readers):

@@ -20,8 +20,7 @@ from ropecli.resume import refuse_interrupted, remove_state
 if TYPE_CHECKING:
     from ropecli.evaluation.driver import Task
     from ropecli.evaluation.processes import Workers
-    from ropecli.evaluation.readers.reader import Readers
-    from ropecli.evaluation.subject import Subject
+    from ropecli.evaluation.subject import Readers, Subject
 
 _REPORTS = ("perplexity", "scores", "retrieval", "ruler")
 """Kinds of reports; the last two are of schema_version 2."""

@@ -16,13 +16,9 @@ _HELD_OUT = f"--data {WORK}/held-out --dtype bfloat16"
 _CALIBRATION = f"--data {WORK}/calibration --dtype bfloat16 --factor 2"
 _COMPARE = f"compare {_MODEL} {_HELD_OUT}"
 _FREQUENCY = "--methods none,linear,ntk,dynamic,dynamic-yarn,llama3,ntk-by-parts,yarn --factors 2"
-_DISTANCE = "--methods none,yarn,rerope,self-extend,dual-chunk,leaky-rerope,lm-infinite,streaming,yarn+string"
-_DISTANCE += " --factors 2 --max-documents 4"
-_BEST = "--methods none,ntk,yarn,rerope,self-extend --factors 4 --max-documents 4"
+_DISTANCE = "--methods none,yarn,rerope,self-extend,dual-chunk --factors 2 --max-documents 4"
+_FOUR = "--methods none,yarn --factors 4 --max-documents 4"
 _TAIL = "--protocol tail --targets 2k"
-_TRAIN = f"--data {WORK}/training --adapter lora --set lora_rank=16 --set lora_alpha=32 --learning-rate 2e-4"
-_TRAIN += " --set warmup_steps=3 --length 4k --batch-size 1 --gradient-accumulation 4 --steps 30"
-_RULER = "--lengths 16k --tasks niah_multikey_1,vt,cwe --samples 10 --mode rank --dtype bfloat16"
 
 
 class Step(NamedTuple):
@@ -40,13 +36,11 @@ STEPS = {
         f"{_COMPARE} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2",
     ),
     "prefix-x2-frequency": Step(32, "reports/prefix-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} --lengths 4k,8k,16k"),
-    "prefix-x2-distance": Step(65, "reports/prefix-x2-distance.json", f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
-    "tail-x2-frequency": Step(
-        40, "reports/tail-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} {_TAIL} --lengths 8k,16k"
+    "prefix-x2-distance": Step(40, "reports/prefix-x2-distance.json", f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
+    "tail-x2": Step(
+        15, "reports/tail-x2.json", f"{_COMPARE} --methods none,yarn,ntk --factors 2 {_TAIL} --lengths 8k,16k"
     ),
-    "tail-x2-distance": Step(75, "reports/tail-x2-distance.json", f"{_COMPARE} {_DISTANCE} {_TAIL} --lengths 8k,16k"),
-    "tail-x4": Step(45, "reports/tail-x4.json", f"{_COMPARE} {_BEST} {_TAIL} --lengths 8k,32k"),
-    "prefix-x4": Step(40, "reports/prefix-x4.json", f"{_COMPARE} {_BEST} --lengths 8k,16k,32k"),
+    "tail-x4": Step(14, "reports/tail-x4.json", f"{_COMPARE} {_FOUR} {_TAIL} --lengths 8k,32k"),
     "float32": Step(
         8,
         "reports/float32.json",

@@ -11,8 +11,8 @@ import numpy as np
 from ropecli.errors import CheckpointError, MethodError
 from ropecli.evaluation.endpoint import Endpoint
 from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader, Readers
-from ropecli.evaluation.subject import Subject
+from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader
+from ropecli.evaluation.subject import Readers, Subject
 from ropecli.messages import warn
 
 

@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ropecli.evaluation.protocols import Window
-
-if TYPE_CHECKING:
-    from ropecli.evaluation.subject import Subject
 
 PromptAndAnswers = tuple[np.ndarray, Sequence[Sequence[int]]]
 """The ids of a prompt, shape (tokens,), and of each answer."""
@@ -83,26 +80,6 @@ class Reader:
         prompts: ids, shape (tokens,) each. done: called with the index of a prompt and its answer after each token;
         only saves time. Adjoining prompts of equal length share a pass.
         """
-        raise NotImplementedError
-
-
-class Readers:
-    """Opens a reader for each subject."""
-
-    def request(self) -> dict[str, Any]:
-        """The settings on which the numbers depend."""
-        raise NotImplementedError
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """For the report."""
-        raise NotImplementedError
-
-    def check(self, subjects: Sequence["Subject"]) -> None:
-        """Raises MethodError for subjects that cannot be read."""
-
-    def open(self, subject: "Subject", tokenizer: Any, alike: Sequence["Subject"] = ()) -> AbstractContextManager[Any]:
-        """Yield a reader. alike: all subjects of this checkpoint."""
         raise NotImplementedError
 
 

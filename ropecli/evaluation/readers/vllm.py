@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.engines.checkpoint_positions import read_positions
-from ropecli.engines.engine_export import export_checkpoint
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import MethodError, RopecliError, reason_of
 from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader, Readers
-from ropecli.evaluation.subject import Subject
+from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader
+from ropecli.evaluation.subject import Readers, Subject
 from ropecli.messages import progress_bar
 
 _AT_ONCE = 64
@@ -124,13 +123,15 @@ class VllmReader(Reader):
 class VllmReaders(Readers):
     """Opens a reader for each subject, one engine at a time. A patch in memory is a set of overrides, as in `export`.
 
-    arguments: of vllm.LLM. Raises MethodError without vLLM.
+    arguments: of vllm.LLM. overrides_of: see vllm_overrides. Raises MethodError without vLLM.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], overrides_of: Callable[[Checkpoint, Checkpoint, int], dict[str, Any]]
+    ) -> None:
         if find_spec("vllm") is None:
             raise MethodError("--engine vllm needs vLLM: pip install 'ropecli[vllm]'.")
-        self.arguments = dict(arguments)
+        self.arguments, self.overrides_of = dict(arguments), overrides_of
         for name, value in {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
             os.environ.setdefault(name, value)  # standard output has the result
 
@@ -146,23 +147,17 @@ class VllmReaders(Readers):
         """Raises PatchError where vLLM does not compute the scaling."""
         checkpoint, plan = subject.checkpoint, subject.plan
         patched = replace(checkpoint, config=plan.config) if plan else checkpoint
-        positions = read_positions(patched)
-        overrides = dict(export_checkpoint(patched, "vllm").overrides)
-        if plan and not overrides:
-            overrides = {key: value for key, value in plan.config.items() if checkpoint.config.get(key) != value}
+        self.overrides_of(patched, checkpoint, subject.context_length)  # refuses before the samples are made
 
         def start(length: int) -> Any:
-            most = {"max_model_len": subject.context_length}
-            if length > subject.context_length:
-                if positions.scaled:
-                    raise MethodError(f"vLLM reads {subject.context_length} tokens with {subject.label}, not {length}.")
-                most = {"max_model_len": length}
-                overrides.update(positions.in_section({positions.length_key: length}))  # the length of its tables
+            most = max(length, subject.context_length)
+            overrides = self.overrides_of(patched, checkpoint, most)
             with progress_bar(f"starting vLLM with {checkpoint.name}", None):
                 from vllm import LLM
 
+                read = {"max_model_len": most, "hf_overrides": overrides}
                 try:
-                    return LLM(model=str(checkpoint.folder), **{**most, "hf_overrides": overrides, **self.arguments})
+                    return LLM(model=str(checkpoint.folder), **{**read, **self.arguments})
                 except (ValueError, TypeError, RuntimeError, ImportError) as error:
                     raise RopecliError(f"vLLM does not start: {reason_of(error)}") from error
 

@@ -27,10 +27,10 @@ from ropecli.errors import DataError, MethodError, first_fault
 from ropecli.evaluation.driver import Job, Key, Task, collect
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
-from ropecli.evaluation.readers.reader import Reader, Readers
+from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import write_report
 from ropecli.evaluation.statistics import Count, TokenCount
-from ropecli.evaluation.subject import Subject, open_subject, refuse_attention
+from ropecli.evaluation.subject import Readers, Subject, open_subject, refuse_attention
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, say, warn

@@ -15,10 +15,10 @@ from ropecli.errors import DataError, NotFiniteError
 from ropecli.evaluation.driver import Key, Task, Values
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
-from ropecli.evaluation.readers.reader import Reader, Readers
+from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
-from ropecli.evaluation.subject import Subject, default_lengths
+from ropecli.evaluation.subject import Readers, Subject, default_lengths
 from ropecli.evaluation.tasks.keys import Keys, get_keys, read_marked, refuse_key_options
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
