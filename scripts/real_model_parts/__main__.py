@@ -13,7 +13,6 @@ from real_model_parts.make import make
 WORK = Path("runs/real-model")
 _MODEL = f"{WORK}/SmolLM2-135M"
 _HELD_OUT = f"--data {WORK}/held-out --dtype bfloat16"
-_CALIBRATION = f"--data {WORK}/calibration --dtype bfloat16 --factor 2"
 _COMPARE = f"compare {_MODEL} {_HELD_OUT}"
 _FREQUENCY = "--methods none,linear,ntk,dynamic,dynamic-yarn,llama3,ntk-by-parts,yarn --factors 2"
 _DISTANCE = "--methods none,yarn,rerope,self-extend,dual-chunk --factors 2 --max-documents 4"

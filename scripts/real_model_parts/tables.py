@@ -25,7 +25,7 @@ def same_length(name: str, reports: Sequence[Report]) -> Table:
         [
             report.label,
             *(f"{report.at(length)[0].ppl:.2f}" for length in lengths),
-            *("" if report is base else percent(report.change_from(base, length)) for length in lengths[-2:]),
+            *("" if report is base else percent(report.middlefrom(base, length)) for length in lengths[-2:]),
         ]
         for report in reports
     ]
@@ -66,11 +66,12 @@ def scores(name: str, reports: Sequence[Report]) -> Table:
 
 
 def percent(change: Change) -> str:
-    return f"{change.change:+.1%} ({change.low:+.1%} to {change.high:+.1%})"
+    middle, low, high = (f"{round(value, 3) + 0:+.1%}" for value in (change.change, change.low, change.high))
+    return f"{middle} ({low} to {high})"
 
 
 def command(report: Report) -> str:
-    return " ".join(report.command)
+    return " ".join(word for word in report.command if word != "--resume")
 
 
 if __name__ == "__main__":
