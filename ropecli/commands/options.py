@@ -190,6 +190,21 @@ class LoadingOptions(TypedDict, total=False):
     ]
 
 
+class EndpointOptions(TypedDict, total=False):
+    """A server instead of a model in this process."""
+
+    endpoint: Annotated[
+        str | None,
+        Default(None),
+        Flag("--endpoint", metavar="URL"),
+        Doc(
+            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
+            "CHECKPOINT gives tokenizer and lengths."
+        ),
+        SERVER,
+    ]
+
+
 class ServerOptions(TypedDict, total=False):
     """How to ask a server."""
 
@@ -212,19 +227,9 @@ class ServerOptions(TypedDict, total=False):
     ]
 
 
-class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
+class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=False):
     """Options of every measurement."""
 
-    endpoint: Annotated[
-        str | None,
-        Default(None),
-        Flag("--endpoint", metavar="URL"),
-        Doc(
-            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
-            "CHECKPOINT gives tokenizer and lengths."
-        ),
-        SERVER,
-    ]
     engine: Annotated[
         str | None,
         Default(None),
