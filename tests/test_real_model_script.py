@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from real_model_parts import __main__ as queue
-from real_model_parts import make
+from real_model_parts import make, tables
 
 
 def sdist(files: dict[str, str]) -> bytes:
@@ -74,3 +74,12 @@ def test_queue_runs_what_has_no_report_and_resumes(tmp_path, monkeypatch, capsys
     queue.main()
     assert started == [name for name in queue.STEPS if name != done]
     assert "hours" in capsys.readouterr().out
+
+
+def test_every_row_of_the_page_is_made_from_a_report(capsys):
+    folder = Path(queue.__file__).parent
+    tables.main(folder / "reports")
+    printed = capsys.readouterr().out.splitlines()
+    rows = [line for line in (folder / "README.md").read_text("utf-8").splitlines() if line.startswith("| ")]
+    assert rows
+    assert [row for row in rows if row not in printed] == []

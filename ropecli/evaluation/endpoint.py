@@ -60,7 +60,8 @@ class Endpoint:
             raise EndpointError("The address may hold a key. Pass it in an environment variable: --api-key-env NAME.")
         self.url, self._served_name, self._timeout = str(address), served_name, timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._client = httpx.Client(base_url=address, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
+        times, limits = httpx.Timeout(timeout, connect=10.0), httpx.Limits(max_connections=None)
+        self._client = httpx.Client(base_url=address, headers=headers, timeout=times, limits=limits)
         self._quiet_until = 0.0
         self.model = self._find_model()
 
@@ -76,9 +77,12 @@ class Endpoint:
         return choices[0]
 
     def gives_prompt_losses(self, ids: Sequence[int]) -> bool:
-        """Ask once, and count: some servers ignore `echo`."""
+        """Ask once, and count: some servers ignore `echo` or refuse it."""
         probe = ids[:_PROBED]
-        return len(self._losses(probe)) == len(probe) - 1
+        try:
+            return len(self._losses(probe)) == len(probe) - 1
+        except PromptRefusedError:
+            return False
 
     def forces_exactly(self, ids: Sequence[int]) -> bool:
         """Whether a token that it is made to generate has the log-probability of a token that it reads."""

@@ -39,6 +39,11 @@ STEPS = {
     "tail-x2": Step(
         15, "reports/tail-x2.json", f"{_COMPARE} --methods none,yarn,ntk --factors 2 {_TAIL} --lengths 8k,16k"
     ),
+    "tail-x2-distance": Step(
+        16,
+        "reports/tail-x2-distance.json",
+        f"{_COMPARE} --methods none,dual-chunk --factors 2 --max-documents 4 {_TAIL} --lengths 8k,16k",
+    ),
     "tail-x4": Step(14, "reports/tail-x4.json", f"{_COMPARE} {_FOUR} {_TAIL} --lengths 8k,32k"),
     "float32": Step(
         8,

@@ -25,7 +25,7 @@ def same_length(name: str, reports: Sequence[Report]) -> Table:
         [
             report.label,
             *(f"{report.at(length)[0].ppl:.2f}" for length in lengths),
-            *("" if report is base else percent(report.middlefrom(base, length)) for length in lengths[-2:]),
+            *("" if report is base else percent(report.change_from(base, length)) for length in lengths[-2:]),
         ]
         for report in reports
     ]
