@@ -58,7 +58,7 @@ def test_corpus_joins_files_without_duplicates_and_is_made_once(tmp_path, monkey
     (tmp_path / "downloads" / "one-1.0.tar.gz").write_bytes(b"damaged")
     make.make(tmp_path)
     (tmp_path / "made.json").unlink()
-    with pytest.raises(SystemExit, match="is not that of sources.txt"):
+    with pytest.raises(SystemExit, match=r"is not that of sources\.txt"):
         make.make(tmp_path)
 
 
