@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 STEPS = {
     "smallest": Step(
-        4,
+        2,
         "reports/smallest.json",
         f"{_COMPARE} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2",
     ),
