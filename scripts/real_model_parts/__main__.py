@@ -75,9 +75,7 @@ def main() -> None:
 
 def run(name: str, step: Step) -> None:
     """Run a step. Raises SystemExit if it fails."""
-    words = shlex.split(f"ropecli {step.command} --output {WORK / step.output}")
-    if words[1] != "patch":
-        words.append("--resume")
+    words = shlex.split(f"ropecli {step.command} --output {WORK / step.output} --resume")
     print(f"{name}: some {step.minutes:g} minutes\n$ {shlex.join(words)}", flush=True)
     begun = time.monotonic()
     if status := subprocess.run(words).returncode:

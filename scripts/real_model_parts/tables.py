@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ropecli.evaluation.report import Change, Report
+from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.report_files import read_reports
 from ropecli.table import Table, markdown
 
@@ -12,9 +12,8 @@ from ropecli.table import Table, markdown
 def main(folder: Path) -> None:
     for path in sorted(folder.glob("*.json")):
         reports = [report for report in read_reports([path]) if isinstance(report, Report)]
-        if reports:
-            kind = reports[0].task if reports[0].kind == "perplexity" else "scores"
-            print(markdown({"prefix": same_length, "tail": same_targets}.get(kind, scores)(path.stem, reports)), "\n")
+        table = {"prefix": same_length, "tail": same_targets}[reports[0].task]
+        print(markdown(table(path.stem, reports)), "\n")
 
 
 def same_length(name: str, reports: Sequence[Report]) -> Table:
@@ -34,8 +33,6 @@ def same_length(name: str, reports: Sequence[Report]) -> Table:
 
 def same_targets(name: str, reports: Sequence[Report]) -> Table:
     """Perplexity of the same tokens with more context, against the first report at its shortest length."""
-    from ropecli.evaluation.report import loss_change
-
     first, lengths = reports[0].cells[0], reports[0].lengths
     heads = ["method", *(f"{length:,}" for length in lengths)]
     heads += [
@@ -51,18 +48,6 @@ def same_targets(name: str, reports: Sequence[Report]) -> Table:
         for report in reports
     ]
     return Table(name, heads, rows, [command(reports[0])])
-
-
-def scores(name: str, reports: Sequence[Report]) -> Table:
-    """Scores by task, with the mean and its interval."""
-    length = reports[0].lengths[-1]
-    rows = []
-    for report in reports:
-        low, high = report.interval(length)
-        cells = [f"{cell.value:.0%}" for cell in report.at(length)]
-        rows.append([report.label, *cells, f"{report.mean(length)[0]:.0%} ({low:.0%} to {high:.0%})"])
-    heads = ["method", *(cell.task for cell in reports[0].at(length)), "mean"]
-    return Table(f"{name}, {length:,} tokens", heads, rows, [command(reports[0])])
 
 
 def percent(change: Change) -> str:

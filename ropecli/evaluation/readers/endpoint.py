@@ -28,7 +28,6 @@ class EndpointReader(Reader):
         self._turn, self._inside = threading.Lock(), threading.local()
         self._measured: list[Cost] = []
         self._since = 0.0
-        self._advance: Callable[[float], None] = lambda tokens: None
 
     def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
         self.gives_losses = self.endpoint.gives_prompt_losses(longest.tolist())
@@ -41,14 +40,6 @@ class EndpointReader(Reader):
     def about(self) -> dict[str, Any]:
         device = f"{self.endpoint.engine} at {self.endpoint.url}"
         return {"dtype": "as served", "device": device, "follows_length": False, "continues": False, "chunk": None}
-
-    @contextlib.contextmanager
-    def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
-        self._advance = advance
-        try:
-            yield
-        finally:
-            self._advance = lambda tokens: None
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[Cost]:
@@ -88,7 +79,7 @@ class EndpointReader(Reader):
         finally:
             if lent:
                 self._turn.acquire()
-        self._advance(tokens)
+        self.advance(tokens)
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
         for window in windows:

@@ -6,7 +6,6 @@ longest sample shows that this gives the losses of a single pass.
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -125,7 +124,6 @@ class LiveReader(Reader):
                 warn(f"Reading the whole prompt again for each token of an answer, which is slow: {reason}.")
 
     def about(self) -> dict[str, Any]:
-        """The fields of a report that the reader knows."""
         return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": device_names(self.model),
@@ -142,7 +140,7 @@ class LiveReader(Reader):
 
     @contextlib.contextmanager
     def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
-        """Call `advance` in the `with` block with the tokens read since its last call; a layer reads its share."""
+        """A layer reads its share of the tokens."""
         layers = decoder_layers(self.model)
 
         def passed(layer: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -158,14 +156,13 @@ class LiveReader(Reader):
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[Cost]:
-        """Yield the cost of the `with` block, which is filled in at its end."""
-        cost, started = Cost(), time.perf_counter()
         reset_peak(self.device)
-        yield cost
-        cost.seconds, cost.peak_memory = time.perf_counter() - started, peak_memory(self.device)
+        with super().measured() as cost:
+            yield cost
+        cost.peak_memory = peak_memory(self.device)
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
-        """-ln p of each window's targets, shape (targets,), nats, float64. Windows of one shape share a pass."""
+        """Windows of one shape share a pass."""
         for group in batches(windows, lambda window: (len(window.ids), window.read), self.batch_size):
             ids = torch.from_numpy(np.stack([window.ids for window in group])).to(self.device)
             targets = max(window.targets for window in group)
@@ -175,7 +172,7 @@ class LiveReader(Reader):
                 yield nll[targets - window.targets :]
 
     def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
-        """ln p(answer | prompt) of each answer, shape (answers,), float64, nats. Reads each prompt once if possible."""
+        """Reads each prompt once if possible."""
         for ids, answers in questions:
             refuse_unknown_ids(max(int(ids.max()), *(max(answer) for answer in answers)), self.model)
             values = np.empty(len(answers))
@@ -191,11 +188,7 @@ class LiveReader(Reader):
     def generate(
         self, prompts: Sequence[np.ndarray], limit: int, done: Callable[[int, list[int]], bool]
     ) -> list[list[int]]:
-        """Greedy answers: up to `limit` tokens, up to an end token, or until `done`.
-
-        prompts: ids, shape (tokens,) each. done: called with the index of a prompt and its answer after each token;
-        only saves time. Adjoining prompts of equal length share a pass.
-        """
+        """Adjoining prompts of equal length share a pass."""
         answers: list[list[int]] = [[] for _ in prompts]
         for group in batches(range(len(prompts)), lambda index: len(prompts[index]), self.batch_size):
             ids = np.stack([prompts[index] for index in group])

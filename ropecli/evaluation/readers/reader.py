@@ -1,9 +1,10 @@
 """What a task asks of a reader: losses, log-probabilities of answers, and answers.
 
-Readers: a model in this process (live.py), a server (endpoint.py).
+Readers: a model in this process (live.py), vLLM in this process (vllm.py), a server (endpoint.py).
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Reader:
     in_flight = 1
     follows_length = False
     gives_losses = True
+    _advance: Callable[[float], None] | None = None
 
     def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
         """Check that the samples can be read.
@@ -52,13 +54,26 @@ class Reader:
         """The fields of a report that the reader knows: dtype, device, chunk, follows_length, continues."""
         raise NotImplementedError
 
-    def watched(self, advance: Callable[[float], None]) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
         """Call `advance` in the `with` block with the tokens read since its last call."""
-        raise NotImplementedError
+        self._advance = advance
+        try:
+            yield
+        finally:
+            self._advance = None
 
-    def measured(self) -> AbstractContextManager[Cost]:
+    def advance(self, tokens: float) -> None:
+        """Tell who watches that so many tokens more were read."""
+        if self._advance:
+            self._advance(tokens)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[Cost]:
         """Yield the cost of the `with` block, which is filled in at its end."""
-        raise NotImplementedError
+        cost, started = Cost(), time.perf_counter()
+        yield cost
+        cost.seconds = time.perf_counter() - started
 
     def turn(self) -> AbstractContextManager[None]:
         """Hold it while a sample is scored: tasks run in one thread at a time, while others wait for the server."""
@@ -78,7 +93,7 @@ class Reader:
         """Greedy answers: up to `limit` tokens, up to an end token, or until `done`.
 
         prompts: ids, shape (tokens,) each. done: called with the index of a prompt and its answer after each token;
-        only saves time. Adjoining prompts of equal length share a pass.
+        only saves time.
         """
         raise NotImplementedError
 

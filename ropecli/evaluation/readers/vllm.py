@@ -7,7 +7,6 @@ generated: its log-probability is that of the logits, before the bias that force
 import contextlib
 import gc
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ import numpy as np
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import MethodError, RopecliError, reason_of
 from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader
+from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
 from ropecli.evaluation.subject import Readers, Subject
 from ropecli.messages import progress_bar
 
@@ -35,7 +34,6 @@ class VllmReader(Reader):
     def __init__(self, start: Callable[[int], Any]) -> None:
         self._start, self.most = start, 0
         self.llm: Any = None
-        self._advance: Callable[[float], None] = lambda tokens: None
 
     def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
         if self.llm is None or self.most < length:
@@ -52,20 +50,6 @@ class VllmReader(Reader):
     def about(self) -> dict[str, Any]:
         dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
         return {"dtype": dtype, "device": engine(), "follows_length": False, "continues": True, "chunk": None}
-
-    @contextlib.contextmanager
-    def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
-        self._advance = advance
-        try:
-            yield
-        finally:
-            self._advance = lambda tokens: None
-
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[Cost]:
-        cost, started = Cost(), time.perf_counter()
-        yield cost
-        cost.seconds = time.perf_counter() - started
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
         windows = iter(windows)
@@ -116,7 +100,7 @@ class VllmReader(Reader):
     def _ask(self, prompts: Sequence[np.ndarray], parameters: Sequence[Any], tokens: int) -> list[Any]:
         inputs = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
         outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
-        self._advance(tokens)
+        self.advance(tokens)
         return outputs
 
 
