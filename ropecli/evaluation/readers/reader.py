@@ -64,7 +64,7 @@ class Reader:
             self._advance = None
 
     def advance(self, tokens: float) -> None:
-        """Tell who watches that so many tokens more were read."""
+        """Report that this many more tokens were read."""
         if self._advance:
             self._advance(tokens)
 
