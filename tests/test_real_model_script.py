@@ -70,7 +70,7 @@ def test_queue_runs_what_has_no_report_and_resumes(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["real_model"])
     done = next(iter(queue.STEPS))
     (tmp_path / "reports").mkdir()
-    (tmp_path / queue.STEPS[done].output).write_text("{}")
+    queue.STEPS[done].output(done).write_text("{}")
     queue.main()
     assert started == [name for name in queue.STEPS if name != done]
     assert "hours" in capsys.readouterr().out

@@ -13,43 +13,54 @@ from real_model_parts.make import make
 WORK = Path("runs/real-model")
 _MODEL = f"{WORK}/SmolLM2-135M"
 _HELD_OUT = f"--data {WORK}/held-out --dtype bfloat16"
-_COMPARE = f"compare {_MODEL} {_HELD_OUT}"
+_COMPARE = f"compare {_MODEL} {_HELD_OUT} --resume"
 _FREQUENCY = "--methods none,linear,ntk,dynamic,dynamic-yarn,llama3,ntk-by-parts,yarn --factors 2"
 _DISTANCE = "--methods none,yarn,rerope,self-extend,dual-chunk --factors 2 --max-documents 4"
 _FOUR = "--methods none,yarn --factors 4 --max-documents 4"
 _TAIL = "--protocol tail --targets 2k"
+_TRAIN = (
+    f"--data {WORK}/training --adapter lora --set lora_rank=16 --set lora_alpha=32 --learning-rate 2e-4 "
+    "--set warmup_steps=3 --length 2k --batch-size 1 --gradient-accumulation 2 --steps 40 --seed 0"
+)
+_TRAINED = f"--data {WORK}/held-out --dtype float32 {_TAIL}"
 
 
 class Step(NamedTuple):
-    """minutes: on two cores with AMX. output: what the step leaves in WORK. command: of ropecli."""
+    """minutes: on two cores, with AMX for bfloat16. command: of ropecli. folder: the checkpoint that it writes in WORK, or
+    none, and it writes a report."""
 
     minutes: float
-    output: str
     command: str
+    folder: str = ""
+
+    def output(self, name: str) -> Path:
+        return WORK / (self.folder or f"reports/{name}.json")
+
+    def is_done(self, name: str) -> bool:
+        return (self.output(name) / "config.json" if self.folder else self.output(name)).exists()
 
 
 STEPS = {
-    "smallest": Step(
-        2,
-        "reports/smallest.json",
-        f"{_COMPARE} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2",
-    ),
-    "prefix-x2-frequency": Step(32, "reports/prefix-x2-frequency.json", f"{_COMPARE} {_FREQUENCY} --lengths 4k,8k,16k"),
-    "prefix-x2-distance": Step(40, "reports/prefix-x2-distance.json", f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
-    "tail-x2": Step(
-        15, "reports/tail-x2.json", f"{_COMPARE} --methods none,yarn,ntk --factors 2 {_TAIL} --lengths 8k,16k"
-    ),
+    "smallest": Step(2, f"{_COMPARE} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2"),
+    "prefix-x2-frequency": Step(32, f"{_COMPARE} {_FREQUENCY} --lengths 4k,8k,16k"),
+    "prefix-x2-distance": Step(40, f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
+    "tail-x2": Step(15, f"{_COMPARE} --methods none,yarn,ntk --factors 2 {_TAIL} --lengths 8k,16k"),
     "tail-x2-distance": Step(
-        16,
-        "reports/tail-x2-distance.json",
-        f"{_COMPARE} --methods none,dual-chunk --factors 2 --max-documents 4 {_TAIL} --lengths 8k,16k",
+        16, f"{_COMPARE} --methods none,dual-chunk --factors 2 --max-documents 4 {_TAIL} --lengths 8k,16k"
     ),
-    "tail-x4": Step(14, "reports/tail-x4.json", f"{_COMPARE} {_FOUR} {_TAIL} --lengths 8k,32k"),
+    "patch": Step(1, f"patch {_MODEL} --method yarn --factor 2", "yarn-x2"),
+    "train-yarn-x2": Step(
+        32, f"finetune {WORK}/yarn-x2 {_TRAIN} --positions pose --set window=16k --resume", "yarn-x2-trained"
+    ),
+    "train-control": Step(32, f"finetune {_MODEL} {_TRAIN} --resume", "control"),
+    "tail-trained-base": Step(7, f"eval-ppl {_MODEL} {_TRAINED} --lengths 8k --resume"),
+    "tail-trained-control": Step(7, f"eval-ppl {WORK}/control {_TRAINED} --lengths 8k --resume"),
+    "tail-trained-yarn-x2": Step(30, f"eval-ppl {WORK}/yarn-x2-trained {_TRAINED} --lengths 8k,16k --resume"),
+    "tail-x4": Step(14, f"{_COMPARE} {_FOUR} {_TAIL} --lengths 8k,32k"),
     "float32": Step(
         8,
-        "reports/float32.json",
         f"compare {_MODEL} --data {WORK}/held-out --dtype float32 --methods none,yarn --factors 2 --lengths 4k,8k,16k "
-        "--max-documents 2",
+        "--max-documents 2 --resume",
     ),
 }
 
@@ -63,11 +74,11 @@ def main() -> None:
         parser.error(f"unknown step {sorted(unknown)[0]}; expected make, {', '.join(STEPS)}")
     if asked.list:
         for name, step in STEPS.items():
-            print(f"{name} ({step.minutes:g} minutes)\n  ropecli {step.command} --output {WORK / step.output}")
+            print(f"{name} ({step.minutes:g} minutes)\n  ropecli {step.command} --output {step.output(name)}")
         return
     make(WORK)
     (WORK / "reports").mkdir(exist_ok=True)
-    open_steps = [name for name in asked.steps or STEPS if name != "make" and not (WORK / STEPS[name].output).exists()]
+    open_steps = [name for name in asked.steps or STEPS if name != "make" and not STEPS[name].is_done(name)]
     print(f"{len(open_steps)} steps, some {sum(STEPS[name].minutes for name in open_steps) / 60:.1f} hours", flush=True)
     for name in open_steps:
         run(name, STEPS[name])
@@ -75,7 +86,7 @@ def main() -> None:
 
 def run(name: str, step: Step) -> None:
     """Run a step. Raises SystemExit if it fails."""
-    words = shlex.split(f"ropecli {step.command} --output {WORK / step.output} --resume")
+    words = shlex.split(f"ropecli {step.command} --output {step.output(name)}")
     print(f"{name}: some {step.minutes:g} minutes\n$ {shlex.join(words)}", flush=True)
     begun = time.monotonic()
     if status := subprocess.run(words).returncode:
