@@ -24,8 +24,11 @@ class Fetched(NamedTuple):
     commit: str | None = None
 
 
-def fetch(name: str, revision: str | None, *, weights: bool) -> Fetched:
-    """Download the config files of `name`, or with `weights` all files. Raises CheckpointError."""
+def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = False) -> Fetched:
+    """Download the config files of `name`, with `tokenizer` all but the weights, with `weights` all files.
+
+    Raises CheckpointError.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import IncompleteSnapshotError
     from huggingface_hub.utils import logging
@@ -34,8 +37,9 @@ def fetch(name: str, revision: str | None, *, weights: bool) -> Fetched:
     problem = _ask(name, revision)
     options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
     try:
-        if weights:
-            folder = Path(snapshot_download(name, allow_patterns=_ALL, ignore_patterns=_NONE_OF, **options))
+        if weights or tokenizer:
+            ignored = _NONE_OF if weights else [*_NONE_OF, WEIGHTS]
+            folder = Path(snapshot_download(name, allow_patterns=_ALL, ignore_patterns=ignored, **options))
         else:
             folder = _get_configs(name, **options)
         if problem and weights and not any(folder.glob(WEIGHTS)):

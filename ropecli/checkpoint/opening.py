@@ -42,7 +42,8 @@ class Checkpoint:
     """A checkpoint's folder and config.
 
     name: as given by the user. config: the content of config.json. revision, commit: for a Hub id, the requested
-    revision and the commit it resolved to. base: for an adapter, its base model.
+    revision and the commit it resolved to. base: for an adapter, its base model. has_weights: false for a Hub id whose
+    weights were not asked for.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Checkpoint:
     revision: str | None = None
     commit: str | None = None
     base: "Checkpoint | None" = None
+    has_weights: bool = True
 
     @property
     def tokenizer_config(self) -> dict[str, Any] | None:
@@ -97,7 +99,7 @@ class Checkpoint:
         ]
 
     def digest(self) -> str:
-        """`sha256:` and the sha256 of config.json and all weights. Raises CheckpointError.
+        """`sha256:` and the sha256 of config.json and all weights; without weights, `commit:`. Raises CheckpointError.
 
         Computed at the first call. A process reads each file once, also for other checkpoints that link to it.
         """
@@ -105,6 +107,8 @@ class Checkpoint:
 
     @cached_property
     def _digest(self) -> str:
+        if not self.has_weights:
+            return f"commit:{self.commit}"
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         paths = self._files_to_hash()
         try:
@@ -177,18 +181,24 @@ def _warn_of_sampled_digest() -> None:
 
 
 def open_checkpoint(
-    name: str | Path, *, weights: bool = False, revision: str | None = None, adapters: bool = False
+    name: str | Path,
+    *,
+    weights: bool = False,
+    tokenizer: bool = False,
+    revision: str | None = None,
+    adapters: bool = False,
 ) -> Checkpoint:
     """Open CHECKPOINT: a folder, `demo`, or a Hub id (`owner/name`).
 
-    weights: download all files of a Hub id, not only the small config files. revision: of a Hub id, a branch, tag or
-    commit. adapters: also accept an adapter written by ropecli, with its base model. Raises CheckpointError.
+    Of a Hub id, the small config files are downloaded. weights: all files. tokenizer: all but the weights. revision: a
+    branch, tag or commit. adapters: also accept an adapter written by ropecli, with its base model. Raises
+    CheckpointError.
     """
     fetched = hub.Fetched(demo.FOLDER) if str(name) == demo.NAME else _local(name)
     if fetched is None:
         if revision is not None and not _REVISION.fullmatch(revision):
             raise CheckpointError(f"--revision is {shown(revision)}; expected a branch, tag or commit.")
-        fetched = hub.fetch(str(name), revision, weights=weights)
+        fetched = hub.fetch(str(name), revision, weights=weights, tokenizer=tokenizer)
     elif revision is not None:
         raise CheckpointError(
             f"--revision is {revision[:60]}, but {name} is a local checkpoint, not a Hub id. Remove --revision."
@@ -208,8 +218,9 @@ def open_checkpoint(
             raise CheckpointError(f"{name} has no {CONFIG}. {_of_gguf(gguf)}")
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
     base = adapter_base(folder) if is_adapter else None
-    checkpoint = Checkpoint(str(name), folder, read_json(folder / CONFIG), fetched.revision, fetched.commit, base)
-    if weights:  # fail now, not after hours
+    config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
+    checkpoint = Checkpoint(str(name), folder, config, fetched.revision, fetched.commit, base, has_weights)
+    if weights or tokenizer:  # fail now, not after hours
         _refuse_kernels(checkpoint)
         checkpoint.files()
     return checkpoint

@@ -102,7 +102,8 @@ def compare(
     if "longppl" not in (*measures, *([protocol.name] if "ppl" in measures else [])):
         refuse_key_options(protocol, evaluator, outputs.keys)
 
-    opened = [open_checkpoint(name, weights=True, revision=shared["revision"], adapters=True) for name in names]
+    needed = {"weights": readers.loads_weights, "tokenizer": True}
+    opened = [open_checkpoint(name, **needed, revision=shared["revision"], adapters=True) for name in names]
     specs = method_specs(options.listed(methods), sorted(set(factors)), settings)
     subjects = [Subject(checkpoint, plan) for checkpoint in opened for plan in plan_comparison(checkpoint, specs)]
     for subject in subjects:

@@ -48,7 +48,8 @@ def eval_ppl(
     outputs.refuse(shared["resume"])
     readers = options.readers_of(shared, shared["batch_size"], baseline, shared["evaluator"])
     revision, attn = shared["revision"], shared["attn"]
-    [subject] = open_subjects([checkpoint], revision=revision, attn=attn, **options.scaling_of(shared))
+    scaling = {**options.scaling_of(shared), "weights": readers.loads_weights}
+    [subject] = open_subjects([checkpoint], revision=revision, attn=attn, **scaling)
     base = open_subjects([baseline], revision=None, attn=attn, prefix="the baseline: ")[0] if baseline else None
     workers = join_workers()
     [(task, tokenizer)] = make_perplexity(

@@ -7,8 +7,8 @@ makes the cells of a report from all scores.
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -165,19 +165,14 @@ def _scored(
             yield batch, task.score(reader, batch)
         return
 
-    def score(batch: Sequence[Key]) -> list[Any]:
+    def score(batch: Sequence[Key]) -> tuple[Sequence[Key], list[Any]]:
         with reader.turn():
-            return task.score(reader, batch)
+            return batch, task.score(reader, batch)
 
     if progress:
         progress.begin(sum(sizes))
-    with ThreadPoolExecutor(reader.in_flight) as pool:
-        waiting = {pool.submit(score, batch): batch for batch in unread}
-        try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # if it ends early
+    with ThreadPool(reader.in_flight) as pool:  # its threads keep no process from ending while they wait for a server
+        yield from pool.imap_unordered(score, unread)
 
 
 class Progress:

@@ -115,14 +115,18 @@ def open_subject(
     factors_file: str | Path | None = None,
     original_length: int | None = None,
     revision: str | None = None,
+    weights: bool = True,
 ) -> Subject:
-    """Open a checkpoint, unpatched without a method. Raises MethodError, CheckpointError."""
+    """Open a checkpoint, unpatched without a method. Raises MethodError, CheckpointError.
+
+    weights: whether a Hub id's weights are needed.
+    """
     if method is None:
         params = method_parameters("none", settings, factors_file)
         refuse_without_method(factor, params or None, original_length)
-        return Subject(open_checkpoint(name, weights=True, revision=revision, adapters=True))
+        return Subject(open_checkpoint(name, weights=weights, tokenizer=True, revision=revision, adapters=True))
     spec = one_spec(method, factor, settings, factors_file)
-    checkpoint = open_checkpoint(name, weights=True, revision=revision, adapters=True)
+    checkpoint = open_checkpoint(name, weights=weights, tokenizer=True, revision=revision, adapters=True)
     return Subject(checkpoint, make_plan(checkpoint, spec, original_length=original_length))
 
 
@@ -204,7 +208,9 @@ def _attention_and_bits(loading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Readers:
-    """Opens a reader for each subject."""
+    """Opens a reader for each subject. loads_weights: whether it needs the checkpoint's weights."""
+
+    loads_weights = True
 
     def request(self) -> dict[str, Any]:
         """The settings on which the numbers depend."""

@@ -100,7 +100,8 @@ def measure_subjects(
 
     outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
     outputs.refuse(options["resume"])
-    subjects = open_subjects(names, revision=options["revision"], attn=options["attn"], **scaling)
+    needed = {"attn": options["attn"], "weights": readers.loads_weights}
+    subjects = open_subjects(names, revision=options["revision"], **needed, **scaling)
     made = [make_task(subject) for subject in subjects]
     workers = join_workers()
     jobs = [Job(subject, [task], tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]

@@ -26,8 +26,8 @@ _TRAINED = f"--data {WORK}/held-out --dtype float32 {_TAIL}"
 
 
 class Step(NamedTuple):
-    """minutes: on two cores, with AMX for bfloat16. command: of ropecli. folder: the checkpoint that it writes in WORK, or
-    none, and it writes a report."""
+    """minutes: on two cores, with AMX for bfloat16. command: of ropecli. folder: the checkpoint that it writes in WORK;
+    without one, it writes a report."""
 
     minutes: float
     command: str

@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
+from completions_server import CompletionsServer
 from fake_hub import MAIN, NAME, OLD, RefusalError, Repository
 
 CONFIGS = {"config.json", "tokenizer_config.json", "ropecli.yaml"}
@@ -33,6 +35,18 @@ def test_patching_downloads_a_checkpoints_files_and_no_more(hub, ropecli, llama,
     names = {path.name for path in llama.iterdir()}
     assert hub.files_of("GET") == names | {"modeling_own.py"}  # whether code is named is not known yet
     assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"ropecli.yaml"}
+
+
+def test_a_server_needs_no_weights(hub, ropecli, llama, corpus, tokenizer):
+    server = CompletionsServer(
+        lambda ids: torch.zeros(len(ids), len(tokenizer)), like="vllm", most=64, tokenizer=tokenizer
+    )
+    options = ["--data", corpus, "--lengths", 24, "--max-documents", 2, "--json"]
+    with server.running():
+        report = ropecli("eval-ppl", NAME, *options, "--endpoint", server.url).json()
+    assert report["digest"] == f"commit:{MAIN}"
+    assert "tokenizer.json" in hub.files_of("GET")
+    assert "model.safetensors" not in hub.files_of("GET")
 
 
 def test_a_patch_links_the_caches_blobs_and_outlives_them(hub, ropecli, cache, llama, tmp_path):

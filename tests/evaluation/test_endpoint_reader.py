@@ -1,5 +1,8 @@
 """Measured at a server: the numbers of transformers, many requests in flight, and one message for what goes wrong."""
 
+import signal
+import threading
+
 import pytest
 import torch
 from completions_server import CompletionsServer
@@ -83,6 +86,23 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
     assert 3 + 12 - 6 <= len(server.prompts) <= 3 + 12 - 2
     for cell, other in zip(report["cells"], expected["cells"], strict=True):
         assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
+
+
+def test_ctrl_c_does_not_wait_for_answers_in_flight(measure, tokenizer):
+    released, pressed, answered = threading.Event(), [], []
+
+    def logits(ids):
+        if len(server.prompts) > 3:  # three to find out what it gives
+            if not pressed:
+                pressed.append(signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+            answered.append(released.wait(30))
+        return torch.zeros(len(ids), len(tokenizer))
+
+    server = CompletionsServer(logits, like="vllm", most=256, tokenizer=tokenizer)
+    with server.running():
+        outcome = measure("eval-ppl", "--endpoint", server.url)
+        assert (outcome.code, answered) == (130, [])
+        released.set()
 
 
 @pytest.mark.parametrize(

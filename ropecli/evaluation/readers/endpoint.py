@@ -113,6 +113,8 @@ class EndpointReader(Reader):
 class EndpointReaders(Readers):
     """Opens the reader of a server, which serves one checkpoint."""
 
+    loads_weights = False
+
     def __init__(self, endpoint: Endpoint, *, in_flight: int) -> None:
         self.endpoint, self.in_flight = endpoint, in_flight
 
