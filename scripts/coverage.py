@@ -6,6 +6,7 @@ without weights.
 
     python scripts/coverage.py                  all types, with a summary
     python scripts/coverage.py llama phi3       only these types
+    python scripts/coverage.py --layers         what config.json says of each layer, against a small model that is run
 """
 
 import os
@@ -30,9 +31,11 @@ _SPARSE = {
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _STEP = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
+_NARROW = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 # Settings that a default configuration needs to build a model, or to use RoPE.
 SETTINGS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
+    "bamba": {"attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _WHOLE}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _WHOLE}},
@@ -65,7 +68,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128},
     "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": {**_WHOLE, "mrope_section": [16] * 4}}},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
-    "ministral": {"head_dim": 128},
+    "ministral": {"head_dim": 128, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+    "mistral": {"sliding_window": None},
     "nemotron": {"num_key_value_heads": 8},
     "qwen4_exp": {"text_config": _SPARSE},
     "qwen4_exp_text": _SPARSE,
@@ -171,12 +175,80 @@ def summary(results: list[Result]) -> str:
     )
 
 
+def narrow_config(model_type: str) -> Any:
+    """The default configuration with few and narrow heads, so that a small model of it is quick to run."""
+    config = config_of(model_type)
+    text = text_section(config)
+    sizes = {key: size for key, size in _NARROW.items() if isinstance(getattr(text, key, None), int)}
+    if text is config:
+        return config_of(model_type, **sizes)
+    given = SETTINGS.get(model_type, {}).get("text_config", {})
+    return config_of(model_type, text_config={"model_type": text.model_type, **given, **sizes})
+
+
+def compare_layers(types: list[str]) -> int:
+    """Print where the layers read of config.json differ from those of a small model. Returns the number of types."""
+    import json
+    import time
+
+    from ropecli.attention.layer_probe import probe_layers
+    from ropecli.config.settings import read_settings
+    from ropecli.errors import RopecliError
+
+    wrong, counts = 0, {"equal": 0, "unknown": 0, "not run": 0}
+    seen: set[str] = set()
+    for model_type in types:
+        began = time.monotonic()
+        try:
+            text_type = text_section(config_of(model_type)).model_type
+            read = read_settings(json.loads(config_of(model_type).to_json_string(use_diff=False))).layers
+        except (RopecliError, ValueError, AttributeError):  # without rotary positions, or a part of a larger model
+            continue
+        if text_type in seen:
+            continue
+        seen.add(text_type)
+        found, reason = None, None
+        for make in (narrow_config, config_of):
+            try:
+                found = probe_layers(make(model_type))
+                break
+            except Exception as error:  # sizes that do not fit, or a model that needs more than tokens
+                reason = error
+        if found is None:
+            counts["not run"] += 1
+            print(f"{text_type}: {_kinds(read)}; not run: {reason}", flush=True)
+        elif any(layer.attention is None for layer in read):
+            counts["unknown"] += 1
+            print(f"{text_type}: unknown; run: {_kinds(found)}", flush=True)
+        elif [layer[:4] for layer in read] == [layer[:4] for layer in found]:
+            counts["equal"] += 1
+            print(f"{text_type}: {_kinds(read)} ({time.monotonic() - began:.0f} s)", flush=True)
+        else:
+            wrong += 1
+            print(f"DIFFERENT {text_type}: {_kinds(read)}; run: {_kinds(found)}", flush=True)
+    print(f"{wrong} different, {', '.join(f'{count} {name}' for name, count in counts.items())}")
+    return wrong
+
+
+def _kinds(layers: Any) -> str:
+    counts: dict[str, int] = {}
+    for layer in layers:
+        rotates = {True: "rotary", False: "no positions", None: "?"}[layer.rotates]
+        name = (
+            f"{layer.attention or '?'} {rotates}{f' {layer.rope}' if layer.rope else ''}{' far' if layer.far else ''}"
+        )
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
 def main() -> None:
     import transformers
     from rich.console import Console
     from rich.table import Table
 
-    types = sys.argv[1:] or all_types()
+    types = [name for name in sys.argv[1:] if name != "--layers"] or all_types()
+    if "--layers" in sys.argv:
+        sys.exit(compare_layers(types) > 0)
     results = list(walk(types))
     table = Table(title=f"transformers {transformers.__version__}, factor {FACTOR:g}", title_justify="left")
     for heading in ("type", *METHODS, "reason for refusal"):

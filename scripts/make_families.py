@@ -28,6 +28,7 @@ def make_table() -> dict[str, dict[str, Any]]:
             continue
         text = coverage.text_section(config)
         entry = _describe(text) if _is_rotary(config) and hasattr(text, "rope_parameters") else {"rotary": False}
+        entry |= _patterns(text)
         if text is not config:
             table.setdefault(text.model_type, entry)
             entry = {"text_type": text.model_type} | ({"reads_top_level": True} if _reads_top_level(model_type) else {})
@@ -98,6 +99,23 @@ def _rotates_only_in(text: Any) -> str | None:
     layers = list(zip(rotates, text.layer_types, strict=True)) if rotates else []
     rotating, still = ({label for rotate, label in layers if bool(rotate) is wanted} for wanted in (True, False))
     return rotating.pop() if len(rotating) == 1 and still and not rotating & still else None
+
+
+def _patterns(text: Any) -> dict[str, Any]:
+    """One period of the default layer_types, and of whether each layer rotates."""
+    rotates = getattr(text, "no_rope_layers", None) or getattr(text, "layer_rope_theta", None) or ()
+    found = {"pattern": getattr(text, "layer_types", None) or (), "rotates": [int(bool(value)) for value in rotates]}
+    usual = {"full_attention", 1}
+    periods = {"pattern": _period(found["pattern"], ""), "rotates": _period(found["rotates"], 1)}
+    return {key: period for key, period in periods.items() if not usual >= {*found[key]}}
+
+
+def _period(values: list[Any], unknown: Any) -> list[Any]:
+    """The shortest list that repeats at least twice to `values`; [unknown] if there is none."""
+    for length in range(1, len(values) // 2 + 1):
+        if all(value == values[at % length] for at, value in enumerate(values)):
+            return values[:length]
+    return [unknown]
 
 
 def _own(text: Any, key: str) -> Any:

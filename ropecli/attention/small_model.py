@@ -47,6 +47,11 @@ def make_small_model(config: Any) -> "PreTrainedModel":
     it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Raises
     CheckpointError if transformers cannot build it.
     """
+    return small_model_and_places(config)[0]
+
+
+def small_model_and_places(config: Any) -> "tuple[PreTrainedModel, list[int]]":
+    """The small model, and for each layer of the large one the place of its kind there."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
@@ -58,12 +63,14 @@ def make_small_model(config: Any) -> "PreTrainedModel":
     small = _cut(config, kept, len(kinds))
     if _kinds(_build(small, "meta")) != [kinds[index] for index in kept]:
         # some models choose layer kinds by index: every fourth, the first ten
-        small = _cut(config, list(range(kept[-1] + 1)), len(kinds))
+        kept = list(range(kept[-1] + 1))
+        small = _cut(config, kept, len(kinds))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = _build(small, "cpu")
     _perturb(model)
-    return model
+    firsts = [kinds.index(kind) for kind in kinds] if len(kinds) > _MAX_LAYERS else list(range(len(kinds)))
+    return model, [kept.index(first) for first in firsts]
 
 
 def _shrink(config: Any) -> None:

@@ -1,7 +1,8 @@
 """The reports of `ropecli inspect` and `ropecli theory`."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command, read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
+from ropecli.config.fields import mapping
+from ropecli.config.layers import RECURRENT, SPARSE, Layer, kv_cache_bytes
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
@@ -23,17 +26,20 @@ _LONGEST_BASE = 32768
 """The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
 
 
-def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
+def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = None) -> dict[str, Any]:
     """The report of `ropecli inspect`. Top-level fields describe the main rope; `ropes` has all of them.
 
-    Lengths and wavelengths in tokens. pretraining_length: as the makers say, or config.json; pretraining_length_source
-    says which; config_pretraining_length: of config.json alone. makers_extension: the scaling that the makers publish,
-    with its source, or null. inv_freq in radians per token. float32_angle_error: the largest of all pairs at
-    the end of the context, radians. supported_length: the largest distance before the first negative score, null if
-    none was found. smallest_base: the smallest base for the context length (target_length), null if supported anyway
-    or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null. findings: problems
-    found, each with a rule, a message and a fix.
+    Lengths, windows and wavelengths in tokens. pretraining_length: as the makers say, or config.json;
+    pretraining_length_source says which; config_pretraining_length: of config.json alone. makers_extension: the scaling
+    that the makers publish, with its source, or null. inv_freq in radians per token. float32_angle_error: the largest
+    of all pairs at the end of the context, radians. supported_length: the largest distance before the first negative
+    score, null if none was found. smallest_base: the smallest base for the context length (target_length), null if
+    supported anyway or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null.
+    layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
+    config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
+    bfloat16. findings: problems found, each with a rule, a message and a fix.
     """
+    layers = state.settings.layers if layers is None else layers
     checkpoint, length = state.checkpoint, state.context_length
     main = {key: value for key, value in _describe(state.main, length).items() if key != "layer_type"}
     support = support_of(state.main, length, _LONGEST_BASE)
@@ -56,9 +62,62 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
         "supported_length": support.supported,
         "smallest_base": support.smallest_base,
         "ropes": [_describe(rope, length) for rope in state.ropes.values()],
+        "layers": _kinds_of(layers, state.ropes),
+        "limits": list(_limits(state, layers)),
+        "kv_cache_bytes_per_token": kv_cache_bytes(state.section, state.settings.family, layers, 1),
+        "kv_cache_bytes": kv_cache_bytes(state.section, state.settings.family, layers, length),
         "warnings": list(state.warnings),
         "findings": [finding.as_json() for finding in find_faults(state)],
     }
+
+
+def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -> list[dict[str, Any]]:
+    """One entry per kind of layer, the most frequent first."""
+    kinds = []
+    for layer, count in Counter(layers).most_common():
+        rope = ropes.get(layer.rope) if layer.rotates else None
+        kind = {"count": count, "attention": layer.attention, "window": layer.window, "rotates": layer.rotates}
+        used = (
+            {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor} if rope else {}
+        )
+        kinds.append({**kind, "sees_whole_context": layer.far, "layer_type": layer.rope, **used})
+    return kinds
+
+
+def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
+    """What limits the length, and what follows."""
+    count = Counter(layer.attention for layer in layers)
+    far = [layer for layer in layers if layer.far]
+    rotating, trained = sum(layer.rotates is True for layer in far), f"trained up to {state.pretraining_length} tokens"
+    if count[None]:
+        yield (
+            "config.json does not say which layers see the whole context. `ropecli inspect CHECKPOINT --probe` runs a "
+            "small model of this type to find out."
+        )
+    elif not far:
+        widest = max((layer.window or 0 for layer in layers), default=0)
+        yield f"No layer sees further than {widest} tokens: no scaling has an effect beyond them."
+    elif not rotating:
+        yield (
+            f"The {len(far)} layers that see the whole context have no rotary positions, so no scaling changes what "
+            f"they read. They were {trained}. patch --method none --target-length N raises the context length."
+        )
+    elif rotating < len(far):
+        yield (
+            f"{rotating} of the {len(far)} layers that see the whole context have rotary positions, {trained}. A "
+            "scaling changes these alone."
+        )
+    else:
+        yield f"The length is limited by the rotary positions of {rotating} layers, {trained}."
+    if count[RECURRENT]:
+        yield f"No scaling changes the {count[RECURRENT]} recurrent layers, which have no positions."
+    if chosen := next((layer.window for layer in layers if layer.attention == SPARSE and layer.window), None):
+        yield (
+            f"{count[SPARSE]} layers read {chosen} tokens that an indexer chooses, which was {trained}: measure longer "
+            "contexts, for example with `ropecli ruler`."
+        )
+    if any("mrope_section" in (mapping(state.section, key) or {}) for key in ("rope_parameters", "rope_scaling")):
+        yield "The positions of an image grow more slowly than its tokens (mrope): images reach further than text."
 
 
 def _extension(state: CheckpointState) -> dict[str, Any] | None:
@@ -83,7 +142,7 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
 
     Also compares ropes of the same layer type, if both checkpoints have the same layer types.
     """
-    ignored = {"checkpoint", "inv_freq", "ropes", "warnings", "findings", "makers_extension"}
+    ignored = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "warnings", "findings", "makers_extension"}
     base = reports[0]
 
     def differ(report: dict[str, Any], key: str) -> bool:

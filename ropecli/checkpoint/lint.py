@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.plan_warnings import moot_sliding_window
 from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import (
@@ -236,12 +235,11 @@ def _lengths(state: CheckpointState) -> Faults:
 
 
 def _sliding(state: CheckpointState) -> Faults:
-    section, family = state.section, state.settings.family
-    sliding = moot_sliding_window(section, family)
+    sliding = state.settings.widest_window
     if sliding is not None and sliding < state.max_position_embeddings:
-        message = f"sliding_window is {sliding}: no layer attends further back, so extending the context has no effect."
+        message = f"no layer sees further than {sliding} tokens, so extending the context has no effect."
         yield "sliding-window", message
-    if not any(rope.far for rope in state.settings.ropes):
+    elif not any(rope.far for rope in state.settings.ropes):
         message = (
             "only layers with a sliding or chunked window have rotary embeddings; layers that see the whole context "
             "have no positions to scale. patch --method none --target-length N only raises the context length."

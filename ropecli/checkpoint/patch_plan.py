@@ -14,7 +14,7 @@ from ropecli.checkpoint.state import CheckpointState, edit_warning, far_layers, 
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
-from ropecli.config.fields import section_of
+from ropecli.config.layers import Layer
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
@@ -31,8 +31,8 @@ class PatchPlan:
     ropes: by layer type (None if all layers share one), including unscaled ones; scaled: the scaled layer types.
     original: the config before any patch; config: after this patch; changes: from the current config to it.
     unwritable: why config.json cannot express the method; `config` is then `original`. max_position_embeddings: the
-    value to write, tokens. settings_warnings: about the source; scaling_warnings: these and those about the scaling;
-    writing_warnings: only for a patch on disk.
+    value to write, tokens. layers: see read_layers. settings_warnings: about the source; scaling_warnings: these and
+    those about the scaling; writing_warnings: only for a patch on disk.
     """
 
     source: Checkpoint
@@ -45,6 +45,7 @@ class PatchPlan:
     unwritable: str | None
     max_position_embeddings: int
     target_length: int
+    layers: tuple[Layer, ...]
     settings_warnings: tuple[str, ...]
     scaling_warnings: tuple[str, ...]
     writing_warnings: tuple[str, ...]
@@ -104,7 +105,7 @@ def make_plan(
     config, settings, warnings = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
-        _refuse_near_layers(config, settings, labels)
+        _refuse_near_layers(settings, labels)
     geometry, shipped = next(
         (rope.geometry, rope.spec) for rope in settings.ropes if rope.geometry.layer_type in labels
     )
@@ -162,8 +163,9 @@ def make_plan(
         unwritable=unwritable,
         max_position_embeddings=written_length,
         target_length=target,
+        layers=settings.layers,
         settings_warnings=warnings,
-        scaling_warnings=(*warnings, *plan_warnings.of_scaling(config, settings, spec, scaled, target, keeps)),
+        scaling_warnings=(*warnings, *plan_warnings.of_scaling(settings, spec, scaled, target, keeps)),
         writing_warnings=tuple(plan_warnings.of_writing(config, spec, rope, written_length)),
     )
 
@@ -176,8 +178,8 @@ def _labels_to_scale(
         if spec.method.name not in LENGTH_ONLY and not any(rope.far for rope in settings.ropes):
             hint = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
             raise PatchError(
-                f"{name}: no layer that sees the whole context has rotary positions, so {spec.method} has no effect on "
-                "distant tokens. Use --method none --target-length N to only raise the context length."
+                f"{name}: {_why_without_effect(settings)}, so {spec.method} has no effect on distant tokens. Use "
+                "--method none --target-length N to only raise the context length."
                 f"{'' if present == [None] else hint}"
             )
         return far_layers(settings)
@@ -190,6 +192,12 @@ def _labels_to_scale(
             f"with rotary positions: {', '.join(str(label) for label in present)}."
         )
     return tuple(label for label in present if label in layer_types)
+
+
+def _why_without_effect(settings: RopeSettings) -> str:
+    if settings.widest_window is not None:
+        return f"no layer sees further than {settings.widest_window} tokens (its window in config.json)"
+    return "no layer that sees the whole context has rotary positions"
 
 
 def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
@@ -237,14 +245,8 @@ def _refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -
             )
 
 
-def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:
+def _refuse_near_layers(settings: RopeSettings, labels: Sequence[str | None]) -> None:
     """Raise PatchError unless `labels` are exactly the layer types that see the whole context."""
-    sliding = plan_warnings.moot_sliding_window(section_of(config), settings.family)
-    if sliding is not None:
-        raise PatchError(
-            f"sliding_window is {sliding} in all layers, so a distance method has no effect. "
-            "Use --method none to only raise the context length."
-        )
     far = [rope.geometry.layer_type for rope in settings.ropes if rope.far]
     if set(labels) != set(far):
         raise PatchError(

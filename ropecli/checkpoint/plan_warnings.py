@@ -5,15 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.config.families import Family
-from ropecli.config.fields import section_of
 from ropecli.config.settings import RopeSettings
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 
 def of_scaling(
-    config: dict[str, Any],
     settings: RopeSettings,
     spec: ScalingSpec,
     scaled: Mapping[str | None, ScaledRope],
@@ -35,7 +32,7 @@ def of_scaling(
     yield from _of_remapping(rope, target)
     yield from _of_frequencies(settings, rope, spec)
     yield from _of_shipped_scaling(settings, spec, scaled)
-    yield from _of_layers(section_of(config), settings, scaled, target)
+    yield from _of_layers(settings, scaled, target)
 
 
 def of_writing(
@@ -144,24 +141,16 @@ def _of_shipped_scaling(
             return
 
 
-def _of_layers(
-    section: dict[str, Any], settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int
-) -> Iterator[str]:
-    sliding = moot_sliding_window(section, settings.family)
-    if None in scaled and sliding is not None and sliding < target:
-        yield f"sliding_window is {sliding}: no layer attends further back, even after scaling."
+def _of_layers(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int) -> Iterator[str]:
+    window = settings.widest_window
+    if None in scaled and window is not None and window < target:
+        yield f"sliding_window is {window}: no layer attends further back, even after scaling."
+    method = next(iter(scaled.values())).spec.method
     near = [rope.geometry.layer_type for rope in settings.ropes if rope.geometry.layer_type in scaled and not rope.far]
-    if near and next(iter(scaled.values())).spec.method.name != "none":
+    if near and method.name != "none":
         yield f"layers of type {', '.join(map(str, near))} only see nearby tokens; scaling them reduces resolution."
-
-
-def moot_sliding_window(section: dict[str, Any], family: Family) -> int | None:
-    """The sliding window, tokens, if all layers have it; None if some layer sees, or may see, the whole context."""
-    sliding = section.get("sliding_window")
-    if isinstance(sliding, bool) or not isinstance(sliding, int) or not section.get("use_sliding_window", True):
-        return None
-    labels = section.get("layer_types")
-    if isinstance(labels, list) and labels:
-        return None if any(family.sees_whole_context(str(label)) for label in labels) else sliding
-    # older config.json without layer_types: most model types mix layers by their own rule
-    return sliding if family.slides_throughout else None
+    far = [layer for layer in settings.layers if layer.far]
+    still = sum(layer.rotates is False for layer in far)
+    if method.name != "none" and 0 < still < len(far):
+        of = f"{still} of {len(far)} layers that see the whole context"
+        yield f"{of} have no rotary positions; {method} does not change them."

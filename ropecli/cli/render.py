@@ -36,6 +36,7 @@ def show_inspection(inspection: "Inspection") -> None:
     show_tables([_inspection_table(inspection.reports, inspection.differences)])
     for report in inspection.reports:
         name = report["checkpoint"] if len(inspection.reports) > 1 else ""
+        _show_layers(report, f" of {name}" * bool(name))
         if extension := report["makers_extension"]:
             of, training = f" of {name}" * bool(name), ", with training" * extension["needs_training"]
             by = f"{extension['method']} ×{extension['factor']:g} to {extension['context_length']} tokens{training}"
@@ -60,6 +61,23 @@ def _inspection_table(reports: Sequence[dict[str, Any]], differing: Sequence[str
     heads = [name * several for name, report in zip(names, reports, strict=True) for _ in report["ropes"]]
     section = frozenset({list(_ROWS).index("pretraining length")})
     return Table("" if several else names[0], ["", *heads], rows, sections=section)
+
+
+def _show_layers(report: dict[str, Any], of: str) -> None:
+    from ropecli.reporting.wording import size
+
+    tell(f"Layers{of}:")
+    for kind in report["layers"]:
+        seen = f", {kind['window']} tokens" if kind["window"] else ""
+        rope = f"rotary, base {kind['rope_theta']:,.10g}" if "rope_theta" in kind else "rotary"
+        scaled = f", {kind['method']} ×{kind['factor']:g}" if kind.get("method", "none") != "none" else ""
+        positions = {True: f"{rope}{scaled}", False: "no positions", None: "positions unknown"}[kind["rotates"]]
+        tell(f"  {kind['count']} {kind['attention'] or 'unknown'}{seen}; {positions}")
+    for sentence in report["limits"]:
+        tell(sentence)
+    if report["kv_cache_bytes"]:
+        each, all_of = size(report["kv_cache_bytes_per_token"]), size(report["kv_cache_bytes"])
+        tell(f"KV cache in bfloat16: {each} per token, {all_of} at {report['context_length']} tokens.\n")
 
 
 def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:

@@ -10,6 +10,7 @@ from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState
+    from ropecli.config.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,12 @@ def inspect(
     checkpoint: Checkpoint,
     other: Annotated[str | None, Doc("Second checkpoint, to show next to the first.")] = None,
     *,
+    probe: Annotated[
+        bool, Doc("Run a small model of the same type to find what each layer sees and which rotate.")
+    ] = False,
     revision: Revision = None,
 ) -> Inspection:
-    """Show a checkpoint's rotary geometry, scaling and lengths, and find what readers would silently get wrong.
+    """Show a checkpoint's rotary geometry, scaling, layers and lengths, and find what readers would silently get wrong.
 
     Reads config.json and the tokenizer's, without loading the model. With two checkpoints, shows them side by side
     and marks where they differ.
@@ -56,5 +60,12 @@ def inspect(
     if other is not None:
         opened.append(open_checkpoint(other))
     states = tuple(map(read_state, opened))
-    reports = tuple(inspect_checkpoint(state) for state in states)
+    reports = tuple(inspect_checkpoint(state, _probed(state) if probe else None) for state in states)
     return Inspection(states, reports, tuple(differences(reports)))
+
+
+def _probed(state: "CheckpointState") -> "tuple[Layer, ...]":
+    from ropecli.attention.layer_probe import probe_layers
+    from ropecli.live.stock_transformers import stock_config_of
+
+    return probe_layers(stock_config_of(state.checkpoint.config, state.checkpoint.name))

@@ -172,6 +172,10 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
         from ropecli.attention.patching import with_layout
 
         plan = with_layout(plan)
+    if verify and any(layer.attention is None for layer in plan.layers):
+        from ropecli.attention.layer_probe import refuse_without_effect
+
+        refuse_without_effect(plan)
     for warning in plan.warnings:
         warn(warning)
     if not verify and not is_known(plan.config):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ropecli.config.families import MSCALES, Family
 from ropecli.config.fields import first, mapping
+from ropecli.config.layers import layer_labels
 from ropecli.errors import CheckpointError, shown
 
 MAX_POSITIONS = "max_position_embeddings"
@@ -120,7 +121,7 @@ def _by_layer_type(
     rope_type = rope_type_of(parameters)
     if (rope_type != "default" and not scaled) or (parameters["rope_theta"] is not None and not bases):
         raise _flat(family)
-    fields, layers = {**section, "rope_theta": parameters["rope_theta"]}, layer_labels(section)
+    fields, layers = {**section, "rope_theta": parameters["rope_theta"]}, layer_labels(section, family)
     ropes: dict[str | None, Any] = {}
     for label, defaults in (family.layers or {label: {} for label in bases}).items():
         rope = {"rope_type": defaults.get("rope_type", "default")}
@@ -145,15 +146,6 @@ def _by_layer_type(
             )
         ropes[label] = {**rope, "rope_theta": base}
     return ropes
-
-
-def layer_labels(section: dict[str, Any]) -> list[str]:
-    """The type of each layer: layer_types, or what attention_windows implies. Empty if config.json has neither."""
-    labels, windows = section.get("layer_types"), section.get("attention_windows")
-    if isinstance(labels, list):
-        return [str(label) for label in labels]
-    windows = windows if isinstance(windows, list) else []
-    return ["sliding_attention" if window else "full_attention" for window in windows]
 
 
 def _flat(family: Family) -> CheckpointError:

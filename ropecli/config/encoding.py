@@ -4,6 +4,7 @@ With only one dialect, the other transformers release (4 or 5) can silently read
 """
 
 import math
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from ropecli.config.dialects import (
     QUERY_SCALE,
     THETA_KEYS,
     Parameters,
-    layer_labels,
     parameters_by_layer_type,
     rope_type_of,
 )
 from ropecli.config.families import COMMON_NAMES, MSCALES, Family, family_of, ignores_top_level
 from ropecli.config.fields import head_dim, section_of
+from ropecli.config.layers import layer_labels
 from ropecli.config.settings import rotary_share
 from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
@@ -259,6 +260,6 @@ def _write_legacy_of_nest(
         if base is None or value is None:
             continue
         if isinstance(value, list):  # one per layer
-            layers = zip(layer_labels(section), value, strict=False)
+            layers = zip(cycle(layer_labels(section, family)), value, strict=False)
             base = [base if layer == label else old for layer, old in layers]
         section[name] = base

@@ -60,6 +60,13 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
     "yarn_keeps_logits": {"deepseek_v4"},
     # Own names of base and rotary share, read unless rope_scaling repeats them.
     "own_names": {"gpt_neox": _NEOX, "gpt_neox_japanese": _NEOX},
+    # The rotary table of a layer type, where their names differ.
+    "rope_of": {
+        "deepseek_v4": {
+            "sliding_attention": "main",
+            **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), "compress"),
+        },
+    },
     # Local layer types that their names do not show.
     "local_layers": {"deepseek_v4": ("main",)},
     # Layer types with compressors, which rotate by their own positions.
@@ -110,7 +117,9 @@ class Family:
     None if derived or required. fills_head_dim: the default also replaces a head_dim of null. null_head_dim: an absent
     head_dim is null. layers: defaults by layer type, if each has its own rope. names: keys with several names
     (transformers' attribute_map), the preferred one first. scaled: scaled by default, without RoPE fields. new:
-    transformers 4.57 does not have the type. rope_types: None for all. Other fields: see BY_HAND.
+    transformers 4.57 does not have the type. rope_types: None for all. pattern: one period of the default
+    layer_types, ("",) if they have none. rotates: one period of whether a layer rotates, 0 or 1. Other fields: see
+    BY_HAND.
     """
 
     model_type: str | None
@@ -145,6 +154,9 @@ class Family:
     switch: tuple[str, Any] | None = None
     slides_throughout: bool = False
     rotates_only_in: str | None = None
+    pattern: tuple[str, ...] = ()
+    rotates: tuple[int, ...] = ()
+    rope_of: dict[str, str] = field(default_factory=dict)
     dense_layers_rotate: bool = False
     refused: str | None = None
 

@@ -60,10 +60,10 @@ def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = N
         return whole_number(of_layer, names)
     if family.head_dim is not None and "head_dim" not in section:
         return family.head_dim
-    return _size(section, family, "hidden_size") // _size(section, family, "num_attention_heads")
+    return number_of(section, family, "hidden_size") // number_of(section, family, "num_attention_heads")
 
 
-def _size(section: dict[str, Any], family: Family, key: str) -> int:
+def number_of(section: dict[str, Any], family: Family, key: str) -> int:
     """The number under `key`, or the model type's default: parts of multimodal models often name only what differs."""
     names, default = family.names_of(key), getattr(family, key)
     return (
@@ -82,32 +82,6 @@ def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:
             "Check head_dim and partial_rotary_factor in config.json."
         )
     return width
-
-
-def far_layers_rotate(section: dict[str, Any], family: Family) -> bool:
-    """Return whether a layer that sees the whole context rotates, if all layers share one rope.
-
-    True as well if every layer has a window. A window of null is none.
-    """
-
-    def is_far(label: object) -> bool:
-        window = "attention_chunk_size" if "chunked" in str(label) else "sliding_window"
-        return family.sees_whole_context(str(label)) or (window in section and section[window] is None)
-
-    labels = section.get("layer_types")
-    far = [is_far(label) for label in labels] if isinstance(labels, list) else []
-    if far and not any(far):
-        return True
-    rotates = section.get("no_rope_layers") or section.get("layer_rope_theta")  # 0 for layers without positions
-    if far and isinstance(rotates, list):
-        return any(rotate for rotate, sees_all in zip(rotates, far, strict=False) if sees_all)
-    if (
-        family.dense_layers_rotate
-        and section.get("prefix_dense_sliding_window_pattern", 1) == 1
-        and (section.get("first_k_dense_replace") or "dense" in (section.get("mlp_layer_types") or ()))
-    ):
-        return True
-    return family.rotates_only_in is None or is_far(family.rotates_only_in)
 
 
 def _of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reads the RoPE settings of config.json: geometry and scaling of each layer type, and warnings."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ropecli.config.dialects import (
@@ -18,7 +18,6 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import (
-    far_layers_rotate,
     first,
     head_dim,
     positive_number,
@@ -26,6 +25,7 @@ from ropecli.config.fields import (
     section_of,
     whole_number,
 )
+from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING, Layer, read_layers
 from ropecli.config.makers import Makers, find_makers
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
@@ -54,7 +54,7 @@ class RopeSettings:
     """The RoPE settings of config.json. warnings: sentences about missing or contradictory values.
 
     makers: what the makers say of the model; None if they are not known, or --original-length overrules them.
-    config_length: the pretraining length that config.json alone gives, tokens.
+    config_length: the pretraining length that config.json alone gives, tokens. layers: see read_layers.
     """
 
     ropes: tuple[ConfiguredRope, ...]
@@ -63,11 +63,19 @@ class RopeSettings:
     warnings: tuple[str, ...]
     makers: Makers | None = None
     config_length: int = 0
+    layers: tuple[Layer, ...] = ()
 
     @property
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json has a scaling without its pretraining length, and the makers are not known."""
         return any(_UNNAMED_LENGTH in warning for warning in self.warnings)
+
+    @property
+    def widest_window(self) -> int | None:
+        """The tokens that the attention sees which sees furthest; None if it sees, or may see, the whole context."""
+        attention = [layer for layer in self.layers if layer.attention not in (RECURRENT, OTHER)]
+        slides = attention and all(layer.attention in (SLIDING, CHUNKED) for layer in attention)
+        return max((layer.window or 0 for layer in attention), default=0) or None if slides else None
 
     @property
     def context_length(self) -> int:
@@ -107,10 +115,12 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     by_layer_type = parameters_by_layer_type(section, family, warnings)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
     makers = None if original_length else _find_makers(section, family, rotating, max_positions)
+    layers = read_layers(section, family, rotating)
     ropes = [
         _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, warnings)
         for layer_type, parameters in rotating.items()
     ]
+    ropes = [replace(rope, far=_is_far(rope.geometry.layer_type, layers, family)) for rope in ropes]
     if original_length is None:
         warnings += _leftover_lengths(section, by_layer_type, ropes)
     named = [
@@ -119,7 +129,17 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     ]
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
     config_length = next((length for length in named if length), in_config)
-    return RopeSettings(tuple(ropes), max_positions, family, tuple(dict.fromkeys(warnings)), makers, config_length)
+    return RopeSettings(
+        tuple(ropes), max_positions, family, tuple(dict.fromkeys(warnings)), makers, config_length, layers
+    )
+
+
+def _is_far(layer_type: str | None, layers: Sequence[Layer], family: Family) -> bool:
+    """Whether some layer that sees the whole context rotates by this rope, or may."""
+    rotated = [layer for layer in layers if layer.rope == layer_type and layer.rotates is not False]
+    return (
+        any(layer.far for layer in rotated) if rotated or layer_type is None else family.sees_whole_context(layer_type)
+    )
 
 
 def _find_makers(
@@ -149,7 +169,15 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
     if family.refused:
         raise CheckpointError(f"{model_type} is not supported: {family.refused}.")
     if not family.rotary:
-        raise CheckpointError(f"model_type {shown(model_type)} has no rotary position embedding to configure.")
+        layers = [layer.attention for layer in read_layers(section, family)]
+        has = ""
+        if recurrent := layers.count(RECURRENT):
+            attention = len(layers) - recurrent - layers.count(OTHER)
+            has = (
+                f": {recurrent} of its layers are recurrent, and {attention} have attention without positions. No "
+                "scaling applies; its training and the memory limit its length"
+            )
+        raise CheckpointError(f"model_type {shown(model_type)} has no rotary position embedding to configure{has}.")
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
         raise CheckpointError(f"This {model_type} has no rotary positions: {key} in config.json is not {value!r}.")
@@ -205,8 +233,7 @@ def _read_rope(
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     spec = _read_spec(parameters, method, max_positions / original)
-    far = far_layers_rotate(section, family) if layer_type is None else family.sees_whole_context(layer_type)
-    return ConfiguredRope(geometry, spec, far)
+    return ConfiguredRope(geometry, spec)
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:

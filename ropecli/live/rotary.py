@@ -57,6 +57,17 @@ class RotaryTable:
         self._cos_sin(length - 1)
         return self.inv_freq, self.attention_factor
 
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[None]:
+        """Rotate by other frequencies in the `with` block. Not for tables that follow the length."""
+        name = self._prefix + _TABLE
+        before = getattr(self.module, name)
+        setattr(self.module, name, before * 0.5 + 0.01)
+        try:
+            yield
+        finally:
+            setattr(self.module, name, before)
+
     @property
     def axes(self) -> int:
         """Number of positions per token: 1; with mrope, one per section (time, height and width)."""

@@ -56,6 +56,7 @@ STEPS = {
     "tail-trained-base": Step(7, f"eval-ppl {_MODEL} {_TRAINED} --lengths 8k --resume"),
     "tail-trained-control": Step(7, f"eval-ppl {WORK}/control {_TRAINED} --lengths 8k --resume"),
     "tail-trained-yarn-x2": Step(30, f"eval-ppl {WORK}/yarn-x2-trained {_TRAINED} --lengths 8k,16k --resume"),
+    "tail-control": Step(30, f"eval-ppl {WORK}/control {_TRAINED} --lengths 8k,16k --resume"),
     "tail-x4": Step(14, f"{_COMPARE} {_FOUR} {_TAIL} --lengths 8k,32k"),
     "float32": Step(
         8,

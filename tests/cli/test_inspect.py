@@ -149,8 +149,26 @@ def test_two_checkpoints_have_a_column_each_and_differing_rows_are_marked(llama,
     both, alone = inspected(llama, yarn), [inspected(folder) for folder in (llama, yarn)]
     assert both.keys() == {"checkpoints", "differences"}
     assert both["checkpoints"] == alone
-    aside = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
+    aside = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "warnings", "findings"}
     assert set(both["differences"]) == {key for key in alone[0].keys() - aside if alone[0][key] != alone[1][key]}
+
+
+def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):
+    folder = edited(llama, model_type="cohere2", sliding_window=16)
+    out = " ".join(ropecli("inspect", folder).succeeds().out.split())
+    assert "2 sliding, 16 tokens; rotary, base 10,000" in out
+    assert "No layer sees further than 16 tokens" in out
+    folder = edited(llama, "other", model_type="smollm3", no_rope_layers=[1, 0])
+    report = inspected(folder)
+    assert [(kind["count"], kind["attention"], kind["rotates"]) for kind in report["layers"]] == [
+        (1, "full", True),
+        (1, "full", False),
+    ]
+    assert report["limits"][0].startswith("1 of the 2 layers that see the whole context have rotary positions")
+    keys_and_values = 2 * report["head_dim"] * 2 * 2  # of two layers, in two bytes
+    assert report["kv_cache_bytes_per_token"] == keys_and_values
+    assert report["kv_cache_bytes"] == keys_and_values * report["context_length"]
+    assert inspected(folder, "--probe")["layers"] == report["layers"]
 
 
 def test_findings_name_their_checkpoint(llama, edited, ropecli):

@@ -114,7 +114,7 @@ def test_the_attention_is_proved_without_the_proof_of_the_tables(ropecli, patch,
     options = ["--method", "rerope", "--factor", 4, "--no-verify"]
     for folder, reason in (
         (build("smollm3", no_rope_layers=[1, 0]), "do not rotate by the rotary"),
-        (build("mistral", head_dim=32, sliding_window=20), "sliding_window is 20 in all layers"),
+        (build("mistral", head_dim=32, sliding_window=20), "no layer sees further than 20 tokens"),
     ):
         outcome = ropecli("patch", folder, *options, "-o", tmp_path / "out")
         outcome.is_refused(reason)

@@ -74,7 +74,7 @@ def test_a_method_that_keeps_still_pairs_is_written_natively(
 
 LOCAL = {"model_type": "exaone4", "sliding_window": 32}
 FAR_LAYERS = {
-    "Llama 4 as released": ({"model_type": "llama4_text", "attention_chunk_size": 32}, False),
+    "Llama 4 as released": ({"model_type": "llama4_text", "attention_chunk_size": 32, "num_hidden_layers": 4}, False),
     "SmolLM3": ({"model_type": "smollm3", "no_rope_layers": [1, 0], "layer_types": LAYERS[1:] * 2}, True),
     "Granite, base 0 in the far layers": (
         {"model_type": "granite_swa", "layer_rope_theta": [1e4, 0], "layer_types": LAYERS},

@@ -19,7 +19,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import families
 from ropecli.config.families import BY_HAND, family_of
-from ropecli.config.fields import far_layers_rotate
+from ropecli.config.layers import read_layers
 from ropecli.errors import PatchError
 from ropecli.live import rotary as live
 from ropecli.live.stock_transformers import build_without_weights, quiet_transformers
@@ -95,7 +95,8 @@ def test_which_types_rotate_only_in_sliding_layers(model_type):
     settings = {"sliding_window": 8, **SLIDING[model_type]}
     assert uses_its_tables(model_type, layer_types=LAYERS, **settings)
     settings |= {"layer_types": ["full_attention"] * 2}
-    rotates = far_layers_rotate(settings, family_of({"model_type": model_type}))
+    layers = read_layers(settings, family_of({"model_type": model_type}))
+    rotates = any(layer.rotates for layer in layers)
     assert uses_its_tables(model_type, **settings) is rotates
     assert rotates is not (model_type in BY_HAND["rotates_only_in"])
 

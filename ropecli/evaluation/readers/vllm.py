@@ -98,8 +98,13 @@ class VllmReader(Reader):
         return losses
 
     def _ask(self, prompts: Sequence[np.ndarray], parameters: Sequence[Any], tokens: int) -> list[Any]:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         inputs = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
-        outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
+        try:
+            outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
+        except EngineDeadError as error:
+            raise RopecliError("vLLM failed; its own messages above say why.") from error
         self.advance(tokens)
         return outputs
 

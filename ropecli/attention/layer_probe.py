@@ -1,0 +1,157 @@
+"""Find what each layer of a model does with positions, by running a small model of the same architecture.
+
+Each layer runs by itself on the hidden states of a first pass. It rotates if its output changes with the rotary table.
+It sees the tokens whose hidden states have a gradient.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ropecli.attention.small_model import small_model_and_places
+from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
+from ropecli.errors import CheckpointError, PatchError, RopecliError, reason_of
+from ropecli.live.lm_head import decoder_layers
+from ropecli.live.rotary import rotary_tables
+from ropecli.live.stock_transformers import stock_config_of
+from ropecli.scaling.none import LENGTH_ONLY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_TOKENS = 64
+_WINDOW = 12
+"""Tokens. Windows of the config are shortened to it."""
+_ORDER = 1e-5
+"""Attention without positions gives the same output in any order of earlier tokens, within this share of it."""
+
+
+def probe_layers(config: Any) -> tuple[Layer, ...]:
+    """The layers of a model, in order. config: as read by transformers. Raises CheckpointError if it cannot be run."""
+    config = copy.deepcopy(config)
+    windows: dict[str, int] = {}
+    for part in (config, config.get_text_config()):
+        for kind, keys in WINDOWS.items():
+            for key in keys:
+                if isinstance(value := getattr(part, key, None), int) and value > 0:
+                    windows.setdefault(kind, value)
+                    setattr(part, key, min(_WINDOW, value))
+    try:
+        model, places = small_model_and_places(config)
+        found = _Probe(model).layers()
+    except RopecliError:
+        raise
+    except Exception as error:  # model classes raise many kinds of errors
+        raise CheckpointError(f"A small model of type {config.model_type} cannot be run: {reason_of(error)}") from error
+    layers = [found[place] for place in places]
+    return tuple(layer._replace(window=windows.get(layer.attention or "")) for layer in layers)
+
+
+def refuse_without_effect(plan: PatchPlan) -> None:
+    """Raise PatchError if a small model shows that no layer that sees the whole context has rotary positions."""
+    if plan.spec.method.name in LENGTH_ONLY:
+        return
+    try:
+        layers = probe_layers(stock_config_of(plan.original, plan.source.name))
+    except CheckpointError:  # the proof says what transformers cannot read
+        return
+    if not any(layer.far and layer.rotates for layer in layers):
+        raise PatchError(
+            f"{plan.source.name}: a small model of its type shows that no layer that sees the whole context has rotary "
+            f"positions, so {plan.spec.method} has no effect on distant tokens. Use --method none --target-length N to "
+            "only raise the context length."
+        )
+
+
+class _Call:
+    """A layer with the arguments of one call."""
+
+    def __init__(self, layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.layer, self.args, self.named = layer, args, named
+        self.hidden: Tensor = (args[0] if args else named["hidden_states"]).detach()
+
+    def on(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other hidden states, shape (1, tokens, width)."""
+        return ((hidden, *self.args[1:]), self.named) if self.args else ((), {**self.named, "hidden_states": hidden})
+
+    def output(self, hidden: Tensor) -> Tensor:
+        args, named = self.on(hidden)
+        output = self.layer(*args, **named)
+        return output[0] if isinstance(output, tuple) else output
+
+
+class _Probe:
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self.model = model
+        self.calls = self._calls()
+        if len(self.calls) != len(decoder_layers(model)):
+            raise CheckpointError(f"{type(model).__name__} does not run each of its layers once.")
+
+    def layers(self) -> list[Layer]:
+        ropes = self._ropes()
+        return [self._layer(call, labels) for call, labels in zip(self.calls, ropes, strict=True)]
+
+    @torch.no_grad()
+    def _calls(self, like: Sequence[_Call] = ()) -> list[_Call]:
+        """The call of each layer in a pass over the model. like: calls whose hidden states to use."""
+        calls: list[_Call] = []
+
+        def before(layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            calls.append(_Call(layer, args, named))
+            return calls[-1].on(like[len(calls) - 1].hidden) if like else (args, named)
+
+        hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in decoder_layers(self.model)]
+        try:
+            embeddings: Any = self.model.get_input_embeddings()
+            ids = (torch.arange(_TOKENS)[None] * 7 + 3) % embeddings.weight.shape[0]
+            self.model(input_ids=ids, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return calls
+
+    @torch.no_grad()
+    def _ropes(self) -> list[set[str | None]]:
+        """The layer types of the tables with which each layer's output changes."""
+        before = [call.output(call.hidden) for call in self.calls]
+        ropes: list[set[str | None]] = [set() for _ in self.calls]
+        for table in rotary_tables(self.model):
+            with table.changed():
+                changed = self._calls(self.calls)
+                for number, call in enumerate(changed):
+                    if not torch.equal(call.output(self.calls[number].hidden), before[number]):
+                        ropes[number].add(table.layer_type)
+        return ropes
+
+    def _layer(self, call: _Call, ropes: set[str | None]) -> Layer:
+        last, earlier = self._seen(call, _TOKENS - 1), self._seen(call, _TOKENS - 4)
+        if last == [_TOKENS - 1]:
+            return Layer(OTHER, rotates=False, far=False)
+        rope = min(ropes, key=str) if ropes else None
+        if last == list(range(_TOKENS)):
+            recurrent = not ropes and self._orders(call)
+            return Layer(RECURRENT if recurrent else FULL, bool(ropes), not recurrent, rope)
+        if last != list(range(last[0], _TOKENS)):
+            return Layer(SPARSE, bool(ropes), far=True, rope=rope)
+        if not ropes and len(last) != _WINDOW and last[0] != earlier[0]:
+            return Layer(RECURRENT, rotates=False, far=False)  # a convolution
+        return Layer(CHUNKED if last[0] == earlier[0] else SLIDING, bool(ropes), far=False, rope=rope)
+
+    def _seen(self, call: _Call, query: int) -> list[int]:
+        """The tokens up to `query` on which the layer's output at `query` depends."""
+        hidden = call.hidden.clone().requires_grad_()
+        output = call.output(hidden)[0, query]
+        (output * torch.linspace(0.5, 1.5, len(output))).sum().backward()
+        assert hidden.grad is not None
+        return [at for at in hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() if at <= query]
+
+    @torch.no_grad()
+    def _orders(self, call: _Call) -> bool:
+        """Whether the last output depends on the order of earlier tokens."""
+        order = [*range(_TOKENS - 6), _TOKENS - 5, _TOKENS - 6, *range(_TOKENS - 4, _TOKENS)]
+        outputs = [call.output(hidden)[0, -1] for hidden in (call.hidden, call.hidden[:, order])]
+        return bool((outputs[0] - outputs[1]).abs().max() > _ORDER * outputs[0].abs().max())

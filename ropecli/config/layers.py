@@ -1,0 +1,183 @@
+"""What each decoder layer does with positions, as config.json and the model type say it."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from ropecli.config.families import Family
+from ropecli.config.fields import first, head_dim, number_of
+from ropecli.errors import CheckpointError
+
+FULL, SLIDING, CHUNKED, SPARSE, RECURRENT, OTHER = "full", "sliding", "chunked", "sparse", "recurrent", "other"
+_LABELS = {
+    SLIDING: ("sliding", "local"),
+    CHUNKED: ("chunked",),
+    RECURRENT: ("linear", "mamba", "recurrent", "conv"),
+    SPARSE: ("indexed", "sparse", "compressed"),
+    OTHER: ("moe", "mlp"),  # feed-forward layers, which Nemotron-H counts as layers
+}
+"""Parts of the names in layer_types. All other names see the whole context."""
+WINDOWS = {
+    SLIDING: ("sliding_window", "sliding_window_size", "attention_window_size", "local_attention"),
+    CHUNKED: ("attention_chunk_size",),
+    SPARSE: ("index_topk",),
+}
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "L": "sliding_attention", "G": "full_attention"}
+"""In hybrid_override_pattern and sliding_window_pattern. All others are feed-forward layers."""
+_INTERVALS = ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+_ITEM = 2
+"""Bytes of a bfloat16 value."""
+
+
+class Layer(NamedTuple):
+    """What one decoder layer does with positions.
+
+    attention: full, sliding, chunked, sparse, recurrent (linear attention, state spaces, convolutions), other (no token
+    sees another), or None if unknown. rotates: whether it has rotary positions, None if unknown. far: whether its
+    attention sees the whole context, or may. rope: the layer type of its rotary table, None if all layers share one.
+    window: the tokens that it sees, or that a sparse layer chooses; None for all, or if unknown.
+    """
+
+    attention: str | None
+    rotates: bool | None
+    far: bool
+    rope: str | None = None
+    window: int | None = None
+
+
+def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str | None] = (None,)) -> tuple[Layer, ...]:
+    """The layers, in order; without their number, one period of their pattern.
+
+    section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table.
+    """
+    labels = layer_labels(section, family)
+    count = first(section, _COUNTS)
+    count = count if isinstance(count, int) and count > 0 else len(labels)
+    labels = ["full_attention" if at < _dense(section, family) else labels[at % len(labels)] for at in range(count)]
+    rotates = _rotates(section, family, labels)
+    longest = first(section, family.names_of("max_position_embeddings"))
+    limit, alone = longest if isinstance(longest, int) else math.inf, len(set(labels)) == 1
+    return tuple(
+        _layer(section, family, label, rotates[at % len(rotates)], ropes, limit, alone)
+        for at, label in enumerate(labels)
+    )
+
+
+def layer_labels(section: dict[str, Any], family: Family) -> list[str]:
+    """The name of each layer's kind, or one period of them. A name is empty where only the model's code knows it."""
+    for key in ("layer_types", "layers_block_type"):
+        if isinstance(labels := section.get(key), list) and labels:
+            return [str(label) for label in labels]
+    for key in ("hybrid_override_pattern", "sliding_window_pattern"):
+        if isinstance(letters := section.get(key), str) and letters:
+            return [_LETTERS.get(letter, "mlp") for letter in letters]
+    if isinstance(windows := section.get("attention_windows"), list) and windows:
+        return ["sliding_attention" if window else "full_attention" for window in windows]
+    for key in ("attn_layer_indices", "full_attn_idxs"):
+        if isinstance(chosen := section.get(key), list):
+            return ["full_attention" if at in chosen else "linear_attention" for at in range(first(section, _COUNTS))]
+    if every := section.get("attn_layer_period"):
+        at = section.get("attn_layer_offset", 0)
+        return ["full_attention" if index == at else "linear_attention" for index in range(every)]
+    window = section.get("sliding_window")
+    slides = isinstance(window, int) and window > 0 and section.get("use_sliding_window", True)
+    if slides and section.get("use_sliding_window") and isinstance(below := section.get("max_window_layers"), int):
+        return ["full_attention"] * below + ["sliding_attention"] * (first(section, _COUNTS) - below)
+    if (every := first(section, _INTERVALS)) and "full_attention" in family.pattern and len(set(family.pattern)) == 2:
+        labels = [next(label for label in family.pattern if label != "full_attention")] * every
+        labels[0 if family.pattern[0] == "full_attention" else -1] = "full_attention"
+        return labels
+    if family.pattern:
+        return list(family.pattern)
+    return ["sliding_attention" if slides and family.slides_throughout else "full_attention" if family.known else ""]
+
+
+def _rotates(section: dict[str, Any], family: Family, labels: list[str]) -> Sequence[bool | None]:
+    """Whether each layer rotates, or one period of it."""
+    for key in ("no_rope_layers", "layer_rope_theta"):  # 0 for layers without positions
+        if isinstance(listed := section.get(key), list) and listed:
+            return [bool(value) for value in listed]
+    if family.rotates:
+        every = section.get("no_rope_layer_interval")
+        return (
+            [True] * (every - 1) + [False] if isinstance(every, int) and every > 0 else list(map(bool, family.rotates))
+        )
+    only = family.rotates_only_in
+    if only is None or _has_no_window(section, attention_of(only) or SLIDING):
+        return [True if label else None for label in labels]
+    return [label == only or at < _dense(section, family) for at, label in enumerate(labels)]
+
+
+def _dense(section: dict[str, Any], family: Family) -> int:
+    """The number of dense layers at the start that see the whole context and rotate."""
+    dense = section.get("first_k_dense_replace") or (section.get("mlp_layer_types") or []).count("dense")
+    return dense if family.dense_layers_rotate and section.get("prefix_dense_sliding_window_pattern", 1) == 1 else 0
+
+
+def _layer(
+    section: dict[str, Any],
+    family: Family,
+    label: str,
+    rotates: bool | None,
+    ropes: Collection[str | None],
+    longest: float,
+    alone: bool,
+) -> Layer:
+    """longest: max_position_embeddings. alone: whether all layers are alike: a wide window then limits nothing."""
+    attention = attention_of(label)
+    window = first(section, WINDOWS.get(attention or "", ()))
+    window = window if isinstance(window, int) and window > 0 else None
+    if attention in (SLIDING, CHUNKED) and label not in family.local_layers and _has_no_window(section, attention):
+        attention = FULL
+    near = attention in (SLIDING, CHUNKED) and not (alone and window and window >= longest)
+    rope = None if None in ropes or not label else family.rope_of.get(label, label)
+    if attention in (RECURRENT, OTHER) or not family.rotary or (label and rope not in ropes):
+        rotates, rope = False, None
+    return Layer(attention, rotates, not near and attention not in (RECURRENT, OTHER), rope, window)
+
+
+def _has_no_window(section: dict[str, Any], attention: str) -> bool:
+    """Whether config.json says null. Without the key, the model type has a default."""
+    given = [section[key] for key in WINDOWS[attention] if key in section]
+    return bool(given) and not any(given)
+
+
+def attention_of(label: str) -> str | None:
+    """The kind of attention that a name in layer_types means; None for an empty name."""
+    if label == "reference_sliding_attention":  # the whole prompt, and a window of what was generated
+        return FULL
+    return (
+        next((kind for kind, parts in _LABELS.items() if any(part in label for part in parts)), label and FULL) or None
+    )
+
+
+def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Layer], length: int) -> int | None:
+    """Bytes of the KV cache of one sequence in bfloat16; None if config.json does not say it.
+
+    Layers with a window keep only the window, and layers that share the cache of others none. Multi-head latent
+    attention keeps the latent and the rotary part (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    """
+    if any(layer.attention is None for layer in layers):
+        return None
+    own = layers[: len(layers) - (section.get("num_kv_shared_layers") or 0)]
+    try:
+        return sum(
+            _ITEM * _cached(section, family, layer) * (min(length, layer.window or length) if not layer.far else length)
+            for layer in own
+            if layer.attention not in (RECURRENT, OTHER)
+        )
+    except (CheckpointError, TypeError):
+        return None
+
+
+def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
+    """The values that an attention layer keeps per token."""
+    if rank := section.get("kv_lora_rank"):
+        return rank + section["qk_rope_head_dim"]
+    groups = first(section, ("num_global_key_value_heads",)) if layer.far else None
+    groups = groups or (1 if section.get("multi_query") and not section.get("new_decoder_architecture") else None)
+    groups = groups or first(section, ("num_key_value_heads", "num_kv_heads"))
+    return 2 * head_dim(section, family, layer.rope) * (groups or number_of(section, family, "num_attention_heads"))
