@@ -14,7 +14,7 @@ from ropecli.analysis.wavelengths import float32_angle_error
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.provenance import patch_command, read_record, tuned_weights, untuned
+from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
@@ -34,14 +34,14 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
     or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null. findings: problems
     found, each with a rule, a message and a fix.
     """
-    checkpoint, length = state.checkpoint, state.context_length
-    main = {key: value for key, value in _describe(state.main, length).items() if key != "layer_type"}
-    support = support_of(state.main, length, _LONGEST_BASE)
-    tokenizer, record = checkpoint.tokenizer_config or {}, read_record(checkpoint.folder)
+    checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
+    main = {key: value for key, value in _describe(positions.main, length).items() if key != "layer_type"}
+    support = support_of(positions.main, length, _LONGEST_BASE)
+    tokenizer, record = checkpoint.tokenizer_config or {}, checkpoint.record
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
-        "pretraining_length": state.pretraining_length,
+        "pretraining_length": positions.pretraining_length,
         "pretraining_length_source": state.length_source,
         "config_pretraining_length": state.before.config_length,
         "max_position_embeddings": state.max_position_embeddings,
@@ -51,11 +51,11 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
         "tuned_from": untuned(record) if tuned_weights(record) else None,
         **main,
         "target_length": length,
-        "remaps": state.main.remapping is not None,
-        "largest_distance": largest_distance(state.main, length),
+        "remaps": positions.main.remapping is not None,
+        "largest_distance": largest_distance(positions.main, length),
         "supported_length": support.supported,
         "smallest_base": support.smallest_base,
-        "ropes": [_describe(rope, length) for rope in state.ropes.values()],
+        "ropes": [_describe(rope, length) for rope in positions.ropes.values()],
         "warnings": list(state.warnings),
         "findings": [finding.as_json() for finding in find_faults(state)],
     }
@@ -157,16 +157,17 @@ def make_study(
     for spec in specs:
         if spec is None:
             state = read_state(checkpoint)
-            rope, length = state.main, state.context_length
+            positions = state.positions
             warnings += state.warnings
         else:
             plan = make_plan(checkpoint, spec, original_length=original_length)
-            rope, length = plan.ropes[plan.scaled[0]], plan.target_length
+            positions = plan.positions
             warnings += plan.scaling_warnings
+        rope = positions.main
         if rope.spec.method.name != "none":
             name = rope.spec.label
             ropes[f"{name}, as it is" if spec is None else name] = rope
-        target = max(target, length)
+        target = max(target, positions.context_length)
         unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
 
