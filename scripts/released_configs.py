@@ -46,7 +46,7 @@ def patch(folder: Path, factor: int) -> str:
         result = ropecli.patch(str(folder), method="yarn", factor=factor, dry_run=True)
     except RopecliError as error:
         return f"refused: {error}"
-    return f"{result.plan.target_length} tokens, {result.proved} tables proved"
+    return f"{result.plan.positions.context_length} tokens, {result.proved} tables proved"
 
 
 def main(folder: Path, names: list[str]) -> int:

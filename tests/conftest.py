@@ -351,7 +351,7 @@ def assert_inspection_is_live(live):
     from ropecli.checkpoint.state import read_state
 
     def check(folder: Path) -> None:
-        ropes = read_state(open_checkpoint(folder)).ropes
+        ropes = read_state(open_checkpoint(folder)).positions.ropes
         tables = live(folder)
         assert set(ropes) == set(tables)
         for layer_type, table in tables.items():

@@ -108,9 +108,9 @@ def test_commands_are_functions_in_any_order(loaded, tmp_path):
     """No function is hidden by a package or a module of its name, whatever was imported before it."""
     statements = f"""
 import ropecli.commands.plan, ropecli.reporting.page, ropecli
-assert ropecli.inspect("demo").state.context_length == 256
+assert ropecli.inspect("demo").state.positions.context_length == 256
 done = ropecli.patch("demo", method="yarn", factor=4, output={str(tmp_path / "out")!r}, no_verify=True)
-assert ropecli.read_state(done.plan.source).context_length == 256
+assert ropecli.read_state(done.plan.source).positions.context_length == 256
 report = ropecli.eval_ppl({str(tmp_path / "out")!r}, data="demo", lengths=[64], max_documents=2)
 assert report.cells[0].length == 64 and report.command == []
 assert ropecli.export("demo", engine="vllm").command.startswith("vllm serve")

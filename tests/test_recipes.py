@@ -149,8 +149,8 @@ def test_dry_run_has_the_numbers_of_the_source(bare, name):
         (
             stage.plan.spec.method.name,
             stage.plan.spec.factor,
-            stage.plan.ropes[None].rope_theta,
-            stage.plan.target_length,
+            stage.plan.positions.ropes[None].rope_theta,
+            stage.plan.positions.context_length,
             stage.length,
             stage.recipe.steps,
             stage.tokens_per_step(processes),

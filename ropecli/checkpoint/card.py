@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ropecli.checkpoint.files import read_text
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint
-from ropecli.checkpoint.provenance import Provenance, entry, patch_command, read_record, tuned_weights
+from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers, read_state
 from ropecli.config.settings import read_settings
 from ropecli.scaling.registry import find_method
@@ -60,10 +60,10 @@ def add_section(readme: Path, checkpoint: Checkpoint) -> None:
     """
     state = read_state(checkpoint)
     section = [
-        f"## Context length: {state.context_length:,} tokens",
+        f"## Context length: {state.positions.context_length:,} tokens",
         *describe_changes(state),
         rope_table(state),
-        *([NEEDS_ROPECLI] if state.main.remapping else []),
+        *([NEEDS_ROPECLI] if state.positions.main.remapping else []),
         "The text below describes the checkpoint before these changes.",
     ]
     readme.write_bytes(with_section(readme.read_bytes(), "\n\n".join(section)))
@@ -77,7 +77,7 @@ NEEDS_ROPECLI = (
 
 def describe_changes(state: CheckpointState) -> list[str]:
     """Paragraphs on what was done, in order, from ropecli.yaml. Skips entries that are incomplete."""
-    record, note = read_record(state.checkpoint.folder), state.note
+    record, note = state.checkpoint.record, state.note
     steps = []
     for key, describe in _STEPS.items():
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -176,9 +176,9 @@ def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
 
 def rope_table(state: CheckpointState) -> str:
     """The rotary embeddings in effect, one column per layer type."""
-    ropes = state.ropes.values()
+    positions, ropes = state.positions, state.positions.ropes.values()
     rows = [
-        ["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)],  # the same for all layers
+        ["context length", f"{positions.context_length:,} tokens", *[""] * (len(ropes) - 1)],  # the same for all layers
         ["pretraining length", *(f"{rope.geometry.original_max_position_embeddings:,} tokens" for rope in ropes)],
         ["method", *(rope.spec.label for rope in ropes)],
         ["rope_theta", *(f"{rope.rope_theta:,.10g}" for rope in ropes)],
@@ -186,7 +186,7 @@ def rope_table(state: CheckpointState) -> str:
         ["rotated dimensions", *(f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}" for rope in ropes)],
         ["wavelengths", *map(_wavelengths, ropes)],
     ]
-    return markdown(Table("", ["", *(label or "" for label in state.ropes)], rows))
+    return markdown(Table("", ["", *(label or "" for label in positions.ropes)], rows))
 
 
 def _wavelengths(rope: ScaledRope) -> str:

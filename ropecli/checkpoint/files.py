@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ropecli.errors import CheckpointError
-from ropecli.yaml12 import values
+from ropecli.errors import CheckpointError, reason_of
+from ropecli.yaml12 import BoundedLoader, read_yaml, values
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -35,6 +35,7 @@ PUBLIC_FILES = [
     *("readme.md", *map(str.lower, _TERMS), CODE),
 ]
 LARGEST_JSON = 32 * 2**20
+_LARGEST_RECORD = 2**18  # bytes; PyYAML parses about 100 KB per second
 
 
 def is_file(path: Path) -> bool:
@@ -108,3 +109,23 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} is invalid: {error}.") from error
     return value
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read ropecli.yaml; empty if there is none. Raises CheckpointError."""
+    path = folder / PROVENANCE
+    if not is_own_file(path):
+        return {}
+    try:
+        record = read_yaml(read_text(path, _LARGEST_RECORD), BoundedLoader)
+    except (OSError, ValueError) as error:
+        raise unreadable(folder, error) from error
+    if not isinstance(record, dict):
+        raise unreadable(folder, TypeError("it is not a mapping"))
+    return record
+
+
+def unreadable(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Delete it to use only config.json."
+    )

@@ -15,7 +15,7 @@ from ropecli.analysis.wavelengths import float32_angle_error
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.provenance import patch_command, read_record, tuned_weights, untuned
+from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import mapping
 from ropecli.config.layers import RECURRENT, SPARSE, Layer, kv_cache_bytes
@@ -40,14 +40,14 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
     bfloat16. findings: problems found, each with a rule, a message and a fix.
     """
     layers = state.settings.layers if layers is None else layers
-    checkpoint, length = state.checkpoint, state.context_length
-    main = {key: value for key, value in _describe(state.main, length).items() if key != "layer_type"}
-    support = support_of(state.main, length, _LONGEST_BASE)
-    tokenizer, record = checkpoint.tokenizer_config or {}, read_record(checkpoint.folder)
+    checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
+    main = {key: value for key, value in _describe(positions.main, length).items() if key != "layer_type"}
+    support = support_of(positions.main, length, _LONGEST_BASE)
+    tokenizer, record = checkpoint.tokenizer_config or {}, checkpoint.record
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
-        "pretraining_length": state.pretraining_length,
+        "pretraining_length": positions.pretraining_length,
         "pretraining_length_source": state.length_source,
         "config_pretraining_length": state.before.config_length,
         "max_position_embeddings": state.max_position_embeddings,
@@ -57,12 +57,12 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
         "tuned_from": untuned(record) if tuned_weights(record) else None,
         **main,
         "target_length": length,
-        "remaps": state.main.remapping is not None,
-        "largest_distance": largest_distance(state.main, length),
+        "remaps": positions.main.remapping is not None,
+        "largest_distance": largest_distance(positions.main, length),
         "supported_length": support.supported,
         "smallest_base": support.smallest_base,
-        "ropes": [_describe(rope, length) for rope in state.ropes.values()],
-        "layers": _kinds_of(layers, state.ropes),
+        "ropes": [_describe(rope, length) for rope in positions.ropes.values()],
+        "layers": _kinds_of(layers, positions.ropes),
         "limits": list(_limits(state, layers)),
         "kv_cache_bytes_per_token": kv_cache_bytes(state.section, state.settings.family, layers, 1),
         "kv_cache_bytes": kv_cache_bytes(state.section, state.settings.family, layers, length),
@@ -88,7 +88,10 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
     """What limits the length, and what follows."""
     count = Counter(layer.attention for layer in layers)
     far = [layer for layer in layers if layer.far]
-    rotating, trained = sum(layer.rotates is True for layer in far), f"trained up to {state.pretraining_length} tokens"
+    rotating, trained = (
+        sum(layer.rotates is True for layer in far),
+        f"trained up to {state.positions.pretraining_length} tokens",
+    )
     if count[None]:
         yield (
             "config.json does not say which layers see the whole context. `ropecli inspect CHECKPOINT --probe` runs a "
@@ -216,16 +219,17 @@ def make_study(
     for spec in specs:
         if spec is None:
             state = read_state(checkpoint)
-            rope, length = state.main, state.context_length
+            positions = state.positions
             warnings += state.warnings
         else:
             plan = make_plan(checkpoint, spec, original_length=original_length)
-            rope, length = plan.ropes[plan.scaled[0]], plan.target_length
+            positions = plan.positions
             warnings += plan.scaling_warnings
+        rope = positions.main
         if rope.spec.method.name != "none":
             name = rope.spec.label
             ropes[f"{name}, as it is" if spec is None else name] = rope
-        target = max(target, length)
+        target = max(target, positions.context_length)
         unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
 

@@ -68,7 +68,7 @@ def find_faults(state: CheckpointState) -> list[Finding]:
 
 
 def _only_new_dialect(state: CheckpointState) -> Faults:
-    section, main, family = state.section, state.main, state.settings.family
+    section, main, family = state.section, state.positions.main, state.settings.family
     # model types with a rope per layer type have no older dialect, unless they read flat fields
     if not section.get("rope_parameters") or family.new or (family.layers and not family.flat_means_full):
         return
@@ -198,7 +198,7 @@ def _scales_softmax(state: CheckpointState) -> bool:
 
 
 def _lengths(state: CheckpointState) -> Faults:
-    spec, written, context = state.main.spec, state.max_position_embeddings, state.context_length
+    spec, written, context = state.positions.main.spec, state.max_position_embeddings, state.positions.context_length
     for label, inside in _overruled_lengths(state):
         message = (
             f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
@@ -210,7 +210,7 @@ def _lengths(state: CheckpointState) -> Faults:
             f"inputs; {ORIGINAL_LENGTH} {smaller[0]} is ignored."
         )
         yield "dynamic-switched-off", message
-    if varies_with_length(state.main):
+    if varies_with_length(state.positions.main):
         message = (
             f"{spec.method} has different frequencies for short and long inputs here. Batches of mixed lengths, "
             "chunked prefill, and a KV cache that grows past the pretraining length are inexact."
@@ -218,7 +218,7 @@ def _lengths(state: CheckpointState) -> Faults:
         yield "switches-with-length", message
     scaling = (
         f"max_position_embeddings is {written}, but {spec.method} ×{spec.factor:g} extends the pretraining length of "
-        f"{state.pretraining_length} to {state.main.scaled_length}."
+        f"{state.positions.pretraining_length} to {state.positions.main.scaled_length}."
     )
     if _falls_short(state):
         advice = "The fix raises the factor; if the model was trained with this factor, lower max_position_embeddings"
@@ -273,14 +273,15 @@ def _rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
 
 def _falls_short(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is longer than the scaling reaches."""
-    longer = state.max_position_embeddings > state.main.scaled_length
-    return state.main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
+    main = state.positions.main
+    longer = state.max_position_embeddings > main.scaled_length
+    return main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
 
 
 def _stops_early(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is shorter than the scaling reaches."""
-    shorter = state.max_position_embeddings < state.context_length
-    return state.main.spec.method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
+    method, shorter = state.positions.main.spec.method, state.max_position_embeddings < state.positions.context_length
+    return method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
 
 
 def _overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
@@ -309,7 +310,7 @@ def fix_command(state: CheckpointState) -> str | None:
 
     None if `patch` would refuse it, for example a distance method without ropecli.yaml.
     """
-    main, note = state.main, state.note
+    main, note = state.positions.main, state.note
     if main.remapping is not None and note is None:
         return None
     spec, options = main.spec, _fixing_lengths(state)
@@ -340,14 +341,14 @@ def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
     """Options that set the true pretraining length and keep the context length."""
     if state.guesses_pretraining_length:
         return {"original_length": "N"}
-    if state.main.spec.method.name == "dynamic":
+    main, written = state.positions.main, state.max_position_embeddings
+    if main.spec.method.name == "dynamic":
         unread = _unread_lengths(state)
         return {"original_length": unread[0]} if unread else {}
-    lengths = {}
+    lengths, pretraining_length = {}, state.positions.pretraining_length
     if _overruled_lengths(state):
-        lengths["original_length"] = state.pretraining_length
-    written = state.max_position_embeddings
-    if written != state.main.scaled_length and written >= state.pretraining_length and not _stops_early(state):
+        lengths["original_length"] = pretraining_length
+    if written != main.scaled_length and written >= pretraining_length and not _stops_early(state):
         lengths["target_length"] = written
     return lengths
 

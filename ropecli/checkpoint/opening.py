@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ropecli.checkpoint.files import (
     is_file,
     is_own_file,
     read_json,
+    read_record,
 )
 from ropecli.errors import CheckpointError, quoted, reason_of, shown
 from ropecli.hashing import sha256_of
@@ -43,7 +44,7 @@ class Checkpoint:
 
     name: as given by the user. config: the content of config.json. revision, commit: for a Hub id, the requested
     revision and the commit it resolved to. base: for an adapter, its base model. has_weights: false for a Hub id whose
-    weights were not asked for.
+    weights were not asked for. memory: of read_state.
     """
 
     name: str
@@ -53,11 +54,17 @@ class Checkpoint:
     commit: str | None = None
     base: "Checkpoint | None" = None
     has_weights: bool = True
+    memory: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def tokenizer_config(self) -> dict[str, Any] | None:
         path = self.folder / TOKENIZER_CONFIG
         return read_json(path) if is_own_file(path) else None
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The content of ropecli.yaml, read once; empty if there is none. Raises CheckpointError."""
+        return read_record(self.folder)
 
     def weight_files(self) -> list[Path]:
         """The safetensors files. Raises CheckpointError if there are none, or one is missing or damaged."""

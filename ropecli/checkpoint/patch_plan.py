@@ -9,13 +9,13 @@ import numpy as np
 
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import Provenance, read_record, tuned_weights, untuned
-from ropecli.checkpoint.state import CheckpointState, edit_warning, far_layers, read_state, scale_layers
+from ropecli.checkpoint.provenance import tuned_weights, untuned
+from ropecli.checkpoint.state import CheckpointState, Positions, edit_warning, far_layers, read_state, scale_layers
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
 from ropecli.config.layers import Layer
-from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping, write_saved_remapping
+from ropecli.config.saved_remapping import SavedRemapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.none import LENGTH_ONLY
@@ -28,23 +28,22 @@ from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor
 class PatchPlan:
     """What a patch would write.
 
-    ropes: by layer type (None if all layers share one), including unscaled ones; scaled: the scaled layer types.
-    original: the config before any patch; config: after this patch; changes: from the current config to it.
-    unwritable: why config.json cannot express the method; `config` is then `original`. max_position_embeddings: the
-    value to write, tokens. layers: see read_layers. settings_warnings: about the source; scaling_warnings: these and
-    those about the scaling; writing_warnings: only for a patch on disk.
+    positions: after the patch; the main rope is that of the first scaled layer type, and the pretraining length its
+    geometry's. scaled: the scaled layer types. original: the config before any patch; config: after this patch;
+    changes: from the current config to it. unwritable: why config.json cannot express the method; `config` is then
+    `original`. max_position_embeddings: the value to write, tokens. layers: see read_layers. settings_warnings: about
+    the source; scaling_warnings: these and those about the scaling; writing_warnings: only for a patch on disk.
     """
 
     source: Checkpoint
     spec: ScalingSpec
-    ropes: dict[str | None, ScaledRope]
+    positions: Positions
     scaled: tuple[str | None, ...]
     original: dict[str, Any]
     config: dict[str, Any]
     changes: tuple[ConfigChange, ...]
     unwritable: str | None
     max_position_embeddings: int
-    target_length: int
     layers: tuple[Layer, ...]
     settings_warnings: tuple[str, ...]
     scaling_warnings: tuple[str, ...]
@@ -53,7 +52,7 @@ class PatchPlan:
     @property
     def remaps(self) -> bool:
         """Whether the method is a distance method, with ropecli's attention."""
-        return any(rope.remapping is not None for rope in self.ropes.values())
+        return any(rope.remapping is not None for rope in self.positions.ropes.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -68,13 +67,11 @@ def _before_patches(
 
     original_length: overrides the pretraining length, tokens. Raises PatchError if the original config is unknown.
     """
-    checkpoint, note, edited = state.checkpoint, state.note, state.edited
-    if note is not None:
-        config, settings = note.original, read_settings(note.original, original_length or note.original_length)
-    else:
-        _refuse_unknown_original(checkpoint, edited)
-        config, settings = copy.deepcopy(checkpoint.config), read_settings(checkpoint.config, original_length)
-    warnings = edit_warning(edited) + settings.warnings
+    if state.note is None:
+        _refuse_unknown_original(state)
+    config = copy.deepcopy(state.note.original if state.note is not None else state.checkpoint.config)
+    settings = read_settings(config, original_length) if original_length else state.before
+    warnings = edit_warning(state.edited) + settings.warnings
     makers = settings.makers
     if makers is not None and makers.pretraining_length != settings.config_length:
         of_makers = (
@@ -145,7 +142,7 @@ def make_plan(
             write_saved_remapping(patched, saved)
     except PatchError as error:
         patched, unwritable = config, str(error)
-    record = read_record(checkpoint.folder)
+    record = checkpoint.record
     if tuned_weights(record) and (tuned_for := record["tuned"].get("scaling")) != spec.label:
         tuned = (
             f"the weights of {checkpoint.name} were tuned for {tuned_for} by `ropecli tune` and do not suit another "
@@ -155,14 +152,13 @@ def make_plan(
     return PatchPlan(
         source=checkpoint,
         spec=spec,
-        ropes=ropes,
+        positions=Positions(ropes, rope, original, target),
         scaled=labels,
         original=config,
         config=patched,
         changes=tuple(diff(checkpoint.config, patched)),
         unwritable=unwritable,
         max_position_embeddings=written_length,
-        target_length=target,
         layers=settings.layers,
         settings_warnings=warnings,
         scaling_warnings=(*warnings, *plan_warnings.of_scaling(settings, spec, scaled, target, keeps)),
@@ -255,9 +251,9 @@ def _refuse_near_layers(settings: RopeSettings, labels: Sequence[str | None]) ->
         )
 
 
-def _refuse_unknown_original(checkpoint: Checkpoint, edited: Provenance | None) -> None:
-    """Raise PatchError if config.json alone does not show what a patch changed. edited: a record out of date."""
-    name, saved = checkpoint.name, read_saved_remapping(checkpoint.config)
+def _refuse_unknown_original(state: CheckpointState) -> None:
+    """Raise PatchError if config.json alone does not show what a patch changed."""
+    name, saved, edited = state.checkpoint.name, state.saved_remapping, state.edited
     keys = ", ".join(edited.edited) if edited else ""
     if edited and {"ntk", "abf"} & set(edited.method.split("+")):
         raise PatchError(

@@ -3,21 +3,17 @@
 import copy
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ropecli.checkpoint.files import CONFIG, PROVENANCE, is_own_file, read_text
+from ropecli.checkpoint.files import CONFIG, unreadable
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.changes import ConfigChange, get_path, put_in_order, undo
-from ropecli.errors import CheckpointError, reason_of
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.yaml12 import BoundedLoader, read_yaml
 
 _OF_A_PATCH = {"ropecli", "source", "original_max_position_embeddings", "target_length", "scaling", "changes"}
 _OF_A_PATCH |= {"key_order", "tokenizer"}
-_LARGEST_RECORD = 2**18  # bytes; PyYAML parses about 100 KB per second
 
 
 class Provenance(NamedTuple):
@@ -46,7 +42,7 @@ class Provenance(NamedTuple):
 
 def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
     """Read the patch in ropecli.yaml; None if there is no file or no patch in it. Raises CheckpointError."""
-    record = read_record(checkpoint.folder)
+    record = checkpoint.record
     if "changes" not in record:  # a trained checkpoint that was never patched
         return None
     try:
@@ -65,20 +61,6 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         return Provenance(original, *scaled, *lengths, tuple(edited), tokenizer, tuple(scaling["layer_types"]))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Read ropecli.yaml; empty if there is none. Raises CheckpointError."""
-    path = folder / PROVENANCE
-    if not is_own_file(path):
-        return {}
-    try:
-        record = read_yaml(read_text(path, _LARGEST_RECORD), BoundedLoader)
-    except (OSError, ValueError) as error:
-        raise unreadable(folder, error) from error
-    if not isinstance(record, dict):
-        raise unreadable(folder, TypeError("it is not a mapping"))
-    return record
 
 
 def entry(record: dict[str, Any], key: str) -> dict[str, Any]:
@@ -103,12 +85,6 @@ def tuned_weights(record: dict[str, Any]) -> bool:
 def untuned(record: dict[str, Any]) -> str:
     """The name of the checkpoint before `ropecli tune`."""
     return str(record["tuned"].get("checkpoint"))
-
-
-def unreadable(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Delete it to use only config.json."
-    )
 
 
 def patch_command(

@@ -1,21 +1,22 @@
-"""CheckpointState: the positions of a checkpoint, read once from its files and used by every command.
+"""Positions: what a model computes and how far. CheckpointState: what a checkpoint's files say, read once.
 
 If ropecli.yaml matches config.json, it defines the pretrained geometry and the method, because config.json has only the
 new base of ntk or abf, not the pretrained one. Otherwise only config.json is used.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ropecli.checkpoint.files import unreadable
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import Provenance, read_provenance, unreadable
+from ropecli.checkpoint.provenance import Provenance, read_provenance
 from ropecli.config.encoding import write_context_length
 from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import read_saved_remapping
+from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
@@ -23,11 +24,26 @@ from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 
 @dataclass(frozen=True)
+class Positions:
+    """The positions of a checkpoint, or those that a planned patch would give it.
+
+    ropes: by layer type, including unscaled ones; under None if all layers share one. main: the one that represents the
+    model. pretraining_length, context_length: tokens that the model was pretrained to read, and reads.
+    """
+
+    ropes: Mapping[str | None, ScaledRope]
+    main: ScaledRope
+    pretraining_length: int
+    context_length: int
+
+
+@dataclass(frozen=True)
 class CheckpointState:
     """The state of a checkpoint's positions, from `read_state`. Properties are computed on demand.
 
-    settings: from config.json only. note: the patch that ropecli.yaml records, if config.json still matches it. edited:
-    the same patch, if config.json was edited later, so that it no longer holds. At most one of the two is set.
+    settings: from config.json, but the pretraining length of `note`. note: the patch that ropecli.yaml records, if
+    config.json still matches it. edited: the same patch, if config.json was edited later, so that it no longer holds.
+    At most one of the two is set.
     """
 
     checkpoint: Checkpoint
@@ -41,31 +57,46 @@ class CheckpointState:
         return section_of(self.checkpoint.config)
 
     @cached_property
+    def saved_remapping(self) -> SavedRemapping | None:
+        """The distance method in config.json. Raises CheckpointError for an incomplete one."""
+        return read_saved_remapping(self.checkpoint.config)
+
+    @cached_property
     def before(self) -> RopeSettings:
         """The settings before any known patch. Raises CheckpointError."""
         if self.note is not None:
             return read_settings(self.note.original, self.note.original_length)
-        saved = read_saved_remapping(self.checkpoint.config)
-        if saved is None:
+        if self.saved_remapping is None:
             return self.settings
         # of the RoPE settings, a distance method changes only the context length
         config = copy.deepcopy(self.checkpoint.config)
-        write_context_length(section_of(config), family_of(config), saved.pretrained)
+        write_context_length(section_of(config), family_of(config), self.saved_remapping.pretrained)
         return read_settings(config)
 
     @cached_property
-    def ropes(self) -> dict[str | None, ScaledRope]:
-        """The rope in effect for each layer type; under None if all layers share one.
+    def positions(self) -> Positions:
+        """The positions in effect. The pretraining length is as the makers say, or as the files do.
 
-        Raises MethodError, and CheckpointError for an incomplete distance method.
+        The main rope has the largest factor among layers that see the whole context; of several, it is that of
+        full_attention. Raises MethodError, and CheckpointError for an incomplete distance method.
         """
+        ropes = self._ropes()
+        far = [ropes[label] for label in far_layers(self.settings) if label in ropes]
+        candidates = far or list(ropes.values())
+        main = max(candidates, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
+        makers = self.before.makers
+        pretraining_length = makers.pretraining_length if makers else main.geometry.original_max_position_embeddings
+        context_length = self.note.target_length if self.note is not None else self.settings.context_length
+        return Positions(ropes, main, pretraining_length, context_length)
+
+    def _ropes(self) -> dict[str | None, ScaledRope]:
         if self.note is not None:
             try:
                 return scale_layers(self.before, self.note.spec(), self.note.layer_types, self.note.target_length)
             except MethodError as error:
                 raise unreadable(self.checkpoint.folder, error) from error
         ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.before.ropes}
-        if saved := read_saved_remapping(self.checkpoint.config):
+        if saved := self.saved_remapping:
             for label in far_layers(self.before):
                 # as in ropecli.yaml, the factor is relative to the pretraining length
                 factor = saved.target / ropes[label].geometry.original_max_position_embeddings
@@ -73,26 +104,10 @@ class CheckpointState:
                 ropes[label] = replace(ropes[label], spec=spec, remapping=saved.remapping())
         return ropes
 
-    @cached_property
-    def main(self) -> ScaledRope:
-        """The rope that represents the checkpoint: the largest factor among layers that see the whole context.
-
-        Of several, the one of full_attention.
-        """
-        far = [self.ropes[label] for label in far_layers(self.settings) if label in self.ropes]
-        candidates = far or list(self.ropes.values())
-        return max(candidates, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
-
     @property
     def max_position_embeddings(self) -> int:
         """max_position_embeddings of config.json, tokens."""
         return self.settings.max_position_embeddings
-
-    @property
-    def pretraining_length(self) -> int:
-        """Tokens that the model was pretrained to read: as the makers say, or as config.json does."""
-        makers = self.before.makers
-        return makers.pretraining_length if makers else self.main.geometry.original_max_position_embeddings
 
     @property
     def length_source(self) -> str:
@@ -102,11 +117,6 @@ class CheckpointState:
         return self.before.makers.source if self.before.makers else "config.json"
 
     @property
-    def context_length(self) -> int:
-        """Tokens that the checkpoint reads now: the patch's target, or what config.json says."""
-        return self.note.target_length if self.note is not None else self.settings.context_length
-
-    @property
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json has a scaling without its pretraining length."""
         return self.note is None and self.before.guesses_pretraining_length
@@ -114,17 +124,22 @@ class CheckpointState:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about missing or contradictory values in the files."""
-        if self.note is not None:  # it records the pretraining length, which config.json may lack
-            return read_settings(self.checkpoint.config, self.note.original_length).warnings
-        return edit_warning(self.edited) + self.before.warnings
+        return edit_warning(self.edited) + (self.settings if self.note is not None else self.before).warnings
 
 
 def read_state(checkpoint: Checkpoint) -> CheckpointState:
-    """Read config.json and ropecli.yaml. Raises CheckpointError, also for a model without rotary embeddings."""
-    settings, provenance = read_settings(checkpoint.config), read_provenance(checkpoint)
-    if provenance is not None and provenance.edited:
-        return CheckpointState(checkpoint, settings, edited=provenance)
-    return CheckpointState(checkpoint, settings, note=provenance)
+    """Read config.json and ropecli.yaml, once per Checkpoint object.
+
+    Raises CheckpointError, also for a model without rotary embeddings.
+    """
+    state: CheckpointState | None = checkpoint.memory.get("state")
+    if state is None:
+        provenance = read_provenance(checkpoint)
+        note, edited = (None, provenance) if provenance and provenance.edited else (provenance, None)
+        # ropecli.yaml records the pretraining length, which config.json may lack
+        settings = read_settings(checkpoint.config, note.original_length if note else None)
+        state = checkpoint.memory["state"] = CheckpointState(checkpoint, settings, note, edited)
+    return state
 
 
 def edit_warning(edited: Provenance | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, PUBLIC_FILES, TUNING, WEIGHTS, is_own_file
 from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
-from ropecli.checkpoint.provenance import entry, read_record
+from ropecli.checkpoint.provenance import entry
 from ropecli.errors import OutputError, RopecliError, quoted, reason_of, shortened, shown
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
                 return None
         except (RopecliError, OSError, RuntimeError):
             return None
-        record = read_record(source.folder)
+        record = source.record
     return None
 
 

@@ -17,18 +17,18 @@ import yaml
 
 from ropecli.atomic import new_folder
 from ropecli.checkpoint.card import README, add_section, without_section
+from ropecli.checkpoint.files import PROVENANCE
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import (
-    PROVENANCE,
     Provenance,
     entry,
     other_notes,
     read_provenance,
-    read_record,
     tuned_weights,
     untuned,
 )
+from ropecli.checkpoint.state import read_state
 from ropecli.config.changes import ConfigChange, diff, key_orders, undo
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.scaling.registry import find_method
@@ -67,7 +67,7 @@ def write_patch(
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
         _write_record(folder, plan, lengths, notes)
-        proved = prove(folder, plan.ropes, plan.original) if prove else 0
+        proved = prove(folder, plan.positions.ropes, plan.original) if prove else 0
         _place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
         if (folder / README).exists():
             add_section(folder / README, Checkpoint(plan.source.name, folder, plan.config))
@@ -82,13 +82,13 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any], notes: Mapping[str, Any]) -> None:
     """Write ropecli.yaml: the patch, the changes needed to revert it, and further entries."""
-    spec, geometry = plan.spec, plan.ropes[plan.scaled[0]].geometry
+    spec, positions = plan.spec, plan.positions
     changes = diff(plan.original, plan.config)
     record = {
         "ropecli": VERSION,
         "source": plan.source.origin(digest=False),
-        "original_max_position_embeddings": geometry.original_max_position_embeddings,
-        "target_length": plan.target_length,
+        "original_max_position_embeddings": positions.pretraining_length,
+        "target_length": positions.context_length,
         "scaling": {
             "method": spec.method.name,
             "factor": float(spec.factor),
@@ -100,7 +100,7 @@ def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any], note
     if orders := key_orders(plan.original, undo(plan.config, changes)):
         record["key_order"] = orders
     record["tokenizer"] = tokenizer
-    _write_notes(folder, record | other_notes(read_record(plan.source.folder)) | dict(notes))
+    _write_notes(folder, record | other_notes(plan.source.record) | dict(notes))
 
 
 def _write_notes(folder: Path, record: dict[str, Any]) -> None:
@@ -114,14 +114,14 @@ def _write_notes(folder: Path, record: dict[str, Any]) -> None:
 
 def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The tokenizer's config to write, and the entry of ropecli.yaml: model_max_length before and after."""
-    config, note = plan.source.tokenizer_config, read_provenance(plan.source)
+    config, note = plan.source.tokenizer_config, read_state(plan.source).note
     if config is None or "model_max_length" not in config:
         return config, {}
     before = config["model_max_length"]
-    if note and not note.edited and note.tokenizer_lengths[1:] == (before,):
+    if note and note.tokenizer_lengths[1:] == (before,):
         before = note.tokenizer_lengths[0]
-    raises = isinstance(before, int | float) and before < plan.target_length
-    after = plan.target_length if raises else before
+    raises = isinstance(before, int | float) and before < plan.positions.context_length
+    after = plan.positions.context_length if raises else before
     return {**config, "model_max_length": after}, {"model_max_length": [before, after]}
 
 
@@ -202,15 +202,14 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
             f"{checkpoint.name}: config.json was edited after {PROVENANCE} was written ({', '.join(note.edited)}), so "
             f"its original values are unknown. Undo the edit; {PROVENANCE} lists the values that were written."
         )
-    record = read_record(checkpoint.folder)
-    if tuned_weights(record):
+    if tuned_weights(checkpoint.record):
         raise PatchError(
             f"{checkpoint.name}: `ropecli tune` changed the weights, which cannot be reverted. Use the checkpoint "
-            f"before tuning, {untuned(record)}."
+            f"before tuning, {untuned(checkpoint.record)}."
         )
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)
-    notes = other_notes(record)
+    notes = other_notes(checkpoint.record)
     if "finetuned" in notes:
         length = entry(notes, "finetuned").get("length")
         if not isinstance(length, int) or length > note.original_length:

@@ -275,7 +275,7 @@ def show_patch(result: "PatchResult | RevertResult") -> None:
         return
     plan, output = result.plan, result.output
     arrow = "" if output is None else f" → {output}"
-    tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.target_length} tokens")
+    tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.positions.context_length} tokens")
     if output is None:
         show_changes("config.json", plan.changes)
     tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")

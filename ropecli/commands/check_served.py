@@ -100,13 +100,13 @@ def check_served(
     Exit status: 0 the server applies the checkpoint's scaling, 3 it does not, 4 it cannot be told.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.engines.checkpoint_positions import read_positions
     from ropecli.engines.engine_export import export_checkpoint
+    from ropecli.engines.engine_input import read_input
 
     file, loading = options.optional_path(reference), options.loading_of(shared)
     refuse_unwritable(file)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    positions = read_positions(opened)  # refuses what no engine computes
+    engine_input = read_input(opened)  # refuses what no engine computes
     endpoint = options.endpoint_of(url, shared)
 
     from ropecli.evaluation import served  # torch is loaded only once the server answers
@@ -122,11 +122,11 @@ def check_served(
         prompt = endpoint.gives_prompt_losses(known.ids)
     else:
         subjects = served.alternatives(opened)
-        most = positions.length
+        most = engine_input.length
         if endpoint.model.max_length and not file:  # a file may serve for other servers
             most = min(most, endpoint.model.max_length - 1)
         # a server that reads the context length takes a prompt of one token less, and answers one
-        longest = length or min(most, positions.length - 1, 2 * positions.original_length)
+        longest = length or min(most, engine_input.length - 1, 2 * engine_input.original_length)
         if longest > most:
             raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
         ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)

@@ -171,7 +171,7 @@ def _warnings(checkpoint: "Checkpoint", subjects: "Sequence[Subject]") -> list[s
     from ropecli.checkpoint.state import read_state
 
     plans = [subject.plan for subject in subjects if subject.checkpoint is checkpoint]
-    shipped = read_state(checkpoint).main.spec
+    shipped = read_state(checkpoint).positions.main.spec
     warnings = [text for plan in plans if plan for text in plan.settings_warnings]
     kept = any(plan is None or plan.spec.method == shipped.method for plan in plans)
     if shipped.method.name != "none" and not kept:

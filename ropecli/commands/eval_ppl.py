@@ -69,7 +69,7 @@ def eval_ppl(
         jobs.append(Job(base, [task], tokenizer, optional=True))
     report, *measured = make_reports(jobs, readers, outputs.report, workers)
     if base and measured:
-        context_length = base.context_length
+        context_length = base.positions.context_length
         report = replace(report, baseline=measured[0], headlines=pair(report, measured[0], context_length))
         if len(report.headlines) < 2:
             warn(

@@ -43,13 +43,13 @@ class PatchResult:
     proved: int
 
     def as_json(self) -> dict[str, Any]:
-        rope = self.plan.ropes[self.plan.scaled[0]]
+        positions = self.plan.positions
         return {
             "output": str(self.output) if self.output else None,
             "method": self.plan.spec.method.name,
             "factor": self.plan.spec.factor,
-            "original_max_position_embeddings": rope.geometry.original_max_position_embeddings,
-            "target_length": self.plan.target_length,
+            "original_max_position_embeddings": positions.pretraining_length,
+            "target_length": positions.context_length,
             "changes": [change._asdict() for change in self.plan.changes],
             "proved_tables": self.proved or None,
             "warnings": list(self.plan.warnings),
@@ -190,7 +190,7 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
         from ropecli.live.proof import prove
         from ropecli.live.stock_transformers import stock_config_of
 
-        proved = prove(stock_config_of(plan.config, plan.source.name), plan.ropes, plan.original)
+        proved = prove(stock_config_of(plan.config, plan.source.name), plan.positions.ropes, plan.original)
     return PatchResult(plan, output, proved)
 
 

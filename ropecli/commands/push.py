@@ -76,7 +76,6 @@ def push(
     from huggingface_hub import constants
 
     from ropecli.checkpoint.card import read_run
-    from ropecli.checkpoint.provenance import read_record
     from ropecli.checkpoint.upload import PushedFile, Source, files_to_push, hub_origin, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements
 
@@ -88,7 +87,7 @@ def push(
         refuse_outputs(card=card_file)
     reports = [as_path(path) for path in listed(report or ())]
     run = read_run(checkpoint.folder)
-    base = Source(base_model, None) if base_model else hub_origin(run) or hub_origin(read_record(checkpoint.folder))
+    base = Source(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
     if base:
         refuse_repo(base.repo, "--base-model")
         if base.repo == repo:
@@ -117,7 +116,6 @@ def push(
 def _open(folder: Path, repo: str) -> "CheckpointState":
     """Open a finished folder that ropecli wrote. Raises CheckpointError."""
     from ropecli.checkpoint.opening import CONFIG, open_checkpoint
-    from ropecli.checkpoint.provenance import read_record
     from ropecli.checkpoint.state import read_state
 
     if not folder.is_dir():
@@ -126,7 +124,7 @@ def _open(folder: Path, repo: str) -> "CheckpointState":
         raise CheckpointError(f"{folder} has an unfinished training run. Finish it with ropecli finetune --resume.")
     checkpoint = open_checkpoint(folder, weights=True)
     checkpoint.weight_files()
-    if not read_record(checkpoint.folder):
+    if not checkpoint.record:
         raise CheckpointError(
             f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload "
             f"{quoted(repo, folder)}"
@@ -143,8 +141,8 @@ def _open(folder: Path, repo: str) -> "CheckpointState":
 def _message(state: "CheckpointState") -> str:
     from ropecli.scaling.spec import label_of
 
-    spec = state.main.spec
-    return f"{label_of(spec.method.name, spec.factor, {})}, {state.context_length} tokens, written by ropecli"
+    spec, length = state.positions.main.spec, state.positions.context_length
+    return f"{label_of(spec.method.name, spec.factor, {})}, {length} tokens, written by ropecli"
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def tune(
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:
-        warn(f"Skipping {count_documents(short)} shorter than {task.target_length} tokens.")
+        warn(f"Skipping {count_documents(short)} shorter than {task.positions.context_length} tokens.")
     refuse_attention(Subject(opened, task.baseline), shared["attn"])
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
@@ -180,9 +180,9 @@ def _shows_points(task: "TuningTask", step: Step) -> "Callable[[Point], None]":
     points: list[Point] = []
 
     def scores(point: "Point") -> str:
-        at_target = f" and {ppl_words(point.score.target)} at {task.target_length}"
-        at_short = f"{ppl_words(point.score.pretraining)} at {task.original_length}"
-        return at_short + at_target * (task.target_length != task.original_length)
+        at_target = f" and {ppl_words(point.score.target)} at {task.positions.context_length}"
+        at_short = f"{ppl_words(point.score.pretraining)} at {task.positions.pretraining_length}"
+        return at_short + at_target * (task.positions.context_length != task.positions.pretraining_length)
 
     def on_point(point: "Point") -> None:
         points.append(point)

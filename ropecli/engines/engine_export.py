@@ -10,7 +10,7 @@ from typing import Any
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
-from ropecli.engines.checkpoint_positions import CheckpointPositions, read_positions
+from ropecli.engines.engine_input import EngineInput, read_input
 from ropecli.engines.engine_table import Case
 from ropecli.errors import MethodError, OutputError, PatchError, did_you_mean
 
@@ -62,10 +62,10 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     engine = ENGINES[name]
     if output and not engine.file_name:
         raise MethodError(f"{engine.title} needs no config file: its command has all options. Run it without --output.")
-    positions = read_positions(checkpoint, trains=engine.trains, remaps=engine.remaps)
-    for reason in _texts(engine.refused, positions):
-        raise PatchError(f"{engine.title} does not support the positions of {positions.checkpoint}: {reason}")
-    overrides, file_name = engine.overrides(positions), str(output or engine.file_name)
+    p = read_input(checkpoint, trains=engine.trains, remaps=engine.remaps)
+    for reason in _texts(engine.refused, p):
+        raise PatchError(f"{engine.title} does not support the positions of {p.checkpoint}: {reason}")
+    overrides, file_name = engine.overrides(p), str(output or engine.file_name)
     file_text = engine.file_text(overrides)
     if output:
         if output.exists():
@@ -76,11 +76,11 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         engine=name,
         command=shlex.join(
             json.dumps(word) if isinstance(word, Mapping) else str(word)
-            for word in [*engine.command(positions), *([file_name] if file_name else [])]
+            for word in [*engine.command(p), *([file_name] if file_name else [])]
         ),
         overrides=overrides,
-        cannot=tuple(_texts(engine.cannot, positions)),
-        notes=(*positions.warnings, *_texts((engine.without_options(positions), *engine.notes), positions)),
+        cannot=tuple(_texts(engine.cannot, p)),
+        notes=(*p.warnings, *_texts((engine.without_options(p), *engine.notes), p)),
         file_name=file_name,
         file_text=file_text,
         written=output is not None,
@@ -93,19 +93,19 @@ def vllm_overrides(checkpoint: Checkpoint, source: Checkpoint, length: int) -> d
     length: tokens to read. Raises PatchError for positions that vLLM does not support, and for a length beyond the
     context length of a scaling, for which vLLM has no table.
     """
-    overrides, positions = dict(export_checkpoint(checkpoint, "vllm").overrides), read_positions(checkpoint)
-    if positions.only_in_config:
+    overrides, p = dict(export_checkpoint(checkpoint, "vllm").overrides), read_input(checkpoint)
+    if p.only_in_config:
         old = source.config
         overrides |= {key: value for key, value in checkpoint.config.items() if old.get(key) != value}
-    if length > positions.length:
-        if positions.scaled:
-            raise PatchError(f"vLLM reads {positions.length} tokens with this scaling; --lengths asks for {length}.")
-        overrides |= positions.in_section({positions.length_key: length})
+    if length > p.length:
+        if p.scaled:
+            raise PatchError(f"vLLM reads {p.length} tokens with this scaling; --lengths asks for {length}.")
+        overrides |= p.in_section({p.length_key: length})
     return overrides
 
 
-def _texts(cases: Iterable[Case | str], positions: CheckpointPositions) -> Iterator[str]:
+def _texts(cases: Iterable[Case | str], p: EngineInput) -> Iterator[str]:
     for case in cases:
-        text = case if isinstance(case, str) else case.text if case.holds(positions) else ""
+        text = case if isinstance(case, str) else case.text if case.holds(p) else ""
         if text:
-            yield text.format(p=positions)
+            yield text.format(p=p)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ropecli.config.dialects import Parameters
-from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_input import EngineInput
 from ropecli.scaling.yarn import yarn_attention_factor
 
 # Types with multi-head latent attention whose classes do not treat every scaling as DeepSeek's yarn.
@@ -16,9 +16,9 @@ _NOT_RAISED = (
 
 
 class Case(NamedTuple):
-    """A sentence and its condition. text: a format string, in which p is the CheckpointPositions."""
+    """A sentence and its condition. text: a format string, in which p is the EngineInput."""
 
-    holds: Callable[[CheckpointPositions], bool]
+    holds: Callable[[EngineInput], bool]
     text: str
 
 
@@ -34,12 +34,12 @@ class EngineTable:
     """
 
     title: str
-    command: Callable[[CheckpointPositions], Iterable[object]]
-    overrides: Callable[[CheckpointPositions], dict[str, Any]]
+    command: Callable[[EngineInput], Iterable[object]]
+    overrides: Callable[[EngineInput], dict[str, Any]]
     notes: tuple[Case | str, ...]
     refused: tuple[Case, ...] = ()
     cannot: tuple[Case, ...] = ()
-    without_options: Callable[[CheckpointPositions], str] = lambda p: ""
+    without_options: Callable[[EngineInput], str] = lambda p: ""
     file_name: str = ""
     file_text: Callable[[dict[str, Any]], str] = lambda overrides: ""
     trains: bool = False
@@ -73,7 +73,7 @@ PROPORTIONAL_FACTOR = Case(
 )
 
 
-def is_released_gpt_oss(p: CheckpointPositions) -> bool:
+def is_released_gpt_oss(p: EngineInput) -> bool:
     """Return whether these are gpt-oss' own positions: YaRN without rounding the ends of its ramp."""
     return p.text_type == "gpt_oss" and not p.patched and p.main.get("truncate") is False
 
@@ -89,7 +89,7 @@ FROM_CONFIG = Case(
 )
 
 
-def without_options(p: CheckpointPositions, texts: Mapping[str, str]) -> str:
+def without_options(p: EngineInput, texts: Mapping[str, str]) -> str:
     """A note on the engine without its options. texts: by rope_type, where config.json states the context length."""
     if p.only_in_config:
         return ""

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import (
     LATENT,
     ONE_DYNAMIC_TABLE,
@@ -61,17 +61,17 @@ _LLAMA3_IN_FILE = {"exaone", "exaone4", "llama4_text", "nemotron-nas"}
 _MSCALE_IN_FILE = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "ministral3"}
 
 
-def _command(p: CheckpointPositions) -> tuple[object, ...]:
+def _command(p: EngineInput) -> tuple[object, ...]:
     flags = (word for pair in _flags(p).items() for word in pair)
     return ("llama-server", "-m", _MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
 
 
-def _overrides(p: CheckpointPositions) -> dict[str, Any]:
+def _overrides(p: EngineInput) -> dict[str, Any]:
     words = _overridden(p)
     return {"-c": str(p.length), **_flags(p), **dict(zip(words[::2], words[1::2], strict=True))}
 
 
-def _flags(p: CheckpointPositions) -> dict[str, str]:
+def _flags(p: EngineInput) -> dict[str, str]:
     if p.scales_softmax:
         return {} if _betas(p) == _USUAL_BETAS else _beta_flags(p)
     if _differs_by_layer(p):
@@ -96,12 +96,12 @@ def _scaling(name: str, rope_theta: float, factor: float | None = None) -> dict[
     return {"--rope-scaling": name, **scale, "--rope-freq-base": _number(rope_theta)}
 
 
-def _beta_flags(p: CheckpointPositions) -> dict[str, str]:
+def _beta_flags(p: EngineInput) -> dict[str, str]:
     fast, slow = _betas(p)
     return {"--yarn-beta-fast": _number(fast), "--yarn-beta-slow": _number(slow)}
 
 
-def _overridden(p: CheckpointPositions) -> list[str]:
+def _overridden(p: EngineInput) -> list[str]:
     """The option that overrides the file's metadata."""
     if p.rope_type == "dynamic":
         item = f"context_length=int:{p.length}"
@@ -120,23 +120,23 @@ def _number(value: float) -> str:
 _USUAL_BETAS = (32.0, 1.0)
 
 
-def _betas(p: CheckpointPositions) -> tuple[float, float]:
+def _betas(p: EngineInput) -> tuple[float, float]:
     fast, slow = _USUAL_BETAS
     return float(p.main.get("beta_fast", fast)), float(p.main.get("beta_slow", slow))
 
 
-def _usual_yarn_factor(p: CheckpointPositions) -> bool:
+def _usual_yarn_factor(p: EngineInput) -> bool:
     return math.isclose(p.rope.attention_factor, yarn_attention_factor(p.factor), rel_tol=1e-9)
 
 
-def _unrounded_ramp(p: CheckpointPositions) -> bool:
+def _unrounded_ramp(p: EngineInput) -> bool:
     if p.rope_type != "yarn":
         return False
     rounded = by_parts(p.rope.geometry, p.factor, *_betas(p), True)
     return not np.allclose(rounded, p.rope.inv_freq, rtol=1e-6, atol=0)
 
 
-def _stored_in_file(p: CheckpointPositions) -> bool:
+def _stored_in_file(p: EngineInput) -> bool:
     """Return whether the converted file has the whole scaling, so that llama.cpp needs no --rope options."""
     if _differs_by_layer(p):
         if not p.scaled and not p.patched:
@@ -153,20 +153,20 @@ def _stored_in_file(p: CheckpointPositions) -> bool:
     return p.rope_type != "dynamic"
 
 
-def _differs_by_layer(p: CheckpointPositions) -> bool:
+def _differs_by_layer(p: EngineInput) -> bool:
     """Return whether layers differ in their positions: by layer type, or for sliding windows."""
     return p.nested or p.text_type in _BY_LAYER
 
 
-def _stores_mscale(p: CheckpointPositions) -> bool:
+def _stores_mscale(p: EngineInput) -> bool:
     return p.text_type in _MSCALE_IN_FILE and math.isclose(p.rope.attention_factor, 1.0, rel_tol=1e-9)
 
 
-def _stores_llama3(p: CheckpointPositions) -> bool:
+def _stores_llama3(p: EngineInput) -> bool:
     return p.text_type in _LLAMA3_IN_FILE or _ARCHITECTURES.get(p.model_type) == "llama"
 
 
-def _stores_longrope(p: CheckpointPositions) -> bool:
+def _stores_longrope(p: EngineInput) -> bool:
     """Return whether a GGUF stores longrope's factors and this attention factor."""
     stored = {"phi3": p.usual_longrope_factor, "minicpm3": 1.0}.get(p.model_type, math.inf)
     return math.isclose(p.rope.attention_factor, stored, rel_tol=1e-6)
@@ -188,7 +188,7 @@ _CONVERSION_NOTES = (
 )
 
 
-def _without_options(p: CheckpointPositions) -> str:
+def _without_options(p: EngineInput) -> str:
     if not p.raised and p.rope_type != "dynamic":
         return (
             "config.json states a context length of {p.written_length} tokens, at which llama-server stops. Raise "

@@ -8,7 +8,7 @@
 
 from typing import Any
 
-from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import EngineTable
 
 _ROOM = 256
@@ -16,7 +16,7 @@ _ROOM = 256
 _WITH_ATTENTION = "import ropecli.attention\nfrom lm_eval.__main__ import cli_evaluate\ncli_evaluate()"
 
 
-def _overrides(p: CheckpointPositions) -> dict[str, Any]:
+def _overrides(p: EngineInput) -> dict[str, Any]:
     lengths = [p.original_length]
     while 2 * lengths[-1] <= p.length:
         lengths.append(2 * lengths[-1])
@@ -25,7 +25,7 @@ def _overrides(p: CheckpointPositions) -> dict[str, Any]:
     return {"--model_args": arguments, "--metadata": {"max_seq_lengths": lengths}}
 
 
-def _command(p: CheckpointPositions) -> tuple[object, ...]:
+def _command(p: EngineInput) -> tuple[object, ...]:
     program = ("lm_eval",) if p.rope.remapping is None else ("python", "-c", _WITH_ATTENTION)
     options = [word for pair in _overrides(p).items() for word in pair]
     return (*program, "--model", "hf", *options, "--tasks", "TASKS")

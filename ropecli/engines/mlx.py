@@ -12,7 +12,7 @@
 
 import math
 
-from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import DROPS_SECTIONS, LATENT, ROUNDS_GPT_OSS, Case, EngineTable, is_released_gpt_oss
 from ropecli.scaling.yarn import yarn_attention_factor
 
@@ -36,14 +36,14 @@ _RECENT = {
 }
 
 
-def _other_attention_factor(p: CheckpointPositions) -> bool:
+def _other_attention_factor(p: EngineInput) -> bool:
     if p.scales_softmax:
         return False
     usual = {"yarn": yarn_attention_factor(p.factor), "longrope": p.usual_longrope_factor}.get(p.rope_type, 1.0)
     return not math.isclose(p.rope.attention_factor, usual, rel_tol=1e-6)
 
 
-def _reads_layer_types(p: CheckpointPositions) -> bool:
+def _reads_layer_types(p: EngineInput) -> bool:
     """Whether mlx-lm's class reads parameters by layer type as transformers does. olmo3 has one base for all layers."""
     if not p.scaled and not p.patched:
         return True

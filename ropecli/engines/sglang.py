@@ -15,7 +15,7 @@
 
 from typing import Any
 
-from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import (
     DROPS_SECTIONS,
     FROM_CONFIG,
@@ -43,7 +43,7 @@ _DROPPED = {
 }
 
 
-def _overrides(p: CheckpointPositions) -> dict[str, Any]:
+def _overrides(p: EngineInput) -> dict[str, Any]:
     if p.only_in_config or p.nested:
         return {} if p.raised else p.in_section({p.length_key: p.length})
     # SGLang computes dynamic from the pretraining length, as transformers does
@@ -51,21 +51,21 @@ def _overrides(p: CheckpointPositions) -> dict[str, Any]:
     return p.in_section({"rope_parameters": with_engine_names(p.main), p.length_key: length})
 
 
-def _command(p: CheckpointPositions) -> tuple[object, ...]:
+def _command(p: EngineInput) -> tuple[object, ...]:
     overrides = _overrides(p)
     options = ("--json-model-override-args", overrides) if overrides else ()
     model = ("python", "-m", "sglang.launch_server", "--model-path", p.checkpoint, *p.at_revision)
     return (*model, *options, "--context-length", p.length)
 
 
-def _reads_layer_types(p: CheckpointPositions) -> bool:
+def _reads_layer_types(p: EngineInput) -> bool:
     """Whether SGLang's class reads parameters by layer type as transformers does."""
     if not p.patched and (not p.scaled or p.text_type == "deepseek_v4"):
         return True
     return p.only_main_scaled and p.rope_type in _BY_LAYER_TYPE.get(p.text_type, ())
 
 
-def _without_options(p: CheckpointPositions) -> str:
+def _without_options(p: EngineInput) -> str:
     same = "SGLang gives the same results without the options: config.json already contains them."
     ignores = "Without the options, SGLang ignores attention_factor and uses 0.1·ln s + 1."
     linear = "Without the options, SGLang accepts more than {p.length} tokens: it multiplies by the factor again."

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import Case, EngineTable
 
 _SAVED_BY_TRANSFORMERS = (
@@ -32,7 +32,7 @@ def _as_yaml(overrides: dict[str, Any]) -> str:
     return yaml.safe_dump(overrides, sort_keys=False)
 
 
-def _trl_overrides(p: CheckpointPositions) -> dict[str, Any]:
+def _trl_overrides(p: EngineInput) -> dict[str, Any]:
     return {
         "model_name_or_path": p.checkpoint,
         **({} if p.revision is None else {"model_revision": p.revision}),
@@ -70,7 +70,7 @@ TRL = EngineTable(
 )
 
 
-def _axolotl_overrides(p: CheckpointPositions) -> dict[str, Any]:
+def _axolotl_overrides(p: EngineInput) -> dict[str, Any]:
     return {
         "base_model": p.checkpoint,
         **({} if p.revision is None else {"model_revision": p.revision}),

@@ -13,7 +13,7 @@
 from typing import Any
 
 from ropecli.config.dialects import Parameters
-from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import (
     DROPS_SECTIONS,
     FROM_CONFIG,
@@ -29,21 +29,21 @@ from ropecli.engines.engine_table import (
 _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
 
 
-def _overrides(p: CheckpointPositions) -> dict[str, Any]:
+def _overrides(p: EngineInput) -> dict[str, Any]:
     if p.only_in_config:
         return {} if p.raised else p.in_section({p.length_key: p.length})
     written: dict[Any, Any] = {label: fields and _as_written(fields, p) for label, fields in p.parameters.items()}
     return p.in_section({"rope_parameters": written if p.nested else written[None] or {}, p.length_key: p.length})
 
 
-def _as_written(parameters: Parameters, p: CheckpointPositions) -> Parameters:
+def _as_written(parameters: Parameters, p: EngineInput) -> Parameters:
     written = with_engine_names(parameters)
     if written["rope_type"] == "dynamic":
         written["max_trained_positions"] = p.original_length
     return written
 
 
-def _command(p: CheckpointPositions) -> tuple[object, ...]:
+def _command(p: EngineInput) -> tuple[object, ...]:
     overrides = _overrides(p)
     options = ("--hf-overrides", overrides) if overrides else ()
     return ("vllm", "serve", p.checkpoint, *p.at_revision, *options, "--max-model-len", p.length)

@@ -113,8 +113,8 @@ def alternatives(checkpoint: Checkpoint) -> dict[str, Subject]:
     Raises MethodError for a checkpoint without a scaling, CheckpointError, PatchError.
     """
     state = read_state(checkpoint)
-    spec, patched = state.main.spec, state.note is not None
-    subjects, tables = {CHECKPOINT: Subject(checkpoint)}, [_tables(state.ropes)]
+    spec, patched = state.positions.main.spec, state.note is not None
+    subjects, tables = {CHECKPOINT: Subject(checkpoint)}, [_tables(state.positions.ropes)]
     wanted = {UNPATCHED: make_spec("none" if patched else "unscaled")}
     if spec.method.uses_factor:
         wanted |= {HALF: replace(spec, factor=spec.factor / 2), DOUBLE: replace(spec, factor=2 * spec.factor)}
@@ -125,8 +125,8 @@ def alternatives(checkpoint: Checkpoint) -> dict[str, Subject]:
             plan = make_plan(checkpoint, scaling)
         except (MethodError, PatchError):  # ×1 has no effect: unpatched stands for it
             continue
-        if _tables(plan.ropes) not in tables:
-            tables.append(_tables(plan.ropes))
+        if _tables(plan.positions.ropes) not in tables:
+            tables.append(_tables(plan.positions.ropes))
             subjects[role] = Subject(checkpoint, plan)
     if len(subjects) == 1 or spec.method.name == "none":
         raise MethodError(f"{checkpoint.name} has no scaling, so there is nothing to check. Give a patched checkpoint.")
@@ -158,8 +158,8 @@ def make_reference(
     checkpoint: Checkpoint, subjects: Mapping[str, Subject], readers: LiveReaders, tokenizer: Any, ids: list[int]
 ) -> Reference:
     """Read the tokens with every scaling. Raises CheckpointError, PatchError."""
-    pretraining, longest = subjects[CHECKPOINT].pretraining_length, len(ids)
-    alone = any(varies_with_length(subject.rope) for subject in subjects.values())
+    pretraining, longest = subjects[CHECKPOINT].positions.pretraining_length, len(ids)
+    alone = any(varies_with_length(subject.positions.main) for subject in subjects.values())
     count = _PREFIXES_READ_ALONE if alone else _PREFIXES
     lengths = sorted({max(1, longest * (index + 1) // count) for index in range(count)})
     within = [length for length in lengths if length < pretraining][

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,7 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.scalings import method_parameters, one_spec, refuse_without_method
-from ropecli.checkpoint.state import CheckpointState, read_state
-from ropecli.config.saved_remapping import read_saved_remapping
+from ropecli.checkpoint.state import Positions, read_state
 from ropecli.errors import MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
@@ -24,7 +22,7 @@ from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, settle, vocabul
 from ropecli.live.rotary import unpatched_after
 from ropecli.messages import progress_bar, warn
 from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScalingSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,19 +37,14 @@ class Subject:
     checkpoint: Checkpoint
     plan: PatchPlan | None = None
 
-    @cached_property
-    def _state(self) -> CheckpointState:
-        return read_state(self.checkpoint)
-
     @property
-    def rope(self) -> ScaledRope:
-        """The frequencies that represent the model."""
-        return self.plan.ropes[self.plan.scaled[0]] if self.plan else self._state.main
+    def positions(self) -> Positions:
+        return (self.plan or read_state(self.checkpoint)).positions
 
     @property
     def spec(self) -> ScalingSpec:
         """The scaling to report."""
-        return self.plan.spec if self.plan else self._state.main.spec
+        return self.plan.spec if self.plan else self.positions.main.spec
 
     @property
     def label(self) -> str:
@@ -59,24 +52,14 @@ class Subject:
 
     @property
     def warnings(self) -> Sequence[str]:
-        return self.plan.scaling_warnings if self.plan else self._state.warnings
-
-    @property
-    def pretraining_length(self) -> int:
-        """Tokens."""
-        return self.rope.geometry.original_max_position_embeddings if self.plan else self._state.pretraining_length
-
-    @property
-    def context_length(self) -> int:
-        """Tokens."""
-        return self.plan.target_length if self.plan else self._state.context_length
+        return self.plan.scaling_warnings if self.plan else read_state(self.checkpoint).warnings
 
     def patch(self, model: "PreTrainedModel") -> bool:
         """Apply the plan, if any, in memory. Return whether the frequencies then follow the length."""
         if self.plan is None:
             return False
-        live_patch(model, self.plan.ropes)
-        return any(varies_with_length(rope) for rope in self.plan.ropes.values())
+        live_patch(model, self.plan.positions.ropes)
+        return any(varies_with_length(rope) for rope in self.plan.positions.ropes.values())
 
     def request(self) -> dict[str, Any]:
         """The settings on which the numbers depend."""
@@ -87,7 +70,7 @@ class Subject:
         if self.plan is None:
             return None
         sha = hashlib.sha256()
-        for label, rope in self.plan.ropes.items():
+        for label, rope in self.plan.positions.ropes.items():
             sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
             if rope.remapping is not None:
                 sha.update(repr((rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)).encode())
@@ -102,7 +85,7 @@ class Subject:
             "factor": self.spec.factor,
             "params": dict(self.spec.params),
             "in_memory": self.plan is not None,
-            "original_max_position_embeddings": self.rope.geometry.original_max_position_embeddings,
+            "original_max_position_embeddings": self.positions.main.geometry.original_max_position_embeddings,
         }
 
 
@@ -151,8 +134,8 @@ def refuse_several_revisions(names: Sequence[str], revision: str | None) -> None
 
 def default_lengths(subjects: Sequence[Subject]) -> list[int]:
     """Lengths to measure, in tokens: doubling from a quarter of the pretraining length to the context length."""
-    longest = max(subject.context_length for subject in subjects)
-    lengths = [max(_SHORTEST, min(subject.pretraining_length for subject in subjects) // 4)]
+    longest = max(subject.positions.context_length for subject in subjects)
+    lengths = [max(_SHORTEST, min(subject.positions.pretraining_length for subject in subjects) // 4)]
     while 2 * lengths[-1] <= longest:
         lengths.append(2 * lengths[-1])
     return lengths if lengths[-1] >= longest else [*lengths, longest]
@@ -163,7 +146,7 @@ def refuse_attention(subject: Subject, attn: str) -> None:
 
     Raises CheckpointError for an incomplete distance method in config.json.
     """
-    saved = read_saved_remapping(subject.checkpoint.config)
+    saved = read_state(subject.checkpoint).saved_remapping
     method = subject.spec.method.name if subject.plan and subject.plan.remaps else None
     if saved is not None and method is None:
         method = f"{subject.checkpoint.name}, which is {saved.method}"

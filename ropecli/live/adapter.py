@@ -8,9 +8,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_file, is_own_file, read_json
+from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_file, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import entry, read_record
+from ropecli.checkpoint.provenance import entry
 from ropecli.errors import CheckpointError, reason_of, shown
 from ropecli.live.stock_transformers import quiet_transformers
 

@@ -28,7 +28,7 @@ from ropecli.checkpoint.card import (
 )
 from ropecli.checkpoint.files import TUNING, is_own_file, read_text
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import entry, read_record
+from ropecli.checkpoint.provenance import entry
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.checkpoint.upload import Source
 from ropecli.engines.engine_export import export_checkpoint
@@ -112,12 +112,12 @@ def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dic
         raise ValueError(f"its metadata are a {type(metadata).__name__}; expected a mapping")
     kept = {key: value for key, value in metadata.items() if key not in _OF_ANOTHER}
     tags = kept.get("tags") or []
-    keywords = ["long-context", "rope", *state.main.spec.method.name.split("+")]
+    keywords = ["long-context", "rope", *state.positions.main.spec.method.name.split("+")]
     kept["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *keywords, "ropecli"]))
     kept["library_name"] = "transformers"
     if base:
         kept["base_model"] = base.repo
-    if base and trained(read_record(state.checkpoint.folder)):
+    if base and trained(state.checkpoint.record):
         kept["base_model_relation"] = "finetune"  # the Hub has no relation for another config with the same weights
     return kept
 
@@ -130,7 +130,7 @@ def _parts(
     if base:
         yield f"Base model: {hub_link(*base)}."
     yield from describe_changes(state)
-    yield from _recipe(state.checkpoint.folder)
+    yield from _recipe(state.checkpoint)
     yield "## Rotary embeddings"
     yield rope_table(state)
     yield "## Measured"
@@ -147,15 +147,15 @@ def _parts(
         yield "The text below describes the base model."
 
 
-def _recipe(folder: Path) -> Iterator[str]:
+def _recipe(checkpoint: Checkpoint) -> Iterator[str]:
     """The commands and settings of `tune` and `finetune`, folded."""
     # run.yaml has all stages, ropecli.yaml only the last one
-    recipe = read_run(folder).get("recipe") or entry(read_record(folder), "finetuned").get("recipe")
+    recipe = read_run(checkpoint.folder).get("recipe") or entry(checkpoint.record, "finetuned").get("recipe")
     if recipe:
         shown = yaml.safe_dump(_without_paths(recipe), sort_keys=False, allow_unicode=True)
         yield _folded("Recipe, for `ropecli finetune --recipe`", shown, "yaml")
-    if is_own_file(folder / TUNING):
-        (report,) = read_reports([folder / TUNING])
+    if is_own_file(tuning := checkpoint.folder / TUNING):
+        (report,) = read_reports([tuning])
         yield _folded("Command of `ropecli tune`", _command(report.command), "")
 
 
@@ -199,14 +199,14 @@ def _named(report: Report, name: str | None = None) -> Report:
 def _loading(state: CheckpointState, repo: str) -> Iterator[str]:
     names = state.checkpoint.config.get("architectures") or ["AutoModelForCausalLM"]
     cls = names[0] if isinstance(names, list) and re.fullmatch(r"\w+", str(names[0])) else "AutoModelForCausalLM"
-    imports = ["import ropecli.attention"] if state.main.remapping else []
+    imports = ["import ropecli.attention"] if state.positions.main.remapping else []
     imports.append(f"from transformers import AutoTokenizer, {cls}")
     lines = [
         f'model = {cls}.from_pretrained("{repo}", dtype="auto", device_map="auto")',
         f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
     ]
     yield "\n".join(["```python", *imports, "", *lines, "```"])
-    if state.main.remapping:
+    if state.positions.main.remapping:
         yield NEEDS_ROPECLI
 
 
@@ -225,13 +225,13 @@ def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
 
 
 def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) -> Iterator[str]:
-    record, method = read_record(state.checkpoint.folder), state.main.spec.method
+    record, method = state.checkpoint.record, state.positions.main.spec.method
     if not trained(record):
         needs = {"needed": " This method needs training.", "advised": " Training is advised with this method."}
         yield f"The weights were not trained at the new context length.{needs.get(method.training, '')}"
-    if varies_with_length(state.main):
+    if varies_with_length(state.positions.main):
         yield "The frequencies depend on the length: a KV cache that grows past the pretraining length is inexact."
-    elif state.main.remapping:
+    elif state.positions.main.remapping:
         yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
     elif method.name != "none":
         yield "The scaling also applies to short inputs, where the base model can be better."
@@ -240,5 +240,5 @@ def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) ->
     if missing := [name for name, tasks in _KINDS.items() if measured.isdisjoint(tasks)]:
         yield f"Not measured: {', '.join(missing)}, and short-context benchmarks."
     longest = max((report.lengths[-1] for report in reports), default=None)
-    if longest and longest < state.context_length:
-        yield f"Measured up to {longest:,} of {state.context_length:,} tokens."
+    if longest and longest < state.positions.context_length:
+        yield f"Measured up to {longest:,} of {state.positions.context_length:,} tokens."

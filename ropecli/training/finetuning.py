@@ -90,7 +90,7 @@ def finetune_checkpoint(
         accelerator, lambda: run_folder.recorded_recipe(output).get("gradient_checkpointing")
     )
     recipe = resolve_checkpointing(accelerator, model.config, recipe, length, recorded, say)
-    loss_of = _make_loss(model, recipe, stream.packed, unread, read_state(checkpoint).pretraining_length)
+    loss_of = _make_loss(model, recipe, stream.packed, unread, read_state(checkpoint).positions.pretraining_length)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else position_span

@@ -18,9 +18,8 @@ from safetensors import SafetensorError, safe_open
 from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
 from ropecli.checkpoint.card import README, add_section
-from ropecli.checkpoint.files import ADAPTER_CONFIG, is_own_file, read_json
+from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
-from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.writing import place
 from ropecli.config.changes import get_path
 from ropecli.errors import OutputError, RopecliError

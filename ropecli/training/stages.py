@@ -117,12 +117,9 @@ def _plan_stage(
     """Resolve the lengths. Sequences default to the context length, with gaps to the pretraining length."""
     if any(source.data == sources.DEMO for source in recipe.sources):
         raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
-    if in_effect is None:
-        state = read_state(checkpoint)
-        pretraining_length, context_length = state.pretraining_length, state.context_length
-    else:
-        geometry = in_effect.ropes[in_effect.scaled[0]].geometry
-        pretraining_length, context_length = geometry.original_max_position_embeddings, in_effect.target_length
+    state = read_state(checkpoint)
+    positions = (in_effect or state).positions
+    pretraining_length, context_length = positions.pretraining_length, positions.context_length
     position_span = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
     refuse_impossible_positions(recipe.positions, length, position_span, recipe.pose_chunks)
@@ -130,7 +127,7 @@ def _plan_stage(
         raise RecipeError(
             f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
-    method = read_saved_remapping(in_effect.config if in_effect else checkpoint.config)
+    method = read_saved_remapping(in_effect.config) if in_effect else state.saved_remapping
     refuse_method_conflicts(recipe, method)
     longest = length if recipe.positions == "full" else position_span
     warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
@@ -175,7 +172,7 @@ def _heading(stage: Stage, count: int) -> str:
     if stage.plan is None:
         return f"{number}no patch"
     spec = stage.plan.spec
-    return f"{number}{spec.label} to {stage.plan.target_length:,} tokens"
+    return f"{number}{spec.label} to {stage.plan.positions.context_length:,} tokens"
 
 
 def run_stages(

@@ -110,7 +110,7 @@ def make_validation(
     """
     if recipe.eval_data is None:
         return None
-    pretrained = read_state(checkpoint).pretraining_length
+    pretrained = read_state(checkpoint).positions.pretraining_length
     lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, longest))))
     _refuse_unshared(lengths, checkpoint, accelerator)
     try:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.state import Positions
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
@@ -32,7 +33,6 @@ from ropecli.evaluation.retrieval_prompts import Prompt, RetrievalPrompts, Templ
 from ropecli.evaluation.subject import loading_request
 from ropecli.evaluation.tasks.keys import FindKeys
 from ropecli.evaluation.tasks.perplexity import Perplexity
-from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec
 from ropecli.tuning.task import Score, TuneSettings
 
@@ -175,18 +175,8 @@ class TuningTask:
         return self.baseline.spec.factor
 
     @property
-    def geometry(self) -> RopeGeometry:
-        return self.baseline.ropes[self.baseline.scaled[0]].geometry
-
-    @property
-    def original_length(self) -> int:
-        """The pretraining length, tokens."""
-        return self.geometry.original_max_position_embeddings
-
-    @property
-    def target_length(self) -> int:
-        """Tokens."""
-        return self.baseline.target_length
+    def positions(self) -> Positions:
+        return self.baseline.positions
 
     @property
     def targets(self) -> int | None:
@@ -198,7 +188,7 @@ class TuningTask:
 
     def settings_values(self) -> dict[str, Any]:
         """The settings as stored in tune.json. Raises DataError for targets that do not fit the lengths."""
-        lengths = sorted({self.original_length, self.target_length})
+        lengths = sorted({self.positions.pretraining_length, self.positions.context_length})
         protocol = Protocol("tail", targets=self.targets)
         return {
             **asdict(self.settings),
@@ -213,8 +203,8 @@ class TuningTask:
         return {
             "checkpoint": self.checkpoint.digest(),
             "factor": self.factor,
-            "pretraining_length": self.original_length,
-            "target": self.target_length,
+            "pretraining_length": self.positions.pretraining_length,
+            "target": self.positions.context_length,
             **self.settings_values(),
             "data": self.calibration.fingerprint(),
             **loading_request(self.loading),

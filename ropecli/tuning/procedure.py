@@ -18,7 +18,7 @@ from ropecli.attention import load_model
 from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
+from ropecli.checkpoint.provenance import tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
 from ropecli.errors import MethodError, NotFiniteError, PatchError
@@ -73,19 +73,19 @@ def make_task(
     whole: see read_texts. evaluator: for the objective longppl. advance: called after each document. Raises
     MethodError, PatchError, CheckpointError, DataError.
     """
-    record = read_record(checkpoint.folder)
-    if tuned_weights(record):
+    if tuned_weights(checkpoint.record):
         raise PatchError(
             f"{checkpoint.name} is already tuned: `ropecli tune` changed its weights for another scaling. Tune the "
-            f"original checkpoint, {untuned(record)}."
+            f"original checkpoint, {untuned(checkpoint.record)}."
         )
     baseline = _baseline_plan(checkpoint, factor, settings)
+    original_length, target_length = baseline.positions.pretraining_length, baseline.positions.context_length
     # after the plan: loading the tokenizer also reads config.json, but with less helpful error messages
     tokenizer = load_tokenizer(checkpoint)
     calibration = read_calibration(
         source,
         tokenizer,
-        baseline.target_length,
+        target_length,
         whole=whole,
         most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
         seed=settings.seed,
@@ -95,14 +95,13 @@ def make_task(
     )
     task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
     if settings.objective == "needle":
-        lengths = task.original_length, task.target_length
         templates = STYLES[default_style(source)]
-        calibration = hide_needles(calibration, tokenizer, templates, *lengths, settings.seed)
+        calibration = hide_needles(calibration, tokenizer, templates, original_length, target_length, settings.seed)
     if evaluator:
         if load_tokenizer(evaluator).get_vocab() != tokenizer.get_vocab():
             raise MethodError(f"The evaluator {evaluator.name} has another tokenizer than {checkpoint.name}.")
-        context = short_context(read_state(evaluator).pretraining_length)
-        calibration = mark_keys(calibration, load_model(evaluator, **task.loading), context, task.original_length)
+        context = short_context(read_state(evaluator).positions.pretraining_length)
+        calibration = mark_keys(calibration, load_model(evaluator, **task.loading), context, original_length)
     return replace(task, calibration=calibration)
 
 
@@ -110,7 +109,7 @@ def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings
     """Plan the patch to compare the result with. Raises MethodError, PatchError."""
     plan_of = partial(make_plan, checkpoint, original_length=settings.original_length)
     unscaled = plan_of(make_spec("none"))
-    geometry = unscaled.ropes[unscaled.scaled[0]].geometry
+    geometry = unscaled.positions.main.geometry
     specs = [grid_points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
     if settings.level == "search":
         specs.append(make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)}))
@@ -150,21 +149,21 @@ def run_task(
     base, _ = run.score_patched(task.plan(make_spec("none")), "base")
     untuned, _ = run.score_patched(task.baseline, "untuned")
     plan = task.plan(run.search())
-    live_patch(model, plan.ropes)
+    live_patch(model, plan.positions.ropes)
     start, _ = run.evaluator.score(model, f"{task.settings.level} 0")
     best, folded = Learned(0, start), None
     if gains:
         best, folded = run.train(gains, stored, plan, start)
     learned: dict[str, Any] = {"learned": gains.count, **gains.record()} if gains and folded else {"learned": 0}
     folded = folded or Folded(logits_of(model, run.probe))
-    rope, baseline = plan.ropes[plan.scaled[0]], task.baseline.spec
+    rope, baseline = plan.positions.main, task.baseline.spec
     report = TuneReport(
         checkpoint=task.checkpoint.name,
         digest=task.checkpoint.digest(),
         level=task.settings.level,
         factor=plan.spec.factor,
-        original_max_position_embeddings=task.original_length,
-        target_length=task.target_length,
+        original_max_position_embeddings=task.positions.pretraining_length,
+        target_length=task.positions.context_length,
         source=task.source,
         fingerprint=task.calibration.fingerprint(),
         dtype=short_name(model.dtype),
@@ -203,8 +202,8 @@ class _Run:
         self.probe = torch.from_numpy(documents.kept[0].ids[:_PROBE_TOKENS])[None]
         self.evaluator = Evaluator(
             documents,
-            task.original_length,
-            task.target_length,
+            task.positions.pretraining_length,
+            task.positions.context_length,
             task.settings.short_weight,
             task.targets,
             Store(folder),
@@ -226,12 +225,12 @@ class _Run:
     def score_patched(self, plan: PatchPlan, part: str, documents: int | None = None) -> tuple[Score, float]:
         """The score of the model with this patch, and its seconds. The model is restored."""
         with unpatched_after(self.model):
-            live_patch(self.model, plan.ropes)
+            live_patch(self.model, plan.positions.ropes)
             return self.evaluator.score(self.model, part, documents)
 
     def search(self) -> ScalingSpec:
         """Find the best constants, or for --level search the best factors."""
-        task = self.task
+        task, geometry = self.task, self.task.positions.main.geometry
         level, search = ("search", evolve) if task.settings.level == "search" else ("grid", search_constants)
 
         def measure(spec: ScalingSpec, documents: int, iteration: int) -> float:
@@ -243,7 +242,7 @@ class _Run:
             self._add(level, plan.spec, score, seconds, step=iteration)
             return score.objective
 
-        return search(task.geometry, task.factor, task.settings, len(task.calibration.evaluated.kept), measure)
+        return search(geometry, task.factor, task.settings, len(task.calibration.evaluated.kept), measure)
 
     def train(
         self, gains: HeadGains, stored: dict[str, StoredWeight], plan: PatchPlan, start: Score

@@ -35,7 +35,7 @@ def tune(level: str, factor: float, seed: int, data: str, sequences: int | None)
     checkpoint = ropecli.open_checkpoint("demo")
     model = ropecli.load_model(checkpoint, dtype="float32", device="cpu")
     if level in ("yarn", "full"):
-        live_patch(model, ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor)).ropes)
+        live_patch(model, ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor)).positions.ropes)
     if level in ("base", "yarn"):
         return model, {"seconds": 0.0, "learned": 0, "params": {}}
     name, _, iterations = level.partition("-")

@@ -28,7 +28,7 @@ SLIDING = {
 def make(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    live_patch(model, make_plan(open_checkpoint(folder), make_spec("rerope", 4.0)).ropes)
+    live_patch(model, make_plan(open_checkpoint(folder), make_spec("rerope", 4.0)).positions.ropes)
     return model
 
 

@@ -75,7 +75,9 @@ def subject(request, build) -> tuple[Any, Any, Reference]:
 def case(subject, request) -> Iterator[Case]:
     method, params, (checkpoint, model, reference) = request.param, METHODS[request.param], subject
     with unpatched_after(model):
-        live_patch(model, make_plan(checkpoint, make_spec(method, 1.0 if method == "string" else 4.0, params)).ropes)
+        live_patch(
+            model, make_plan(checkpoint, make_spec(method, 1.0 if method == "string" else 4.0, params)).positions.ropes
+        )
         rows = [reference.logits(ids[padding:], method, params) for ids, padding in zip(IDS, PADDING, strict=True)]
         yield Case(method, params, model, reference, rows)
 
@@ -179,7 +181,7 @@ def test_dual_chunk_over_frequencies(architecture, frequencies, params, build, p
     whole = patched(scaled, method, 8.0, **all_params)
     model = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).eval()
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    live_patch(plain, make_plan(open_checkpoint(folder), make_spec(method, 8.0, all_params)).ropes)
+    live_patch(plain, make_plan(open_checkpoint(folder), make_spec(method, 8.0, all_params)).positions.ropes)
     for patched_model in (model, plain):
         assert difference(patched_model(LONGER[None], use_cache=False).logits[0], expected) < WITHIN
     assert difference(read_in_pieces(model, LONGER[None], [70, 80])[0], expected) < WITHIN

@@ -61,7 +61,7 @@ def folder(request):
 
 @pytest.mark.parametrize("method", SWITCHING)
 def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
-    ropes, model = plan_of(folder, method, **SWITCHING[method]).ropes, load(folder)
+    ropes, model = plan_of(folder, method, **SWITCHING[method]).positions.ropes, load(folder)
     live_patch(model, ropes)
     for length in (200, 10, WINDOW, WINDOW + 1, TARGET, 10, 200):
         expected = load(folder)
@@ -78,7 +78,7 @@ def test_unpatched_after_restores_the_model_to_the_bit_also_after_an_error(metho
     before = [logits(model, length) for length in (30, 200)]
     states = [(dict(table.module.__dict__), table.inv_freq, table.attention_factor) for table in tables]
     with contextlib.suppress(KeyError), unpatched_after(model):
-        live_patch(model, plan_of(folder, method, **SWITCHING.get(method, {})).ropes)
+        live_patch(model, plan_of(folder, method, **SWITCHING.get(method, {})).positions.ropes)
         assert not torch.equal(logits(model, 200), before[1])
         raise KeyError
     for length, expected in zip((30, 200), before, strict=True):
@@ -94,7 +94,7 @@ def test_unpatched_after_restores_the_model_to_the_bit_also_after_an_error(metho
 def test_a_model_that_computes_its_frequencies_in_each_pass_is_refused(build):
     source = build("phimoe", num_local_experts=2, num_experts_per_tok=1)
     with pytest.raises(PatchError, match=r"rotary_emb computes its frequencies again .* Write the patch to a folder"):
-        live_patch(load(source), plan_of(source, "yarn").ropes)
+        live_patch(load(source), plan_of(source, "yarn").positions.ropes)
 
 
 def test_a_softmax_scale_set_at_building_is_refused(build):
@@ -103,16 +103,16 @@ def test_a_softmax_scale_set_at_building_is_refused(build):
     parameters = {**yarn, "mscale": 1.0, "mscale_all_dim": 1.0}
     folder = build("minicpm3", rope_parameters=parameters, q_lora_rank=16, kv_lora_rank=16)
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
-        live_patch(load(folder), plan_of(folder, "linear").ropes)
+        live_patch(load(folder), plan_of(folder, "linear").positions.ropes)
 
 
 @pytest.mark.parametrize(("first", "second", "hooks"), [("dynamic", "linear", 0), ("yarn", "dynamic", 1)])
 def test_a_second_patch_replaces_the_first(first, second, hooks, folder):
     model, fresh = load(folder), load(folder)
-    live_patch(model, plan_of(folder, first).ropes)
+    live_patch(model, plan_of(folder, first).positions.ropes)
     logits(model, 200)
     for each in (model, fresh):
-        live_patch(each, plan_of(folder, second).ropes)
+        live_patch(each, plan_of(folder, second).positions.ropes)
     for length in (30, 200):
         assert torch.equal(logits(model, length), logits(fresh, length))
     assert {len(table.module._forward_pre_hooks) for table in rotary_tables(model)} == {hooks}
@@ -122,7 +122,7 @@ def test_a_loaded_distance_method_is_restored_after_another_patch(llama, patched
     model = load(patched(llama, "rerope"))
     before = logits(model)
     with unpatched_after(model):
-        live_patch(model, plan_of(llama, "yarn").ropes)
+        live_patch(model, plan_of(llama, "yarn").positions.ropes)
         assert model.config._attn_implementation == "sdpa"
         assert not torch.equal(logits(model), before)
     assert torch.equal(logits(model), before)
@@ -143,7 +143,7 @@ def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp
     assert list(tmp_path.iterdir()) == []
     model = load(llama)
     with pytest.raises(PatchError, match="too short for rerope to change any distance"):
-        live_patch(model, plan_of(llama, "rerope").ropes)
+        live_patch(model, plan_of(llama, "rerope").positions.ropes)
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -154,7 +154,7 @@ def assert_patched(before: Live, after: Live, plan: PatchPlan) -> None:
     assert before.tables.keys() == after.tables.keys()
     assert {table.label for table in after.tables.values()} & set(plan.scaled)
     for name, table in after.tables.items():
-        assert_rotates(name, table, plan.ropes[table.label])
+        assert_rotates(name, table, plan.positions.ropes[table.label])
         if table.label in plan.scaled:
             assert not np.array_equal(table.inv_freq, before.tables[name].inv_freq), f"{name} is unchanged"
         else:
@@ -194,7 +194,7 @@ def test_every_type_is_patched_or_refused(model_type, methods, tmp_path):
     if not working and model_type not in LOCAL_ROPE:
         return
     before = build(AutoConfig.from_pretrained(source.folder))
-    ropes = read_state(source).ropes
+    ropes = read_state(source).positions.ropes
     for name, table in before.tables.items():  # read from config.json alone
         assert_rotates(name, table, ropes[table.label])
     for method in working:

@@ -53,12 +53,12 @@ def plan_of(folder, config: dict, method: str, factor: float, **options) -> Patc
 
 def assert_same(again: PatchPlan, afresh: PatchPlan) -> None:
     assert again.max_position_embeddings == afresh.max_position_embeddings
-    assert again.target_length == afresh.target_length
-    for label, rope in afresh.ropes.items():
-        assert again.ropes[label].geometry == rope.geometry
-        assert again.ropes[label].rope_theta == rope.rope_theta
-        assert again.ropes[label].attention_factor == rope.attention_factor
-        np.testing.assert_array_equal(again.ropes[label].inv_freq, rope.inv_freq)
+    assert again.positions.context_length == afresh.positions.context_length
+    for label, rope in afresh.positions.ropes.items():
+        assert again.positions.ropes[label].geometry == rope.geometry
+        assert again.positions.ropes[label].rope_theta == rope.rope_theta
+        assert again.positions.ropes[label].attention_factor == rope.attention_factor
+        np.testing.assert_array_equal(again.positions.ropes[label].inv_freq, rope.inv_freq)
 
 
 @pytest.mark.parametrize("first", NAMING_THEIR_LENGTH)
@@ -72,11 +72,11 @@ def test_scaling_a_scaled_config_is_scaling_the_original_once(nowhere, first, th
     assert_same(again, afresh)
     if then in NAMING_THEIR_LENGTH:  # read back
         states = (read_state(Checkpoint("model", nowhere, written.config)) for written in (again, afresh))
-        read, expected = (state.ropes[None] for state in states)
+        read, expected = (state.positions.ropes[None] for state in states)
         np.testing.assert_array_equal(read.inv_freq, expected.inv_freq)
         assert read.attention_factor == expected.attention_factor
         assert then not in NATIVE or read.spec.method.name == then
-        np.testing.assert_allclose(read.inv_freq, afresh.ropes[None].inv_freq, rtol=1e-12, atol=1e-29)
+        np.testing.assert_allclose(read.inv_freq, afresh.positions.ropes[None].inv_freq, rtol=1e-12, atol=1e-29)
 
 
 @few
@@ -87,7 +87,7 @@ def test_linear_does_not_name_its_pretraining_length(nowhere, then, length, base
     again = plan_of(nowhere, scaled.config, then, other, original_length=length)
     assert_same(again, plan_of(nowhere, config, then, other))
     guessed = plan_of(nowhere, scaled.config, then, other)
-    assert guessed.target_length == round(scaled.max_position_embeddings * other)
+    assert guessed.positions.context_length == round(scaled.max_position_embeddings * other)
     assert any("but has no pretraining length" in warning for warning in guessed.warnings)
 
 
@@ -113,7 +113,7 @@ def test_with_the_record_a_second_patch_gives_what_the_original_would_give(metho
     provenance = read_provenance(open_checkpoint(folder))
     assert provenance.original == config_of(llama)
     assert (provenance.method, provenance.factor, provenance.params) == (method, 4.0, params)
-    rope = read_state(open_checkpoint(folder)).ropes[None]
+    rope = read_state(open_checkpoint(folder)).positions.ropes[None]
     assert rope.spec.method.name == method
     assert (rope.geometry.original_max_position_embeddings, rope.geometry.rope_theta) == (64, 1e4)
     for then in ("none", "linear", "yarn", "ntk", "dynamic"):
@@ -126,7 +126,7 @@ def test_without_the_record_a_new_base_is_taken_for_the_pretrained_one(llama, pa
     """Hence the warning that comes with ntk and abf: keep ropecli.yaml next to the weights."""
     folder = patched(llama, "ntk")
     (folder / "ropecli.yaml").unlink()
-    assert read_state(open_checkpoint(folder)).pretraining_length == 256
+    assert read_state(open_checkpoint(folder)).positions.pretraining_length == 256
     assert any("ropecli.yaml" in warning for warning in plan(llama, "ntk").warnings)
 
 
@@ -157,4 +157,4 @@ def test_original_length_corrects_max_position_embeddings(llama, edited):
     corrected = plan(wrong, "yarn", target_length=256, original_length=64)
     assert (corrected.spec.factor, corrected.max_position_embeddings) == (4.0, 256)
     assert corrected.config["rope_parameters"]["original_max_position_embeddings"] == 64
-    np.testing.assert_array_equal(corrected.ropes[None].inv_freq, plan(llama).ropes[None].inv_freq)
+    np.testing.assert_array_equal(corrected.positions.ropes[None].inv_freq, plan(llama).positions.ropes[None].inv_freq)

@@ -23,7 +23,7 @@ def logits_of(llama):
     def make(method: str = "none", factor: float = 1.0, noise: float = 0.0):
         model = AutoModelForCausalLM.from_pretrained(llama).eval()
         if method != "none":
-            live_patch(model, make_plan(open_checkpoint(str(llama)), make_spec(method, factor)).ropes)
+            live_patch(model, make_plan(open_checkpoint(str(llama)), make_spec(method, factor)).positions.ropes)
         torch.manual_seed(1)
         with torch.no_grad():
             for parameter in model.parameters():

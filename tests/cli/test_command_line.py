@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
+from ropecli.checkpoint.state import Positions
 from ropecli.cli import progress
 from ropecli.cli.app import app
 from ropecli.cli.streams import safe_streams
@@ -66,8 +67,8 @@ def test_token_counts_take_suffixes(ropecli):
     [(256, 256, [64, 128, 256]), (4096, 10_000, [1024, 2048, 4096, 8192, 10_000]), (16, 16, [16])],
 )
 def test_default_lengths_double_up_to_the_context_length(pretraining, context, lengths):
-    subject = SimpleNamespace(pretraining_length=pretraining, context_length=context)
-    assert default_lengths([subject]) == lengths
+    positions = Positions({}, None, pretraining, context)
+    assert default_lengths([SimpleNamespace(positions=positions)]) == lengths
 
 
 def test_lengths_follow_from_the_checkpoint_and_the_data(ropecli, llama, tmp_path):

@@ -86,7 +86,7 @@ def test_other_keys_of_config_json_are_unchanged(llama, edited, patched, config_
 def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
     folder = edited(llama, **{key: value})
     with pytest.raises(CheckpointError, match=named):
-        _ = read_state(open_checkpoint(folder)).ropes
+        _ = read_state(open_checkpoint(folder)).positions.ropes
 
 
 @pytest.mark.parametrize("method", ["yarn", "ntk"])

@@ -250,7 +250,7 @@ def test_phimoe_rotates_as_patched_below_and_above_the_pretraining_length(writte
     sizes = {"num_local_experts": 2, "num_experts_per_tok": 1}
     source = written({**TINY, **sizes, "model_type": "phimoe", "rope_theta": 1e4})
     params = {"long_factor": np.linspace(1, 6, 16).tolist(), "attention_factor": 1.3}
-    rope = make_plan(open_checkpoint(source), make_spec("longrope", 4.0, params)).ropes[None]
+    rope = make_plan(open_checkpoint(source), make_spec("longrope", 4.0, params)).positions.ropes[None]
     model = build_without_weights(patched(source, "longrope", **params))
     for position in (63, 64, 200):
         cos, sin = rotated(model, position)

@@ -58,8 +58,8 @@ KNOWN = {
 def test_lengths_and_scaling_are_those_of_the_makers(name, tmp_path):
     config, pretraining, context, scaling = KNOWN[name]
     state = read_state(Checkpoint("model", tmp_path, config))
-    assert (state.pretraining_length, state.context_length) == (pretraining, context)
-    assert (state.main.spec.method.name, state.main.spec.factor) == scaling
+    assert (state.positions.pretraining_length, state.positions.context_length) == (pretraining, context)
+    assert (state.positions.main.spec.method.name, state.positions.main.spec.factor) == scaling
 
 
 @pytest.mark.parametrize(("config", "command"), [(QWEN2, "yarn --factor 4"), (QWEN3_VL, "yarn --factor 3")])
@@ -100,7 +100,7 @@ def test_yarn_by_the_makers_factor_writes_the_makers_setting(config, factor, set
 def test_the_users_length_overrules_the_makers(tmp_path):
     checkpoint = Checkpoint("model", tmp_path, QWEN2)
     plan = make_plan(checkpoint, make_spec("yarn", 2.0), original_length=131072)
-    assert (plan.target_length, plan.settings_warnings) == (262144, ())
+    assert (plan.positions.context_length, plan.settings_warnings) == (262144, ())
     (warning,) = make_plan(checkpoint, make_spec("yarn", 4.0)).settings_warnings
     assert warning.startswith("the pretraining length is 32768 tokens (Qwen2 and Qwen2.5 reports")
     with pytest.raises(MethodError, match="yarn ×1 has no effect"):
@@ -122,9 +122,9 @@ def test_none_keeps_the_shipped_scaling_and_unscaled_removes_it(tmp_path):
     checkpoint = Checkpoint("model", tmp_path, LLAMA31)
     kept = make_plan(checkpoint, make_spec("none"), target_length=262144)
     assert (kept.config["rope_scaling"]["rope_type"], kept.config["rope_scaling"]["factor"]) == ("llama3", 8.0)
-    assert (kept.target_length, kept.config["max_position_embeddings"]) == (262144, 262144)
+    assert (kept.positions.context_length, kept.config["max_position_embeddings"]) == (262144, 262144)
     assert any("not trained beyond 131072 tokens" in warning for warning in kept.warnings)
-    assert make_plan(checkpoint, make_spec("none")).target_length == 131072
+    assert make_plan(checkpoint, make_spec("none")).positions.context_length == 131072
     removed = make_plan(checkpoint, make_spec("unscaled"), target_length=262144)
     assert removed.config["rope_scaling"] is None
     assert any("replaces the shipped llama3" in warning for warning in removed.warnings)

@@ -55,7 +55,7 @@ def test_released_configs_have_only_true_findings_and_the_ropes_of_stock_transfo
     folder = released(name)
     report = inspect_checkpoint(read_state(open_checkpoint(folder)))
     assert [finding["rule"] for finding in report["findings"]] == FOUND.get(name, [])
-    ropes = read_state(open_checkpoint(folder)).ropes
+    ropes = read_state(open_checkpoint(folder)).positions.ropes
     tables = live(folder)
     assert set(ropes) == set(tables)
     for label, table in tables.items():
@@ -90,7 +90,7 @@ def test_flat_fields_of_layer_types_are_patched_and_come_back(
 @pytest.mark.transformers("5.23", "deepseek_v4 is unknown")
 def test_a_yarn_that_does_not_scale_the_logits_stays_so(released):
     plan = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0))
-    assert plan.ropes["compress"].attention_factor == 1.0
+    assert plan.positions.ropes["compress"].attention_factor == 1.0
     assert not any("attention factor" in warning for warning in plan.warnings)
 
 
@@ -116,13 +116,13 @@ ORIGINAL = {"Llama-3.1-8B": 8192, "Qwen2.5-7B-Instruct with yarn": 32768, "gpt-o
 def test_a_shipped_scaling_is_replaced_from_the_pretraining_length(name, method, released, patched, live, config_of):
     """As for a model that was never scaled."""
     source, window = released(name), ORIGINAL[name]
-    (rope,) = read_state(open_checkpoint(source)).ropes.values()
+    (rope,) = read_state(open_checkpoint(source)).positions.ropes.values()
     assert rope.geometry.original_max_position_embeddings == window
     never = {"rope_theta": rope.geometry.rope_theta, "rope_scaling": None, "rope_parameters": ...}
     bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
     pair = {"mscale": 1.0, "mscale_all_dim": 1.0}  # yarn keeps what the model was trained with
     kept = {"Ministral-3-8B": pair, "gpt-oss-20b": {"truncate": False}}.get(name, {}) if method == "yarn" else {}
-    expected = make_plan(bare, make_spec(method, 64.0, kept)).ropes[None]
+    expected = make_plan(bare, make_spec(method, 64.0, kept)).positions.ropes[None]
     folder = patched(source, method, 64.0)
     table = live(folder)[None]
     np.testing.assert_allclose(table.inv_freq, expected.inv_freq, rtol=2e-5)
@@ -141,7 +141,7 @@ def test_the_query_scale_of_ministral_keeps_its_pretraining_length(build, tmp_pa
     ids = torch.arange(1, 61)[None]
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     ours = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    live_patch(ours, plan.ropes)
+    live_patch(ours, plan.positions.ropes)
     with torch.no_grad():
         logits, expected = (model(ids, use_cache=False).logits for model in (stock, ours))
         stock.config.rope_parameters["llama_4_scaling_beta"] = 0.0

@@ -42,7 +42,7 @@ def logits(model):
 
 def assert_is_the_patch_in_memory(output, folder, method="rerope", factor=4.0):
     model = load(folder)
-    live_patch(model, plan(folder, method, factor).ropes)
+    live_patch(model, plan(folder, method, factor).positions.ropes)
     expected, actual = logits(model), logits(load(output))
     assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (actual - logits(load(folder))).abs().max() > 1e-2 * expected.abs().max()
@@ -139,12 +139,12 @@ def test_an_invalid_entry_is_refused():
 def test_half_a_saved_remapping_is_refused(change, reason, llama, patched, edited):
     folder = edited(patched(llama, "rerope"), **change)
     with pytest.raises(CheckpointError, match=reason):
-        read_state(open_checkpoint(folder)).ropes  # noqa: B018
+        read_state(open_checkpoint(folder)).positions.ropes  # noqa: B018
 
 
 def test_save_pretrained_writes_half_a_saved_remapping_which_is_refused(llama, patched, tmp_path):
     load(patched(llama, "rerope")).save_pretrained(tmp_path / "saved")
-    for read in (lambda checkpoint: read_state(checkpoint).ropes, load_model):
+    for read in (lambda checkpoint: read_state(checkpoint).positions.ropes, load_model):
         with pytest.raises(CheckpointError, match="save_pretrained omits attn_implementation"):
             read(open_checkpoint(tmp_path / "saved"))
 

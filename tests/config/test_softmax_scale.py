@@ -40,7 +40,7 @@ def softmax_scale(folder) -> float:
 def test_yarn_keeps_the_pair_and_scales_the_softmax_by_its_own_factor(model, patched, live):
     folder, plain = model
     for checkpoint, factor in ((folder, 40), (patched(folder, "yarn", 64.0), 64)):
-        rope = read_state(open_checkpoint(checkpoint)).ropes[None]
+        rope = read_state(open_checkpoint(checkpoint)).positions.ropes[None]
         assert rope.attention_factor == live(checkpoint)[None].attention_factor == 1.0
         assert softmax_scale(checkpoint) == pytest.approx(plain * (0.1 * math.log(factor) + 1) ** 2)
 

@@ -49,7 +49,7 @@ def patched(tmp_path_factory):
             plan = ropecli.make_plan(ropecli.open_checkpoint("demo"), spec)
             folder = tmp_path_factory.mktemp("patched") / "checkpoint"
             patch_to(plan, folder, verify=False)
-            made[key] = Patched(folder, plan.ropes[None], ropecli.open_checkpoint(folder))
+            made[key] = Patched(folder, plan.positions.ropes[None], ropecli.open_checkpoint(folder))
         return made[key]
 
     return make

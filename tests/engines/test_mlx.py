@@ -84,7 +84,7 @@ def folders(build, transformers_logits, tmp_path_factory) -> tuple[Path, dict[st
         if model_type == "qwen3_moe":  # transformers 5 renames this key when it saves; released configs have it
             config = json.loads((source / "config.json").read_text())
             (source / "config.json").write_text(json.dumps({**config, "num_experts": 4}))
-        pairs = read_state(ropecli.open_checkpoint(source)).main.geometry.rotary_dim // 2
+        pairs = read_state(ropecli.open_checkpoint(source)).positions.main.geometry.rotary_dim // 2
         for method in METHODS if model_type in READ else ("linear", "ntk"):
             params = {"long_factor": np.geomspace(1, 4, pairs).tolist()} if method == "longrope" else METHODS[method]
             name = f"{model_type}-{method}"

@@ -210,7 +210,7 @@ def test_vllm_with_another_scaling_is_noticed(factor, folder, check, vllm):
 
 def stored(method: str, folder: Path) -> dict:
     """What a GGUF stores of a scaling: metadata, and factors by pair."""
-    rope = ropecli.read_state(ropecli.open_checkpoint(str(folder))).main
+    rope = ropecli.read_state(ropecli.open_checkpoint(str(folder))).positions.main
     factors = (rope.geometry.inv_freq() / rope.inv_freq).tolist()
     scaling = {"llama.rope.scaling.type": method, "llama.rope.scaling.factor": 4.0}
     attention = rope.attention_factor

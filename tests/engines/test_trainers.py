@@ -119,10 +119,10 @@ def test_the_trainer_loads_the_patch(engine, plans, run, texts):
     results = json.loads((home / "result.json").read_text())
     for name, (plan, _) in plans.items():
         tables = results[name]["tables"]
-        assert set(tables) == {label or "" for label in plan.ropes}, name
-        for label, rope in plan.ropes.items():
+        assert set(tables) == {label or "" for label in plan.positions.ropes}, name
+        for label, rope in plan.positions.ropes.items():
             table = tables[label or ""]
             np.testing.assert_allclose(table["inv_freq"], rope.inv_freq, rtol=1e-6, atol=1e-12, err_msg=name)
             assert table["attention_factor"] == pytest.approx(rope.attention_factor, rel=1e-6), name
-        assert results[name]["max_length"] == plan.target_length
+        assert results[name]["max_length"] == plan.positions.context_length
         assert results[name].get("packing", 0.0) < 1e-4, name

@@ -58,7 +58,7 @@ def test_a_patch_in_memory_works_with_offloaded_weights(method, build, loaded, d
     losses = []
     for model in (loaded(folder), spread(folder)):
         with unpatched_after(model):
-            live_patch(model, plan.ropes)
+            live_patch(model, plan.positions.ropes)
             patched = evaluate(model, documents, [100, 200], follows_length=method == "dynamic")
         losses.append([cell.value for cell in patched + evaluate(model, documents, [100])])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
@@ -153,7 +153,7 @@ def test_two_gpus_give_the_losses_of_one(method, build, documents, evaluate):
         model = load_model(checkpoint, dtype="float32", **options)
         if "device_map" in options:
             assert {"cuda:0", "cuda:1"} <= set(device_names(model).split(","))
-        live_patch(model, plan.ropes)
+        live_patch(model, plan.positions.ropes)
         cells = evaluate(model, documents, [100, 200], follows_length=method == "dynamic")
         losses.append([cell.value for cell in cells])
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)

@@ -112,7 +112,7 @@ def test_weights_are_quantized_while_loading(bits, llama, nll):
     exact = load_model(checkpoint, device="cpu")
     assert 1e-6 < abs(nll(model) - nll(exact)) < 0.5
     # proved on the model although its matrix products round
-    live_patch(model, make_plan(checkpoint, make_spec("rerope", 4.0)).ropes)
+    live_patch(model, make_plan(checkpoint, make_spec("rerope", 4.0)).positions.ropes)
     assert nll(model) > 0
 
 

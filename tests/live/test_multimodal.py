@@ -58,7 +58,7 @@ def test_a_text_config_with_only_what_differs_from_the_defaults(written, live):
     """LLaVA 1.5 has no hidden_size, heads or base there: transformers takes the defaults of Llama."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 512}
     folder = written({"model_type": "llava", "text_config": text, "vision_config": {"model_type": "clip_vision_model"}})
-    rope = read_state(open_checkpoint(folder)).main
+    rope = read_state(open_checkpoint(folder)).positions.main
     assert live(folder)[None].inv_freq == pytest.approx(rope.inv_freq, rel=1e-6)
 
 

@@ -76,20 +76,21 @@ def test_a_config_that_differs_from_the_patch_is_refused_and_leaves_nothing(
 def test_a_wrong_layer_type_of_two_is_refused_by_its_name(build, tmp_path):
     gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
     wrong = plan(gemma, "linear")
-    ropes = dict(wrong.ropes)
+    ropes = dict(wrong.positions.ropes)
     rope = ropes["sliding_attention"]
     ropes["sliding_attention"] = scale(rope.geometry, make_spec("linear", 2.0))
+    wrong = dataclasses.replace(wrong, positions=dataclasses.replace(wrong.positions, ropes=ropes))
     with pytest.raises(ProofError, match="rotary_emb"):
-        patch_to(dataclasses.replace(wrong, ropes=ropes), tmp_path / "out")
+        patch_to(wrong, tmp_path / "out")
     del ropes["sliding_attention"]
     with pytest.raises(ProofError, match="layers of type 'sliding_attention'"):
-        patch_to(dataclasses.replace(wrong, ropes=ropes), tmp_path / "out")
+        patch_to(wrong, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_difference_of_one_in_ten_thousand_in_a_single_pair_is_refused(llama, tmp_path):
     patch_to(plan(llama), tmp_path / "out")
-    rope = plan(llama).ropes[None]
+    rope = plan(llama).positions.ropes[None]
     assert prove(tmp_path / "out", {None: rope}) == 1
     for pair in (0, 7, 15):
         off = rope.inv_freq * np.where(np.arange(16) == pair, 1.0001, 1.0)

@@ -107,7 +107,7 @@ def test_every_method_that_stock_software_has_is_a_case():
 
 @pytest.mark.parametrize("name", CASES)
 def test_stock_logits_are_those_of_the_live_patch(name, plans, stock_logits, base_model):
-    live_patch(base_model, plans[name].ropes)
+    live_patch(base_model, plans[name].positions.ropes)
     np.testing.assert_allclose(stock_logits[name], logits_of(base_model), rtol=0, atol=1e-4)
 
 

@@ -131,7 +131,7 @@ def agrees(table: dict[str, Any], rope: ScaledRope) -> bool:
 
 def label_of(name: str, plan: PatchPlan) -> str | None:
     """The layer type of a table, which transformers 4 tells by the name of its module."""
-    if None in plan.ropes:
+    if None in plan.positions.ropes:
         return None
     return "sliding_attention" if "local" in name or "sliding" in name else "full_attention"
 
@@ -144,7 +144,7 @@ def test_every_table_is_the_plans_or_is_listed(folders, outcomes):
         tables = outcomes[name].get("tables")
         if not tables:
             continue
-        if all(agrees(table, plan.ropes[label_of(key, plan)]) for key, table in tables.items()):
+        if all(agrees(table, plan.positions.ropes[label_of(key, plan)]) for key, table in tables.items()):
             agreeing += 1
         else:
             differing[model_type].append(method)

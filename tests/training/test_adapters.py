@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ropecli.checkpoint.files import read_record
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.provenance import read_record
 from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters

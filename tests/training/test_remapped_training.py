@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ropecli.attention.patching import patch_to
+from ropecli.checkpoint.files import read_record
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.provenance import read_record
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model

@@ -60,7 +60,7 @@ def uneven(folder):
 def with_gains(run, size=0.3):
     """The model's gains at random, and its logits with them live."""
     plan = run.task.baseline
-    live_patch(run.model, plan.ropes)
+    live_patch(run.model, plan.positions.ropes)
     gains = HeadGains(run.model, plan.scaled)
     torch.manual_seed(2)
     with torch.no_grad():

@@ -34,7 +34,7 @@ def state_of(model):
 def objective_of(run, spec):
     """The objective of the checkpoint with this scaling, on the evaluator's documents."""
     model = AutoModelForCausalLM.from_pretrained(run.checkpoint.folder).eval()
-    live_patch(model, make_plan(run.checkpoint, spec).ropes)
+    live_patch(model, make_plan(run.checkpoint, spec).positions.ropes)
     task = Perplexity(run.evaluator.documents, [64, 128], Protocol("tail", targets=32))
     short, target = task.cells(read(task, LiveReader(model)))
     return target.value + 0.25 * short.value
@@ -117,7 +117,9 @@ def test_a_patched_checkpoint_is_tuned_like_its_original(llama, make_run, tmp_pa
     patch_to(make_plan(open_checkpoint(llama), make_spec("yarn", 4.0)), tmp_path / "patched")
     tuned, original = (make_run(folder, level="grid", points=2).tune() for folder in (tmp_path / "patched", llama))
     assert tuned.plan.spec == original.plan.spec
-    np.testing.assert_array_equal(tuned.plan.ropes[None].inv_freq, original.plan.ropes[None].inv_freq)
+    np.testing.assert_array_equal(
+        tuned.plan.positions.ropes[None].inv_freq, original.plan.positions.ropes[None].inv_freq
+    )
     assert tuned.report.score.objective == pytest.approx(original.report.score.objective, rel=1e-6)
 
 

@@ -136,10 +136,10 @@ class VllmReaders(Readers):
         """Raises PatchError where vLLM does not compute the scaling."""
         checkpoint, plan = subject.checkpoint, subject.plan
         patched = replace(checkpoint, config=plan.config) if plan else checkpoint
-        self.overrides_of(patched, checkpoint, subject.context_length)  # refuses before the samples are made
+        self.overrides_of(patched, checkpoint, subject.positions.context_length)  # refuses before the samples are made
 
         def start(length: int) -> Any:
-            most = max(length, subject.context_length)
+            most = max(length, subject.positions.context_length)
             overrides = self.overrides_of(patched, checkpoint, most)
             with progress_bar(f"starting vLLM with {checkpoint.name}", None):
                 from vllm import LLM

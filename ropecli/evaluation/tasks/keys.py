@@ -279,7 +279,7 @@ def _find(
     refuse_attention(subject, readers.settings["attn"])
     for warning in subject.warnings:
         warn(f"the evaluator: {warning}")
-    context = short_context(subject.pretraining_length)
+    context = short_context(subject.positions.pretraining_length)
     hashes: dict[str, str] = {}
 
     def hashed() -> Iterator[tuple[str, str]]:
@@ -296,9 +296,9 @@ def _find(
             f"The longest length is {lengths[-1]} tokens; longppl needs more than {context.first}, because the "
             f"evaluator {checkpoint.name} has a short context of {context.tokens}."
         )
-    if lengths[-1] > subject.context_length:
+    if lengths[-1] > (most := subject.positions.context_length):
         warn(
-            f"The evaluator reads {lengths[-1]} tokens, but its context length is {subject.context_length}: it may "
+            f"The evaluator reads {lengths[-1]} tokens, but its context length is {most}: it may "
             "find few or wrong key tokens."
         )
     job = Job(subject, [FindKeys(documents, context, lengths[-1])], tokenizer)

@@ -1,4 +1,4 @@
-"""The RoPE parameters and context length of a checkpoint, in the form that the engine tables use."""
+"""What an engine's table is written from: a checkpoint's positions, and what else its files say."""
 
 import math
 import shlex
@@ -9,7 +9,7 @@ from typing import Any
 from ropecli import demo
 from ropecli.checkpoint.lint import fix_command
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import read_state
+from ropecli.checkpoint.state import CheckpointState, Positions, read_state
 from ropecli.config.dialects import (
     KEPT_KEYS,
     MAX_POSITIONS,
@@ -20,8 +20,7 @@ from ropecli.config.dialects import (
     parameters_by_layer_type,
 )
 from ropecli.config.encoding import native_parameters
-from ropecli.config.families import Family
-from ropecli.config.fields import first, section_of
+from ropecli.config.fields import first
 from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.spec import ScaledRope
@@ -31,17 +30,16 @@ _DEFAULT_REVISION = "main"
 
 
 @dataclass(frozen=True)
-class CheckpointPositions:
+class EngineInput:
     """Input of the engine tables.
 
     checkpoint: folder or Hub id, as written on a command line. on_hub: whether it is a Hub id. revision: of the Hub
     id, None for the default. patched: whether the folder has a ropecli.yaml. section: the part of config.json with the
     RoPE fields, None for the top level; text_type: its model_type. parameters: `rope_parameters` including rope_theta,
-    by layer type; key None where all layers share them. rope: the rope of the layers that see the whole context.
-    length: context length, tokens. written_length: the context length in config.json, under length_key. sections:
-    whether config.json splits the pairs into sections for multimodal positions. latent: whether attention is multi-head
-    latent. older_fields: whether rope_theta and rope_scaling have all that rope_parameters has. fix: the command that
-    writes them. warnings: sentences about what config.json leaves ambiguous.
+    by layer type; key None where all layers share them. written_length: the context length in config.json, under
+    length_key. sections: whether config.json splits the pairs into sections for multimodal positions. latent: whether
+    attention is multi-head latent. older_fields: whether rope_theta and rope_scaling have all that rope_parameters has.
+    fix: the command that writes them. warnings: sentences about what config.json leaves ambiguous.
     """
 
     checkpoint: str
@@ -52,8 +50,7 @@ class CheckpointPositions:
     section: str | None
     text_type: str
     parameters: Mapping[str | None, Parameters | None]
-    rope: ScaledRope
-    length: int
+    positions: Positions
     written_length: int
     length_key: str
     tokenizer_length: float
@@ -62,6 +59,20 @@ class CheckpointPositions:
     older_fields: bool
     fix: str | None
     warnings: tuple[str, ...]
+
+    @property
+    def rope(self) -> ScaledRope:
+        return self.positions.main
+
+    @property
+    def length(self) -> int:
+        """The context length, tokens."""
+        return self.positions.context_length
+
+    @property
+    def original_length(self) -> int:
+        """The pretraining length that an engine reads, tokens; the makers' may be another."""
+        return self.rope.geometry.original_max_position_embeddings
 
     @property
     def nested(self) -> bool:
@@ -108,11 +119,6 @@ class CheckpointPositions:
         return shlex.join([self.checkpoint, *self.at_revision])
 
     @property
-    def original_length(self) -> int:
-        """The pretraining length, tokens."""
-        return self.rope.geometry.original_max_position_embeddings
-
-    @property
     def factor(self) -> float:
         return float(self.main.get("factor", 1.0))
 
@@ -136,18 +142,17 @@ class CheckpointPositions:
         return overrides if self.section is None else {self.section: overrides}
 
 
-def read_positions(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = False) -> CheckpointPositions:
-    """Read the positions of a checkpoint. trains: for a trainer, which runs transformers' own models. remaps: also
+def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = False) -> EngineInput:
+    """Read the input of a checkpoint. trains: for a trainer, which runs transformers' own models. remaps: also
     for a distance method.
 
     Raises CheckpointError for a config without rotary embeddings, PatchError for positions that no engine supports.
     """
-    section = section_of(checkpoint.config)
     state = read_state(checkpoint)
-    ropes, settings, rope, length = state.ropes, state.settings, state.main, state.context_length
-    written = parameters_by_layer_type(section, settings.family, [])
+    section, family, positions, rope = state.section, state.settings.family, state.positions, state.positions.main
+    written = parameters_by_layer_type(section, family, [])
     parameters = {
-        label: _parameters(ropes[label], fields or {}, section, settings.family, length) if label in ropes else None
+        label: _parameters(state, positions.ropes[label], fields or {}) if label in positions.ropes else None
         for label, fields in written.items()
     }
     if rope.remapping is not None and not remaps:
@@ -158,8 +163,8 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool
         )
     scaled = any(value and value["rope_type"] != "default" for value in parameters.values())
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
-    names = settings.family.names_of(MAX_POSITIONS)
-    return CheckpointPositions(
+    names = family.names_of(MAX_POSITIONS)
+    return EngineInput(
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,
         on_hub=checkpoint.commit is not None,
         revision=None if checkpoint.revision == _DEFAULT_REVISION else checkpoint.revision,
@@ -168,9 +173,8 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool
         section=None if section is checkpoint.config else "text_config",
         text_type=str(section.get("model_type") or checkpoint.config.get("model_type")),
         parameters=parameters,
-        rope=rope,
-        length=length,
-        written_length=settings.max_position_embeddings,
+        positions=positions,
+        written_length=state.max_position_embeddings,
         length_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
         older_fields=not section.get("rope_parameters")
@@ -182,16 +186,15 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool
     )
 
 
-def _parameters(
-    rope: ScaledRope, written: Parameters, section: dict[str, Any], family: Family, length: int
-) -> Parameters:
+def _parameters(state: CheckpointState, rope: ScaledRope, written: Parameters) -> Parameters:
     """`rope_parameters` of this rope, plus the keys of config.json that are not part of a scaling."""
+    family, length = state.settings.family, state.positions.context_length
     kept = {key: value for key, value in written.items() if key in KEPT_KEYS}
     if "max_position_embeddings" in kept:  # Ministral keeps a copy here
         kept["max_position_embeddings"] = length
     head, rotary = rope.geometry.head_dim, rope.geometry.rotary_dim
     if rotary != head:
-        kept.setdefault("partial_rotary_factor", first(section, PARTIAL_KEYS) or rotary / head)
+        kept.setdefault("partial_rotary_factor", first(state.section, PARTIAL_KEYS) or rotary / head)
     elif rope.geometry.still_pairs:  # native_parameters already states which pairs do not rotate
         kept.pop("partial_rotary_factor", None)
     return {**native_parameters(rope, family, length), **kept}

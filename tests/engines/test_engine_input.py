@@ -98,7 +98,7 @@ def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, 
             assert "nine of its 32 pairs" in message
             served.append(engine)
     assert served == engines
-    rope = read_state(checkpoint).main
+    rope = read_state(checkpoint).positions.main
     faster = by_parts(rope.geometry, 32.0, 32.0, 1.0, True) / rope.inv_freq
     assert np.sum(np.abs(faster - 1) > 1e-6) == 9
     assert faster.max() == pytest.approx(1.8, abs=0.05)
