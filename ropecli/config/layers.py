@@ -59,7 +59,7 @@ def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str |
     labels = ["full_attention" if at < _dense(section, family) else labels[at % len(labels)] for at in range(count)]
     rotates = _rotates(section, family, labels)
     longest = first(section, family.names_of("max_position_embeddings"))
-    limit, alone = longest if isinstance(longest, int) else math.inf, len(set(labels)) == 1
+    limit, alone = longest if isinstance(longest, int) else math.inf, len(set(labels)) == 1 and None in ropes
     return tuple(
         _layer(section, family, label, rotates[at % len(rotates)], ropes, limit, alone)
         for at, label in enumerate(labels)
@@ -126,7 +126,7 @@ def _layer(
     longest: float,
     alone: bool,
 ) -> Layer:
-    """longest: max_position_embeddings. alone: whether all layers are alike: a wide window then limits nothing."""
+    """longest: max_position_embeddings. alone: whether all layers are alike, so that a wide window limits nothing."""
     attention = attention_of(label)
     window = first(section, WINDOWS.get(attention or "", ()))
     window = window if isinstance(window, int) and window > 0 else None
