@@ -26,8 +26,6 @@ _LETTERS = {"M": "linear_attention", "*": "full_attention", "L": "sliding_attent
 """In hybrid_override_pattern and sliding_window_pattern. All others are feed-forward layers."""
 _INTERVALS = ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-
-
 _ITEM = 2
 """Bytes of a bfloat16 value."""
 
@@ -56,8 +54,9 @@ def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str |
     labels = layer_labels(section, family)
     count = first(section, _COUNTS)
     count = count if isinstance(count, int) and count > 0 else len(labels)
-    labels = ["full_attention" if at < _dense(section, family) else labels[at % len(labels)] for at in range(count)]
-    rotates = _rotates(section, family, labels)
+    dense = _dense(section, family)
+    labels = ["full_attention" if at < dense else labels[at % len(labels)] for at in range(count)]
+    rotates = _rotates(section, family, labels, dense)
     longest = first(section, family.names_of("max_position_embeddings"))
     limit, alone = longest if isinstance(longest, int) else math.inf, len(set(labels)) == 1 and None in ropes
     return tuple(
@@ -95,8 +94,8 @@ def layer_labels(section: dict[str, Any], family: Family) -> list[str]:
     return ["sliding_attention" if slides and family.slides_throughout else "full_attention" if family.known else ""]
 
 
-def _rotates(section: dict[str, Any], family: Family, labels: list[str]) -> Sequence[bool | None]:
-    """Whether each layer rotates, or one period of it."""
+def _rotates(section: dict[str, Any], family: Family, labels: list[str], dense: int) -> Sequence[bool | None]:
+    """Whether each layer rotates, or one period of it. dense: see _dense."""
     for key in ("no_rope_layers", "layer_rope_theta"):  # 0 for layers without positions
         if isinstance(listed := section.get(key), list) and listed:
             return [bool(value) for value in listed]
@@ -108,7 +107,7 @@ def _rotates(section: dict[str, Any], family: Family, labels: list[str]) -> Sequ
     only = family.rotates_only_in
     if only is None or _has_no_window(section, attention_of(only) or SLIDING):
         return [True if label else None for label in labels]
-    return [label == only or at < _dense(section, family) for at, label in enumerate(labels)]
+    return [label == only or at < dense for at, label in enumerate(labels)]
 
 
 def _dense(section: dict[str, Any], family: Family) -> int:
