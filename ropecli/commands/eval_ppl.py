@@ -66,7 +66,7 @@ def eval_ppl(
     jobs = [Job(subject, [task], tokenizer)]
     if base:
         _refuse_another_vocabulary(task, tokenizer, base)
-        jobs.append(Job(base, [task], tokenizer, optional=True))
+        jobs.append(Job(base, [task.up_to(base.positions.context_length)], tokenizer, optional=True))
     report, *measured = make_reports(jobs, readers, outputs.report, workers)
     if base and measured:
         context_length = base.positions.context_length

@@ -76,7 +76,8 @@ def _perplexity(report: Report, *, verbose: bool) -> Table:
             "baseline ppl": lambda cell: of_base.get(cell.length, "–"),
             **columns,
         }
-        notes.append(f"baseline: {clean(base.checkpoint)}, {clean(base.label)}")
+        shorter = ", read up to its context length" * (base.lengths[-1] < report.lengths[-1])
+        notes.append(f"baseline: {clean(base.checkpoint)}, {clean(base.label)}{shorter}")
         notes += map(headline_sentence, report.headlines)
         notes += [HEADLINES_NOTE] if report.headlines else []
     title = f"{_subject(report)}: perplexity by length, {reading(report)}, data {clean(report.source)}"

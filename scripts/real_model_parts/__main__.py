@@ -16,18 +16,16 @@ _HELD_OUT = f"--data {WORK}/held-out --dtype bfloat16"
 _COMPARE = f"compare {_MODEL} {_HELD_OUT} --resume"
 _FREQUENCY = "--methods none,linear,ntk,dynamic,dynamic-yarn,llama3,ntk-by-parts,yarn --factors 2"
 _DISTANCE = "--methods none,yarn,rerope,self-extend,dual-chunk --factors 2 --max-documents 4"
-_FOUR = "--methods none,yarn --factors 4 --max-documents 4"
 _TAIL = "--protocol tail --targets 2k"
 _TRAIN = (
     f"--data {WORK}/training --adapter lora --set lora_rank=16 --set lora_alpha=32 --learning-rate 2e-4 "
     "--set warmup_steps=3 --length 2k --batch-size 1 --gradient-accumulation 2 --steps 40 --seed 0"
 )
-_TRAINED = f"--data {WORK}/held-out --dtype float32 {_TAIL}"
 
 
 class Step(NamedTuple):
-    """minutes: on two cores, with AMX for bfloat16. command: of ropecli. folder: the checkpoint that it writes in WORK;
-    without one, it writes a report."""
+    """minutes: on two cores with AMX for bfloat16; with AVX512-BF16 alone, measuring takes three times as long. command: of
+    ropecli. folder: the checkpoint that it writes in WORK; without one, it writes a report."""
 
     minutes: float
     command: str
@@ -50,14 +48,17 @@ STEPS = {
     ),
     "patch": Step(1, f"patch {_MODEL} --method yarn --factor 2", "yarn-x2"),
     "train-yarn-x2": Step(
-        32, f"finetune {WORK}/yarn-x2 {_TRAIN} --positions pose --set window=16k --resume", "yarn-x2-trained"
+        14, f"finetune {WORK}/yarn-x2 {_TRAIN} --positions pose --set window=16k --resume", "yarn-x2-trained"
     ),
-    "train-control": Step(32, f"finetune {_MODEL} {_TRAIN} --resume", "control"),
-    "tail-trained-base": Step(7, f"eval-ppl {_MODEL} {_TRAINED} --lengths 8k --resume"),
-    "tail-trained-control": Step(7, f"eval-ppl {WORK}/control {_TRAINED} --lengths 8k --resume"),
-    "tail-trained-yarn-x2": Step(30, f"eval-ppl {WORK}/yarn-x2-trained {_TRAINED} --lengths 8k,16k --resume"),
-    "tail-control": Step(30, f"eval-ppl {WORK}/control {_TRAINED} --lengths 8k,16k --resume"),
-    "tail-x4": Step(14, f"{_COMPARE} {_FOUR} {_TAIL} --lengths 8k,32k"),
+    "train-control": Step(14, f"finetune {_MODEL} {_TRAIN} --resume", "control"),
+    "tail-trained": Step(
+        8, f"eval-ppl {WORK}/yarn-x2-trained --baseline {WORK}/control {_HELD_OUT} {_TAIL} --lengths 4k,8k,16k --resume"
+    ),
+    "tail-x4": Step(
+        9,
+        f"eval-ppl {_MODEL} --baseline {_MODEL} --method yarn --factor 4 {_HELD_OUT} {_TAIL} --lengths 4k,8k,32k "
+        "--max-documents 4 --resume",
+    ),
     "float32": Step(
         8,
         f"compare {_MODEL} --data {WORK}/held-out --dtype float32 --methods none,yarn --factors 2 --lengths 4k,8k,16k "

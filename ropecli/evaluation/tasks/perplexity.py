@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import tee, zip_longest
@@ -14,7 +15,7 @@ from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, NotFiniteError
 from ropecli.evaluation.driver import Key, Task, Values
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
+from ropecli.evaluation.protocols import SAME_TOKENS, YARN_STRIDE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
@@ -87,6 +88,8 @@ class Perplexity(Task):
     ) -> None:
         self.documents, self.source, self.keys = documents, source, keys
         self.lengths = sorted(set(lengths))
+        self._end = self.lengths[-1]
+        """Where the documents are cut."""
         protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
         self.protocol = protocol.settled(self.lengths, documents.special)
         self.name = self.protocol.name
@@ -97,17 +100,30 @@ class Perplexity(Task):
         if self.name == "yarn" and self.lengths[0] <= YARN_STRIDE:
             say(f"At {self.lengths[0]} tokens the protocol yarn skips tokens between windows, as YaRN's script does.")
 
+    def up_to(self, length: int) -> "Perplexity":
+        """The same target tokens at the lengths up to `length`; the task itself if it has none, or none beyond.
+
+        Protocols that do not score the same tokens at every length keep all lengths.
+        """
+        lengths = [each for each in self.lengths if each <= length] if self.name in SAME_TOKENS else []
+        if lengths in ([], self.lengths):
+            return self
+        task = copy(self)
+        task.lengths = lengths
+        return task
+
     @property
     def settings(self) -> dict[str, Any]:
         keys = {"keys": self.keys.settings} if self.keys else {}
         return {"stride": self.protocol.stride, "targets": self.protocol.targets, **keys}
 
     def request(self) -> dict[str, Any]:
-        chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "lengths": self.lengths}
+        chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets}
+        chosen |= {"lengths": self.lengths, "end": self._end}
         return {"protocol": self.name, **chosen, "documents": len(self.documents.kept), "data": self._digest}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
-        cut = None if self._whole else self.lengths[-1]
+        cut = None if self._whole else self._end
         largest = max(int(document.ids[:cut].max(initial=0)) for document in self.documents.kept)
         longest = max(self.documents.kept, key=lambda document: len(document.ids))
         inserted = self.protocol.inserted(self.documents.special) or 0
@@ -123,7 +139,7 @@ class Perplexity(Task):
     def _windows(self, key: Key) -> Iterator[Window]:
         at, index = key
         length = self.lengths[-1] if at == _ALL else at
-        return self.protocol.windows(self.documents.kept[index], self.documents.special, length, self.lengths[-1])
+        return self.protocol.windows(self.documents.kept[index], self.documents.special, length, self._end)
 
     def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
         """Tallies by length of each document."""
