@@ -24,8 +24,10 @@ _TRAIN = (
 
 
 class Step(NamedTuple):
-    """minutes: on two cores with AMX for bfloat16; with AVX512-BF16 alone, measuring takes three times as long. command: of
-    ropecli. folder: the checkpoint that it writes in WORK; without one, it writes a report."""
+    """minutes: on two cores with AMX for bfloat16; with AVX512-BF16 alone, measuring takes three times as long.
+
+    command: of ropecli. folder: the checkpoint that it writes in WORK; without one, it writes a report.
+    """
 
     minutes: float
     command: str
