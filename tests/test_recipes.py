@@ -1,13 +1,16 @@
 """Every recipe can be used as it is, and explains each of its keys; dry runs reach the windows of its source."""
 
 import json
+import math
 import re
 from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.training.recipe_schema import Patch, Recipe, Source, make_recipe
 from ropecli.training.stages import describe, plan_stages
@@ -61,6 +64,20 @@ QWEN_2_5_7B_INSTRUCT = {
     "max_window_layers": 28,
     "vocab_size": 152064,
 }
+OLMO_3_7B = {
+    "model_type": "olmo3",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000,
+    "rope_scaling": None,
+    "sliding_window": 4096,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
+    "vocab_size": 100278,
+}
 K = 1024
 # The model, processes that read different sequences, and of each stage: method, factor, rope_theta, window, length,
 # steps, tokens per step.
@@ -90,6 +107,7 @@ EXPECTED = {
             ("abf", 64, 128e6, 512 * K, 512 * K, 2500, 8 * K * K),
         ],
     ),
+    "longmino": (OLMO_3_7B, 8, [("yarn", 8, 5e5, 64 * K, 64 * K, 11921, 64 * 64 * K)]),
     "ultralong-1m": (LLAMA_3_1_8B, 1, [("yarn", 128, 5e5, K * K, K * K, 120, 8 * K * K)]),
     "easycontext-1m": (
         LLAMA_2_7B,
@@ -149,7 +167,7 @@ def test_dry_run_has_the_numbers_of_the_source(bare, name):
         (
             stage.plan.spec.method.name,
             stage.plan.spec.factor,
-            stage.plan.positions.ropes[None].rope_theta,
+            stage.plan.positions.main.rope_theta,
             stage.plan.positions.context_length,
             stage.length,
             stage.recipe.steps,
@@ -181,6 +199,23 @@ def test_recipe_fits_on_eight_gpus(name, tmp_path):
     for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
         assert list(refusals(estimator, stage.recipe, stage.length, engine, 8)) == []
         assert estimator.estimate(stage.recipe, stage.length, engine, 8).total < 80 * 10**9
+
+
+def test_longmino_scales_the_layers_with_full_attention_alone(build, live, tmp_path):
+    """On a tiny model, by the formula of the authors' olmo_core/nn/rope.py, in float64."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4096}
+    source = build("olmo3", max_position_embeddings=8192, rope_parameters=None, **layers)
+    (stage,) = plan_stages(open_checkpoint(source), make_recipe(ROOT / "finetune" / "longmino.yaml", {}))
+    patch_to(stage.plan, tmp_path / "patched")
+    tables = live(tmp_path / "patched")
+    pairs = len(tables["sliding_attention"].inv_freq)
+    plain = 500000.0 ** -(np.arange(pairs) / pairs)
+    low, high = (pairs * math.log(8192 / (2 * math.pi * rotations)) / math.log(500000) for rotations in (32, 1))
+    ramp = np.clip((np.arange(pairs) - math.floor(low)) / (math.ceil(high) - math.floor(low)), 0, 1)
+    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, plain, rtol=2e-6)
+    np.testing.assert_allclose(tables["full_attention"].inv_freq, plain * (1 - ramp * 7 / 8), rtol=2e-6)
+    factors = [tables[layer].attention_factor for layer in layers["layer_types"]]
+    assert factors == pytest.approx([1, 0.1 * math.log(8) + 1])
 
 
 def test_index_explains_every_key():

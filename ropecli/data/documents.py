@@ -22,7 +22,7 @@ class Document:
     ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. spans: shape (tokens,
     2), int64, first character of each token and the one after its last; None if not asked for. keys: shape (keys,),
     int64, positions of the tokens that the protocol longppl scores. trained: shape (tokens,), bool, whether to train on
-    each token; None for all.
+    each token; None for all. compression: compressed size ÷ size of the text; None if not measured.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Document:
     spans: np.ndarray | None = None
     keys: np.ndarray | None = None
     trained: np.ndarray | None = None
+    compression: float | None = None
 
     def bytes_of(self, start: int, stop: int) -> int | None:
         """Bytes of text in the tokens start ≤ i < stop."""

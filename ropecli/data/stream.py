@@ -174,6 +174,8 @@ def open_stream(
             raise DataError(f"{source.data} contains no token to train on: no sequence has an answer of the assistant.")
         parts.append(part)
         choices = [source.sequences, source.long_from, source.keep_short, source.max_tokens]
+        if store.compression is not None:
+            choices += [source.skip_compressible, source.skip_incompressible]
         made_of.append([store.digest, separator, padding, *choices])
     return Stream(recipe, length, context_length, parts, made_of)
 
@@ -199,6 +201,9 @@ def _lay_out(
         least,
         long_from=source.long_from,
         keep_short=source.keep_short,
+        compression=store.compression,
+        skip_compressible=source.skip_compressible,
+        skip_incompressible=source.skip_incompressible,
         max_tokens=source.max_tokens,
         seed=seed,
         source=number,
@@ -210,11 +215,11 @@ def _lay_out(
     else:
         layout = cut_long(selection.lengths, length)
     if not len(layout):
-        budget = "" if source.max_tokens is None else f", max_tokens is {source.max_tokens}"
+        skipped = [f"{count:,} are {why}" for why, count in selection.skipped.items() if count]
         raise DataError(
             f"{source.data}: {len(selection.documents)} documents with {selection.lengths.sum()} tokens do not fill a "
-            f"sequence of {length}. Of {selection.of} documents, {selection.too_short} are too short and keep_short "
-            f"skips {selection.not_drawn}{budget}. Use more documents or shorter sequences."
+            f"sequence of {length}. Of {selection.of:,} documents, {', '.join(skipped) or 'none is skipped'}. Use more "
+            "documents or shorter sequences."
         )
     return selection, layout
 
@@ -232,9 +237,7 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
     if share is not None:
         parts.append(f"{share:.1%} of the stream")
     reasons = {
-        "too short": selection.too_short,
-        "skipped by keep_short": selection.not_drawn,
-        "beyond max_tokens": selection.over_budget,
+        **selection.skipped,
         "not in any sequence" if part.dropped else "left over at the end": len(selection.documents) - used,
     }
     parts += [f"{_share(count, selection.of)} of the documents are {why}" for why, count in reasons.items() if count]

@@ -2,10 +2,11 @@
 
 The cache folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli.
 
-CACHE/tokens/KEY/lengths.bin   tokens of each document, int64
-CACHE/tokens/KEY/ids.bin       tokens of all documents, int32
-CACHE/tokens/KEY/trained.bin   whether to train on each token, one byte
-CACHE/tokens/KEY/digest        sha256 of the documents; a damaged store is detected by it and written again
+CACHE/tokens/KEY/lengths.bin      tokens of each document, int64
+CACHE/tokens/KEY/ids.bin          tokens of all documents, int32
+CACHE/tokens/KEY/trained.bin      whether to train on each token, one byte
+CACHE/tokens/KEY/compression.bin  compressed size ÷ size of each document's text, float64, if the recipe needs it
+CACHE/tokens/KEY/digest           sha256 of the documents; a damaged store is detected by it and written again
 
 KEY is computed from the source and the tokenizer, without reading the text.
 """
@@ -16,8 +17,11 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -42,12 +46,15 @@ _HUB_PATIENCE = 10.0
 class TokenStore:
     """Tokenized documents by index. ids, trained: of all documents, one after the other; see Document.
 
-    lengths: shape (documents,), int64. masked: whether some tokens are not trained on. largest_id: -1 without tokens.
-    digest: sha256 of all lengths, ids and what is trained on.
+    lengths: shape (documents,), int64. compression: the same shape, float64; None if not measured. masked: whether some
+    tokens are not trained on. largest_id: -1 without tokens. digest: sha256 of all lengths, ids, what is trained on and
+    the compression.
     """
 
-    def __init__(self, lengths: np.ndarray, ids: np.ndarray, trained: np.ndarray) -> None:
-        self.lengths, self._ids, self._trained = lengths, ids, trained
+    def __init__(
+        self, lengths: np.ndarray, ids: np.ndarray, trained: np.ndarray, compression: np.ndarray | None = None
+    ) -> None:
+        self.lengths, self.compression, self._ids, self._trained = lengths, compression, ids, trained
         self._starts = np.cumsum(lengths) - lengths
         self.masked, self.largest_id = False, -1
         sha = hashlib.sha256()
@@ -57,6 +64,8 @@ class TokenStore:
             self.largest_id = max(self.largest_id, int(part.max()))
             # the bytes of release 0.2, so that its runs can be resumed
             sha.update(np.where(scored, part, ~part).astype("<i4").data)
+        if compression is not None:  # builds of zlib differ a little
+            sha.update(np.ascontiguousarray(compression, dtype="<f8").data)
         of_lengths = hashlib.sha256(np.ascontiguousarray(lengths, dtype="<i8").data)
         self.digest = hashlib.sha256(of_lengths.digest() + sha.digest()).hexdigest()
 
@@ -85,11 +94,17 @@ def open_store(source: Any, most: int | None, tokenizer) -> TokenStore:
     """
     identity = [_FORMAT, source_identity(source.data, source.split or TO_TRAIN[0], cache_folder()), source.text_column]
     identity += [most, tokenizer_digest(tokenizer), template_digest(tokenizer), source.train_on]
+    measured = source.skip_compressible > 0 or source.skip_incompressible > 0
+    identity += ["compression"] if measured else []
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def documents() -> Iterator[Document]:
         rows = read_rows(source.data, text_column=source.text_column, split=source.split, splits=TO_TRAIN, whole=True)
-        return tokenize_rows(islice(rows, most), tokenizer, source.train_on)
+        rows = islice(rows, most)
+        return measure_compression(rows, tokenized) if measured else tokenized(rows)
+
+    def tokenized(rows: Rows) -> Iterator[Document]:
+        return tokenize_rows(rows, tokenizer, source.train_on)
 
     return open_documents(key, documents)
 
@@ -120,16 +135,20 @@ def open_documents(key: str, documents: Callable[[], Iterator[Document]]) -> Tok
 
 
 def _write(folder: Path, documents: Iterator[Document]) -> None:
-    lengths = []
+    lengths, compression = [], []
     with (folder / "ids.bin").open("wb") as ids, (folder / "trained.bin").open("wb") as trained:
         for document in documents:
             if (largest := document.ids.max(initial=0)) >= 1 << 31:
                 raise DataError(f"{document.name}: token id {largest} does not fit into 31 bits.")
             lengths.append(len(document.ids))
+            if document.compression is not None:
+                compression.append(document.compression)
             ids.write(document.ids.astype("<i4").data)
             scored = np.ones(len(document.ids), dtype=bool) if document.trained is None else document.trained
             trained.write(scored.data)
     (folder / "lengths.bin").write_bytes(np.array(lengths, dtype="<i8").data)
+    if compression:
+        (folder / "compression.bin").write_bytes(np.array(compression, dtype="<f8").data)
 
 
 def _map(folder: Path) -> TokenStore:
@@ -139,7 +158,23 @@ def _map(folder: Path) -> TokenStore:
         path = folder / name
         return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
 
-    return TokenStore(array("lengths.bin", "<i8"), array("ids.bin", "<i4"), array("trained.bin", "?"))
+    compression = array("compression.bin", "<f8") if (folder / "compression.bin").exists() else None
+    return TokenStore(array("lengths.bin", "<i8"), array("ids.bin", "<i4"), array("trained.bin", "?"), compression)
+
+
+def measure_compression(rows: Rows, tokenize: Callable[[Rows], Iterator[Document]]) -> Iterator[Document]:
+    """Tokenize the rows into a document each, with the size of its text, compressed by zlib, ÷ its size."""
+    measured: deque[float] = deque()
+
+    def noted() -> Rows:
+        for name, body in rows:
+            text = body if isinstance(body, str) else json.dumps(body.messages, ensure_ascii=False, default=str)
+            raw = text.encode("utf-8", "surrogatepass")
+            measured.append(len(zlib.compress(raw)) / max(1, len(raw)))
+            yield name, body
+
+    for document in tokenize(noted()):
+        yield replace(document, compression=measured.popleft())
 
 
 def tokenize_rows(rows: Rows, tokenizer, train_on: str | None) -> Iterator[Document]:

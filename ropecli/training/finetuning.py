@@ -289,9 +289,11 @@ def make_optimizer(
 
 
 def rate_factor(step: int, recipe: Recipe) -> float:
-    """Factor of the learning rate at step 0, 1, ...: linear warm-up, then 1, or a cosine down to 0.1."""
+    """Factor of the learning rate at step 0, 1, ...: linear warm-up, then 1, a cosine down to 0.1, or a line to 0."""
     warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
     if recipe.schedule == "constant":
         return warm
+    if recipe.schedule == "linear":  # zero after the last step
+        return min(warm, (recipe.steps - step) / max(1, recipe.steps - recipe.warmup_steps))
     past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
     return warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))

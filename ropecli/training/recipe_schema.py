@@ -57,6 +57,12 @@ class _Text(_Keys):
     keep_short: float = Field(
         1.0, ge=0, le=1, description="... and this share of the shorter ones, sampled with the seed"
     )
+    skip_compressible: float = Field(
+        0.0, ge=0, lt=1, description="share of the documents to skip: those that compress best, like repetitions"
+    )
+    skip_incompressible: float = Field(
+        0.0, ge=0, lt=1, description="share of the documents to skip: those that compress worst, like noise"
+    )
 
 
 class Source(_Text):
@@ -103,8 +109,8 @@ class Recipe(_Text):
         "tokens", description="what counts the same in a step: each scored token, or each document, as in LongAlign"
     )
     learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="peak learning rate")
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="after the warm-up; cosine ends at a tenth of the peak"
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="after the warm-up; cosine ends at a tenth of the peak, linear at zero"
     )
     warmup_steps: int = Field(20, ge=0, le=_MOST, description="steps of linear warm-up")
     optimizer: Literal["adamw", "adamw-8bit"] = Field("adamw", description="adamw-8bit needs bitsandbytes")
@@ -161,6 +167,8 @@ class Recipe(_Text):
             raise ValueError("save: adapter needs an adapter")
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
             raise ValueError("keep_short needs long_from, the minimum length of long documents")
+        if any(source.skip_compressible + source.skip_incompressible >= 1 for source in self.sources):
+            raise ValueError("skip_compressible and skip_incompressible leave no documents; their sum must be below 1")
         if self.positions != "full" and self.packs:
             raise ValueError(f"positions: {self.positions} and sequences: packed cannot be combined")
         if self.loss == "longce" and self.positions != "full":

@@ -21,7 +21,7 @@ def test_long_documents_are_kept_and_a_share_of_the_short_ones():
     short = (LENGTHS < 100).sum()
     kept = len(chosen.documents) - len(long)
     assert abs(kept - 0.3 * short) < 4 * np.sqrt(0.3 * 0.7 * short)  # four standard deviations of the draw
-    assert chosen.not_drawn == short - kept
+    assert chosen.skipped["skipped by keep_short"] == short - kept
 
 
 def test_a_kept_short_document_stays_kept_with_more_documents_and_another_length_limit():
@@ -46,8 +46,24 @@ def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget,
     whole = lengths[chosen.documents]
     assert ((chosen.lengths > 0) & (chosen.lengths <= whole)).all()
     assert (chosen.lengths < whole).sum() == chosen.cut <= 1
-    assert len(chosen.documents) + chosen.too_short + chosen.over_budget == len(lengths)
-    assert chosen.too_short == (lengths < least).sum()
+    assert len(chosen.documents) + sum(chosen.skipped.values()) == len(lengths)
+    assert chosen.skipped["too short"] == (lengths < least).sum()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0.2, 0.3, 0.5, 1.1])), max_size=30),
+    *(st.floats(0, 0.5, exclude_max=True), st.floats(0, 0.5), st.integers(1, 12)),
+)
+def test_the_shares_that_compress_best_and_worst_are_skipped(documents, best, worst, least):
+    """They are shares of the documents that are long enough."""
+    lengths, compression = (np.array([document[at] for document in documents]) for at in (0, 1))
+    chosen = select_documents(
+        lengths, least, compression=compression, skip_compressible=best, skip_incompressible=worst
+    )
+    ranked = sorted((ratio, at) for at, (length, ratio) in enumerate(documents) if length >= least)
+    low, high = round(best * len(ranked)), len(ranked) - round(worst * len(ranked))
+    assert chosen.documents.tolist() == sorted(at for _, at in ranked[low:high])
+    assert len(chosen.documents) + sum(chosen.skipped.values()) == len(documents)
 
 
 @settings(max_examples=20)

@@ -55,8 +55,9 @@ def test_missing_bitsandbytes_is_refused(model, monkeypatch):
             [1 / 3, 2 / 3, 1, 0.1 + 0.45 * (1 + math.sqrt(0.5)), 0.55, 0.1 + 0.45 * (1 - math.sqrt(0.5)), 0.1],
         ),
         ({"steps": 1, "warmup_steps": 0, "schedule": "cosine"}, [1]),
+        ({"steps": 6, "warmup_steps": 2, "schedule": "linear"}, [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]),
     ],
-    ids=["constant", "cosine after a warm-up", "a single step"],
+    ids=["constant", "cosine after a warm-up", "a single step", "linear after a warm-up"],
 )
 def test_learning_rate_follows_its_schedule(keys, expected):
     recipe = Recipe(data="x", **keys)
