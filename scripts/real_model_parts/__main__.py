@@ -21,6 +21,7 @@ _TRAIN = (
     f"--data {WORK}/training --adapter lora --set lora_rank=16 --set lora_alpha=32 --learning-rate 2e-4 "
     "--set warmup_steps=3 --length 2k --batch-size 1 --gradient-accumulation 2 --steps 40 --seed 0"
 )
+_RULER = f"--data {WORK}/calibration --dtype bfloat16 --tasks niah_multikey_1,vt,cwe"
 
 
 class Step(NamedTuple):
@@ -62,10 +63,12 @@ STEPS = {
         "--max-documents 4 --resume",
     ),
     "float32": Step(
-        8,
+        5,
         f"compare {_MODEL} --data {WORK}/held-out --dtype float32 --methods none,yarn --factors 2 --lengths 4k,8k,16k "
         "--max-documents 2 --resume",
     ),
+    "ruler-base": Step(6, f"ruler {_MODEL} {_RULER} --lengths 8k --samples 10 --resume"),
+    "ruler-x2": Step(24, f"ruler {WORK}/yarn-x2 {WORK}/yarn-x2-trained {_RULER} --lengths 14k --samples 10 --resume"),
 }
 
 

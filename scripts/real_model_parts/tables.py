@@ -1,12 +1,14 @@
 """Prints the tables of README.md from the reports: python -m real_model_parts.tables FOLDER."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.report_files import read_reports
 from ropecli.table import Table, markdown
+
+Lines = Sequence[tuple[str, Report]]
 
 
 def main(folder: Path) -> None:
@@ -14,20 +16,45 @@ def main(folder: Path) -> None:
         path.stem: [report for report in read_reports([path]) if isinstance(report, Report)]
         for path in sorted(folder.glob("*.json"))
     }
-    trained = {name: reports[0] for name, reports in found.items() if name.startswith("tail-trained")}
-    for name in found.keys() - trained.keys():
-        table = {"prefix": same_length, "tail": same_targets}[found[name][0].task]
-        print(markdown(table(name, [(report.label, report) for report in found[name]])), "\n")
-    base, control, extended = (trained[f"tail-trained-{name}"] for name in ("base", "control", "yarn-x2"))
-    none, yarn, *_ = found["tail-x2"]
-    rows = [("none", none), ("yarn ×2", yarn), ("yarn ×2, trained", extended)]
-    print(markdown(same_targets("tail-trained-yarn-x2", rows)), "\n")
-    print(markdown(same_targets("tail-trained-control", [("none", base), ("none, trained", control)])), "\n")
+    for table in tables(found):
+        print(markdown(table), "\n")
 
 
-def same_length(name: str, named: Sequence[tuple[str, Report]]) -> Table:
-    """Perplexity by length; below the longest, the change from the first report at the same length."""
-    base, lengths = named[0][1], named[0][1].lengths
+def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
+    """found: reports by the name of their file. A table whose report is not there is left out."""
+
+    def lines(name: str) -> list[tuple[str, Report]]:
+        return [(report.label, report) for report in found.get(name, [])]
+
+    made: list[Table] = [
+        {"prefix": same_length, "tail": same_targets, "ruler": scores}[reports[0].task](name, lines(name))
+        for name, reports in found.items()
+        if name not in ("tail-trained", "tail-x4")
+    ]
+    if "tail-x4" in found:
+        [extended] = found["tail-x4"]
+        made.append(same_targets("tail-x4", [("none", _baseline(extended)), (extended.label, extended)]))
+    if "tail-trained" in found:
+        [extended], (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
+        rows = [
+            ("none", none),
+            ("none, trained", _baseline(extended)),
+            (yarn.label, yarn),
+            (f"{yarn.label}, trained", extended),
+        ]
+        made.append(same_targets("tail-trained", rows, control=_baseline(extended)))
+    return made
+
+
+def _baseline(report: Report) -> Report:
+    if report.baseline is None:
+        raise ValueError(f"The report of {report.checkpoint} has no baseline.")
+    return report.baseline
+
+
+def same_length(name: str, lines: Lines) -> Table:
+    """Perplexity by length; at the two longest, the change from the first line at the same length."""
+    base, lengths = lines[0][1], lines[0][1].lengths
     heads = ["method", *(f"{length:,}" for length in lengths), f"cost at {lengths[-2]:,}", f"change at {lengths[-1]:,}"]
     rows = [
         [
@@ -35,33 +62,56 @@ def same_length(name: str, named: Sequence[tuple[str, Report]]) -> Table:
             *(f"{report.at(length)[0].ppl:.2f}" for length in lengths),
             *("" if report is base else percent(report.change_from(base, length)) for length in lengths[-2:]),
         ]
-        for label, report in named
+        for label, report in lines
     ]
     return Table(name, heads, rows, [command(base)])
 
 
-def same_targets(name: str, named: Sequence[tuple[str, Report]]) -> Table:
-    """Perplexity of the same tokens with more context, against the first report at its shortest length."""
-    first, lengths = named[0][1].cells[0], named[0][1].lengths
-    if len({report.fingerprint for _, report in named}) > 1:
+def same_targets(name: str, lines: Lines, control: Report | None = None) -> Table:
+    """Perplexity of the same tokens with more context.
+
+    The last columns compare the longest length of a line with the base, the first line, at its own length; with the
+    control at that length; and with the line itself at that length.
+    """
+    if len({report.fingerprint for _, report in lines}) > 1:
         raise ValueError(f"{name}: the reports are not of the same tokens.")
-    heads = ["method", *(f"{length:,}" for length in lengths)]
-    heads += [f"{lengths[-1]:,} against the first at {lengths[0]:,}"]
-    others = [(first, report.cells[0])[: len(lengths)] for _, report in named]
-    heads += [f"{lengths[-1]:,} against itself at {lengths[0]:,}"] * (len(lengths) > 1)
-    rows = [
-        [
-            label,
-            *(f"{cell.ppl:.2f}" for cell in report.cells),
-            *(percent(loss_change(report.cells[-1], cell)) for cell in cells),
+    base, lengths = lines[0][1], sorted({length for _, report in lines for length in report.lengths})
+    at = max(length for length in base.lengths if length <= base.original_max_position_embeddings)
+    against: dict[str, Callable[[Report], Report]] = {"base": lambda report: base, "itself": lambda report: report}
+    if control:
+        against = {"base": against["base"], "control": lambda report: control, "itself": against["itself"]}
+    longest = f"{lengths[-1]:,} against the {{}} at {at:,}"
+    rows = []
+    for label, report in lines:
+        values = [f"{report.at(length)[0].ppl:.2f}" if length in report.lengths else "" for length in lengths]
+        changes = [
+            "" if other(report) is report and report.lengths[-1] == at else _change(report, other(report), at)
+            for other in against.values()
         ]
-        for (label, report), cells in zip(named, others, strict=True)
-    ]
-    return Table(name, heads, rows, [command(named[-1][1])])
+        rows.append([label, *values, *changes])
+    heads = [longest.format(what).replace("the itself", "itself") for what in against]
+    return Table(name, ["method", *(f"{length:,}" for length in lengths), *heads], rows, [command(lines[-1][1])])
+
+
+def _change(report: Report, other: Report, at: int) -> str:
+    """The longest length of a report against another one at the length `at`."""
+    return percent(loss_change(report.cells[-1], other.at(at)[0]))
+
+
+def scores(name: str, lines: Lines) -> Table:
+    """Scores in percent by task, and their mean with Wilson's interval, at the longest length."""
+    report, length = lines[0][1], lines[0][1].lengths[-1]
+    rows = []
+    for _, report in lines:
+        low, high = report.interval(length)
+        cells = [f"{100 * cell.value:.0f}" for cell in report.at(length)]
+        mean = f"{100 * report.mean(length)[0]:.0f} ({100 * low:.0f} to {100 * high:.0f})"
+        rows.append([Path(report.checkpoint).name, *cells, mean])
+    return Table(name, ["checkpoint", *report.tasks, f"mean at {length:,}"], rows, [command(report)])
 
 
 def percent(change: Change) -> str:
-    middle, low, high = (f"{round(value, 3) + 0:+.1%}" for value in (change.change, change.low, change.high))
+    middle, low, high = (f"{round(value or 0, 3) + 0:+.1%}" for value in (change.change, change.low, change.high))
     return f"{middle} ({low} to {high})"
 
 
