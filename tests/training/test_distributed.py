@@ -22,10 +22,9 @@ def recipe_of(**keys):
     return make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
 
 
-def sizes(**given):
-    from accelerate import ParallelismConfig
-
-    return ParallelismConfig(**given)
+def sizes(sp_size=1, cp_size=1):
+    """Of Accelerate's ParallelismConfig; with accelerate 1.11 it has no sp_size."""
+    return SimpleNamespace(sp_size=sp_size, cp_size=cp_size)
 
 
 def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=None, parallelism=None, batch_size=2, fsdp=None):
@@ -97,6 +96,17 @@ def test_fsdp_on_cpus_is_refused(monkeypatch):
 def test_unusable_engines_are_refused(accelerator, message):
     with pytest.raises(RecipeError, match=message):
         refuse_engine(accelerator)
+
+
+def test_ulysses_needs_an_accelerate_that_has_it(monkeypatch):
+    """The launcher of accelerate 1.11 drops sp_size: each process would read other sequences."""
+    from accelerate import ParallelismConfig
+
+    monkeypatch.delattr(ParallelismConfig, "sp_enabled", raising=False)
+    for engine in ("DEEPSPEED", "PARALLELISM_CONFIG"):
+        monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
+    with pytest.raises(RecipeError, match=r"sp_size needs accelerate 1\.12"):
+        make_accelerator()
 
 
 @pytest.mark.parametrize(
