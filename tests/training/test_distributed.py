@@ -12,7 +12,7 @@ from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError
 from ropecli.training.distributed import averaged_over, data_ranks, local_batch, make_accelerator
 from ropecli.training.recipe_schema import make_recipe
-from ropecli.training.refusals import refuse_engine, refuse_unsuitable
+from ropecli.training.refusals import refuse_engine, refuse_unsuitable, ulysses_release_fault
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
 LENGTH = 48
@@ -176,13 +176,15 @@ def test_shared_sequence_has_no_gap_or_overlap(batch):
         np.testing.assert_array_equal(positions, np.tile(np.arange(LENGTH), (2, 1)))
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("[0-9]*.yaml")), ids=lambda path: path.stem)
 def test_launch_configurations_are_valid_for_accelerate(path):
     """Accelerate's loader refuses unknown keys of the first level; its command line has those below it as options."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
 
     config = load_config_from_file(str(path))
+    if path.stem == "8-gpu-ulysses" and ulysses_release_fault():
+        pytest.skip(ulysses_release_fault())
     options = {action.dest for action in launch_command_parser()._actions}
     sections = [config.fsdp_config, config.deepspeed_config, config.parallelism_config]
     assert {key for section in sections for key in section} <= options

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-SCRIPT = Path(__file__).parents[2] / "recipes" / "accelerate" / "slurm.sh"
+RECIPES = Path(__file__).parents[2] / "recipes" / "accelerate"
 KEYS = {"steps": 8, "batch_size": 1, "gradient_accumulation": 1, "save_every": 2}
 # Slurm's commands, as far as the script uses them. scancel signals every process of the step, as slurmstepd does.
 COMMANDS = {
@@ -152,7 +152,7 @@ def slurm(tmp_path, patched_llama, command_line):
         "GPUS=8": "GPUS=1",
         "TIMEOUT=840": "TIMEOUT=100",
     }
-    text = SCRIPT.read_text(encoding="utf-8")
+    text = (RECIPES / "slurm.sh").read_text(encoding="utf-8")
     for shipped, here in changes.items():
         assert text.count(shipped) == 1, shipped
         text = text.replace(shipped, here)
@@ -191,3 +191,27 @@ def test_the_slurm_script_saves_requeues_and_resumes(slurm, tmp_path, undisturbe
     assert "Resuming after step" in err
     assert not calls.exists()  # of a lost node Slurm itself requeues the job
     assert weights_of(run) == weights_of(undisturbed)
+
+
+def test_skypilot_launches_each_node_with_its_rank(tmp_path):
+    from accelerate.commands.launch import launch_command_parser
+
+    task = yaml.safe_load((RECIPES / "skypilot.yaml").read_text(encoding="utf-8"))
+    launcher = tmp_path / "accelerate"
+    launcher.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    launcher.chmod(0o755)
+    variables = {
+        "PATH": os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    }
+    done = subprocess.run(
+        ["bash", "-c", task["run"]], env={**os.environ, **task["envs"], **variables}, stdout=subprocess.PIPE, text=True
+    )
+    read = launch_command_parser().parse_args(done.stdout.splitlines()[1:])
+    assert Path(read.config_file).samefile(RECIPES / "2-nodes.yaml")
+    assert (read.num_machines, read.machine_rank, read.num_processes) == (2, 1, 16)
+    assert (read.main_process_ip, read.parallelism_config_dp_replicate_size) == ("10.0.0.1", 2)
+    assert read.training_script_args == ["finetune", "CHECKPOINT", *task["envs"]["RUN"].split()[1:], "--resume"]
