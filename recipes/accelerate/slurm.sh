@@ -17,7 +17,8 @@
 
 set -euo pipefail
 
-# Change: activate the environment, and name the run. All paths must be on a file system that the nodes share.
+# Change: activate the environment, and name the run. All paths must be on a file system that the nodes share. GPUS is
+# the number per node, which 2-nodes expects to be 8.
 source "$HOME/ropecli/.venv/bin/activate"
 export CONFIG=2-nodes GPUS=8
 export RUN="CHECKPOINT --recipe NAME --output DIR"

@@ -23,7 +23,7 @@ def recipe_of(**keys):
 
 
 def sizes(sp_size=1, cp_size=1):
-    """Of Accelerate's ParallelismConfig; with accelerate 1.11 it has no sp_size."""
+    """Stand-in for Accelerate's ParallelismConfig, which in 1.11 has no sp_size."""
     return SimpleNamespace(sp_size=sp_size, cp_size=cp_size)
 
 

@@ -137,7 +137,7 @@ def test_a_process_may_work_for_long_but_one_that_vanishes_ends_the_run(patched_
 
 @pytest.fixture
 def slurm(tmp_path, patched_llama, command_line):
-    """slurm() -> the Slurm script as a job on two nodes, with data parallelism in place of FSDP2, which needs GPUs."""
+    """slurm() -> the Slurm script as a job on two nodes, with data parallelism: FSDP2 needs GPUs."""
     commands, config = tmp_path / "bin", tmp_path / "ddp.yaml"
     commands.mkdir()
     for name, lines in COMMANDS.items():
