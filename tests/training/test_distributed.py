@@ -134,11 +134,12 @@ def test_frequencies_that_follow_the_length_are_refused(model_of):
     ("heads", "keys", "message"),
     [(3, 3, "3 attention heads"), (6, 3, "6 attention heads and 3 key-value heads"), (4, 1, None)],
 )
-def test_heads_must_divide_evenly(model_of, heads, keys, message):
+def test_heads_must_divide_evenly(model_of, monkeypatch, heads, keys, message):
     model = model_of("llama", hidden_size=96, num_attention_heads=heads, num_key_value_heads=keys)
     if message:
         assert message in refusal(ulysses(), model)
     else:
+        monkeypatch.setattr("ropecli.training.refusals.ulysses_release_fault", lambda: None)
         for accelerator in (ulysses(), ulysses(4, processes=4), context_parallel()):
             refuse_unsuitable(accelerator, model, recipe_of(), LENGTH)
 
