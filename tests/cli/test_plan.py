@@ -67,8 +67,8 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
 
     recipe = Recipe(data="none is read", mixed_precision=precision)
     for one in find_setups(MemoryEstimator(AutoConfig.from_pretrained(config_alone)), recipe, 64, gpus, 10**12):
-        if one.refused:
-            assert one.refused == ulysses_release_fault()
+        if one.engine == "ulysses" and ulysses_release_fault():
+            assert one.refused
             continue
         words = shlex.split(launch_command(one, str(config_alone), 64, None, {}))
         assert words[:2] == ["accelerate", "launch"]
