@@ -6,22 +6,38 @@ with cp_size.
 """
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from ropecli.data.sequences import UNSCORED
-from ropecli.errors import RecipeError, reason_of
-from ropecli.training.refusals import is_launched_with, refuse_engine, shards_weights
+from ropecli.errors import RecipeError, RopecliError, reason_of
+from ropecli.training.refusals import (
+    context_ranks,
+    is_launched_with,
+    refuse_engine,
+    shards_weights,
+    ulysses_ranks,
+    ulysses_release_fault,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ropecli.data.stream import Batch
+
+_SILENCE = timedelta(minutes=15)
+"""Time after which a process ends that waits for others in a collective operation: a host may have vanished."""
+_PATIENCE = 6 * 3600.0
+"""Seconds that processes wait for one that tokenizes, or reads and writes files."""
+_waits = itertools.count()
 
 
 class LocalBatch(NamedTuple):
@@ -57,11 +73,13 @@ def make_accelerator(
     AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
     cuda = torch.cuda.is_available()
     deepspeed = is_launched_with("DEEPSPEED")
+    # with cpu=True Accelerate ignores DeepSpeed, and without a backend it assumes one process
+    backend = "gloo" if deepspeed and not cuda else "nccl"  # nccl is Accelerate's name for the device's own
+    options["kwargs_handlers"] = [InitProcessGroupKwargs(backend=backend, timeout=_SILENCE)]
     if deepspeed:
+        if is_launched_with("PARALLELISM_CONFIG") and (fault := ulysses_release_fault()):
+            raise RecipeError(fault)  # its launcher drops sp_size
         options["deepspeed_plugin"] = _deepspeed_plugin(batch_size, gradient_accumulation, max_grad_norm)
-        if not cuda:
-            # with cpu=True Accelerate ignores DeepSpeed, and without a backend it assumes one process
-            options["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
     try:
         accelerator = Accelerator(
             mixed_precision="no" if mixed_precision == "none" else mixed_precision,
@@ -104,10 +122,38 @@ def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm
     return plugin
 
 
+def wait_for(accelerator: "Accelerator", ranks: Iterable[int]) -> None:
+    """Wait until these processes have called this as often as this one. All processes call it.
+
+    Unlike a collective operation it has no time limit of minutes, and signals are handled. Raises RopecliError.
+    """
+    if accelerator.num_processes == 1:
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, call, until = _get_default_store(), next(_waits), time.monotonic() + _PATIENCE
+    store.set(f"ropecli/{call}/{accelerator.process_index}", "")
+    expected = [f"ropecli/{call}/{rank}" for rank in ranks]
+    while not store.check(expected):
+        if time.monotonic() > until:
+            raise RopecliError(f"Another process of this run did not respond for {_PATIENCE / 3600:g} hours.")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def local_main_first(accelerator: "Accelerator") -> Iterator[None]:
+    """Run the block on the first process of each host, then on its others."""
+    first = accelerator.process_index - accelerator.local_process_index
+    if not accelerator.is_local_main_process:
+        wait_for(accelerator, [first])
+    yield
+    if accelerator.is_local_main_process:
+        wait_for(accelerator, [first])
+
+
 def sequence_ranks(accelerator: "Accelerator") -> int:
     """Number of processes that share each sequence."""
-    sizes = accelerator.parallelism_config
-    return sizes.sp_size * sizes.cp_size if sizes else 1
+    return ulysses_ranks(accelerator) * context_ranks(accelerator)
 
 
 def data_ranks(accelerator: "Accelerator") -> tuple[int, int]:
@@ -123,13 +169,12 @@ def averaged_over(accelerator: "Accelerator") -> int:
     reduce-scatter (stage_1_and_2.py and stage3.py of DeepSpeed 0.19: division by sequence_parallel_size, and none in
     reduce_scatter_coalesced).
     """
-    sizes = accelerator.parallelism_config
-    if not (sizes and sizes.sp_enabled):
+    if ulysses_ranks(accelerator) == 1:
         return accelerator.num_processes
     zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
     if zero["stage"] == 3 and zero.get("reduce_scatter", True):
         return accelerator.num_processes
-    return accelerator.num_processes // sizes.sp_size
+    return accelerator.num_processes // ulysses_ranks(accelerator)
 
 
 def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
@@ -152,9 +197,8 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
 
         # partition now: DeepSpeed would first move the whole model to each device
         deepspeed.zero.Init(module=model, config_dict_or_path=accelerator.state.deepspeed_plugin.deepspeed_config)
-    sizes = accelerator.parallelism_config
-    if sizes and sizes.sp_enabled:
-        sizes.sp_handler.sp_attn_implementation = model.config._attn_implementation
+    if ulysses_ranks(accelerator) > 1:
+        accelerator.parallelism_config.sp_handler.sp_attn_implementation = model.config._attn_implementation
     return accelerator.prepare(loss_of, optimizer)
 
 
@@ -164,16 +208,16 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
 
     Processes that share a sequence pass the same batch; its length must divide evenly among them.
     """
-    sizes = accelerator.parallelism_config
-    if sizes and sizes.sp_enabled:
+    ulysses = ulysses_ranks(accelerator)
+    if ulysses > 1:
         batch = _filled(batch, accelerator.state.deepspeed_plugin.get_value("train_micro_batch_size_per_gpu"))
     positions = batch.positions
     if positions is None and sequence_ranks(accelerator) > 1:
         positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
     part = slice(None)
-    if sizes and sizes.sp_enabled:
-        tokens = batch.ids.shape[1] // sizes.sp_size
-        first = accelerator.process_index % sizes.sp_size * tokens
+    if ulysses > 1:
+        tokens = batch.ids.shape[1] // ulysses
+        first = accelerator.process_index % ulysses * tokens
         part = slice(first, first + tokens)
 
     def placed(array: np.ndarray) -> torch.Tensor:
@@ -186,7 +230,7 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
         batch.packed,
         None if batch.document_labels is None else placed(batch.document_labels),
     )
-    if sizes and sizes.cp_enabled:
+    if context_ranks(accelerator) > 1:
         # splits the tensors in place, and makes attention exchange keys and values
         whole = [tensor for tensor in share if isinstance(tensor, torch.Tensor)]
         with accelerator.maybe_context_parallel(whole, [1] * len(whole), set(whole)):

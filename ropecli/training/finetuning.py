@@ -24,7 +24,14 @@ from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters, run_folder
-from ropecli.training.distributed import data_ranks, make_accelerator, prepare, state_to_save
+from ropecli.training.distributed import (
+    data_ranks,
+    local_main_first,
+    make_accelerator,
+    prepare,
+    state_to_save,
+    wait_for,
+)
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import (
@@ -82,7 +89,7 @@ def finetune_checkpoint(
         say, on_step, on_phase = (lambda message: None), (lambda progress: None), (lambda phase: None)
     tokenizer = load_tokenizer(checkpoint)
     on_phase("tokenizing")
-    stream = open_stream(recipe, tokenizer, length, position_span, first=accelerator.local_main_process_first, say=say)
+    stream = open_stream(recipe, tokenizer, length, position_span, first=lambda: local_main_first(accelerator), say=say)
     on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
     refuse_unknown_ids(stream.largest_id, model)
@@ -111,7 +118,7 @@ def finetune_checkpoint(
     with sole_use(output / run_folder.LOCK, output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
             run_folder.begin_run(output, checkpoint, settings, resume)
-        accelerator.wait_for_everyone()
+        wait_for(accelerator, [0])
         if (steps := finished_step(output)) is not None:
             say(f"{output} is already finished ({steps} steps).")
             if main:
@@ -131,7 +138,7 @@ def finetune_checkpoint(
             state = state_to_save(accelerator, wrapped, only_trained=recipe.adapter != "none")
             if state is not None:
                 write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
-        accelerator.wait_for_everyone()
+        wait_for(accelerator, [0])
 
 
 @dataclass

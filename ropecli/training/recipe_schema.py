@@ -268,7 +268,7 @@ def _faults(error: ValidationError, prefix: str = "") -> list[str]:
 
 @dataclass(frozen=True)
 class ShippedFile:
-    """kind: finetune, a recipe; accelerate, a configuration of `accelerate launch`."""
+    """kind: finetune, a recipe; accelerate, a configuration of `accelerate launch` or a job that calls it."""
 
     kind: Literal["finetune", "accelerate"]
     path: Path
@@ -284,14 +284,14 @@ class ShippedFile:
     @property
     def summary(self) -> str:
         """The first comment line."""
-        return self.text.partition("\n")[0].lstrip("# ")
+        return next(line[2:] for line in self.text.splitlines() if line.startswith("# "))
 
 
 def recipe_files(*kinds: Literal["finetune", "accelerate"]) -> dict[str, ShippedFile]:
     """The files of these kinds, by name, from an installed package or the source tree."""
     package = Path(__file__).parents[1]
     folder = next(path for path in (package / "recipes", package.parent / "recipes") if path.is_dir())
-    files = [ShippedFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.yaml"))]
+    files = [ShippedFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.*"))]
     return {file.name: file for file in files}
 
 

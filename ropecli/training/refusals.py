@@ -35,17 +35,39 @@ def shards_weights(accelerator: "Accelerator") -> bool:
     return accelerator.distributed_type == DistributedType.FSDP
 
 
+def ulysses_ranks(accelerator: "Accelerator") -> int:
+    """Number of processes that share each sequence by DeepSpeed Ulysses (sp_size)."""
+    return getattr(accelerator.parallelism_config, "sp_size", 1)  # accelerate 1.11 has none
+
+
+def context_ranks(accelerator: "Accelerator") -> int:
+    """Number of processes that share each sequence by torch's context parallelism (cp_size)."""
+    return getattr(accelerator.parallelism_config, "cp_size", 1)
+
+
+def ulysses_release_fault() -> str | None:
+    """Why the installed accelerate cannot run Ulysses, in a sentence; None if it can."""
+    import accelerate
+
+    if hasattr(accelerate.ParallelismConfig, "sp_enabled"):
+        return None
+    return (
+        f"sp_size needs accelerate 1.12 or newer; {accelerate.__version__} is installed. Run `pip install --upgrade "
+        "accelerate`."
+    )
+
+
 def refuse_engine(accelerator: "Accelerator") -> None:
     """Raise RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
     from accelerate import DistributedType
 
-    kind, sizes = accelerator.distributed_type, accelerator.parallelism_config
-    sharded = is_launched_with("FSDP") or (sizes and sizes.cp_enabled)
+    kind, sp_size = accelerator.distributed_type, ulysses_ranks(accelerator)
+    sharded = is_launched_with("FSDP") or context_ranks(accelerator) > 1
     if sharded and kind != DistributedType.FSDP and accelerator.device.type == "cpu":
         # Accelerate silently falls back to data parallelism
         raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
-    if sizes and sizes.sp_enabled and kind != DistributedType.DEEPSPEED:
-        raise RecipeError(f"sp_size {sizes.sp_size} needs distributed_type: DEEPSPEED. With FSDP, use cp_size.")
+    if sp_size > 1 and kind != DistributedType.DEEPSPEED:
+        raise RecipeError(f"sp_size {sp_size} needs distributed_type: DEEPSPEED. With FSDP, use cp_size.")
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin and plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
@@ -55,7 +77,6 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
     from accelerate import DistributedType
 
-    sizes = accelerator.parallelism_config
     if recipe.loss == "longce" and follows_length(model, length):
         raise RecipeError(
             "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
@@ -66,8 +87,8 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
         integers = any(not parameter.is_floating_point() for parameter in model.parameters())
         engine: Any = "FSDP2" if accelerator.distributed_type == DistributedType.FSDP else "ZeRO-3"
         faults += sharded_weight_faults(recipe, engine, integers=integers)
-    if sizes and (sizes.sp_enabled or sizes.cp_enabled):
-        name, size = ("sp_size", sizes.sp_size) if sizes.sp_enabled else ("cp_size", sizes.cp_size)
+    sizes = {"sp_size": ulysses_ranks(accelerator), "cp_size": context_ranks(accelerator)}
+    for name, size in ((name, size) for name, size in sizes.items() if size > 1):
         context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)
         varies = follows_length(model, max(length, context_length))
         faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
@@ -130,6 +151,8 @@ def shared_sequence_faults(
 
 
 def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, other: str) -> Iterator[str]:
+    if fault := ulysses_release_fault():
+        yield fault
     if not model._supports_attention_backend:
         # Ulysses replaces transformers' attention functions; other attention would see only a process's own part
         yield f"{type(model).__name__} does not use transformers' attention functions, which sp_size needs. {other}"

@@ -31,6 +31,7 @@ from ropecli.resume import (
     restore_newest,
     snapshot_path,
 )
+from ropecli.training.distributed import wait_for
 
 RUN = "run.yaml"
 CHECKPOINTS = "checkpoints"
@@ -180,7 +181,9 @@ def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
     """Return the main process's answer on all processes."""
     from accelerate.utils import broadcast_object_list
 
-    return broadcast_object_list([answer() if accelerator.is_main_process else None])[0]
+    value = answer() if accelerator.is_main_process else None
+    wait_for(accelerator, [0])
+    return broadcast_object_list([value])[0]
 
 
 @dataclass
@@ -248,4 +251,5 @@ class Checkpoints:
                 action()
         except Exception as error:  # a full disk or a mismatched state raises many types of errors
             failure = reason_of(error)
+        wait_for(self.accelerator, range(self.accelerator.num_processes))
         return next(filter(None, gather_object([failure])), None)

@@ -25,6 +25,7 @@ from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_lengt
 from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
 from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe_schema import Recipe
+from ropecli.training.refusals import context_ranks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -128,9 +129,9 @@ def make_validation(
 
 def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, accelerator: "Accelerator") -> None:
     """Raise RecipeError for what cannot be measured on processes that share sequences."""
-    ranks, sizes = sequence_ranks(accelerator), accelerator.parallelism_config
+    ranks = sequence_ranks(accelerator)
     # context parallelism gives each process an early and a late part
-    parts = 2 * ranks if sizes and sizes.cp_enabled else ranks
+    parts = 2 * ranks if context_ranks(accelerator) > 1 else ranks
     if ranks > 1 and section_of(checkpoint.config).get("attention_dropout"):
         raise RecipeError("eval_data does not support attention_dropout when processes share sequences.")
     if uneven := [length for length in lengths if length % parts]:

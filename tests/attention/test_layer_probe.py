@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import scripts_by_path
+from transformers import CONFIG_MAPPING
 
 from ropecli.attention.layer_probe import probe_layers, refuse_without_effect
 from ropecli.checkpoint.opening import open_checkpoint
@@ -37,6 +38,8 @@ def config_json(model_type: str) -> dict:
 
 @pytest.mark.parametrize("model_type", KINDS)
 def test_the_fields_say_what_a_small_model_does(model_type):
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this release of transformers does not know {model_type}")
     layers = read_settings(config_json(model_type)).layers
     assert {(layer.attention, layer.rotates) for layer in layers} == KINDS[model_type]
     assert layers == probe_layers(config_of(model_type))

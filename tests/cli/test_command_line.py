@@ -118,13 +118,14 @@ def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypa
 
 def test_recipes_are_listed_and_printed_by_name_or_path(ropecli, monkeypatch):
     listed = ropecli("recipe", "--json").json()
-    files = {(path.parent.name, path.stem): path for path in RECIPES.rglob("*.yaml")}
+    files = {(path.parent.name, path.stem): path for path in RECIPES.glob("*/*.*")}
     assert {(one["kind"], one["name"]) for one in listed} == files.keys()
     assert all(re.fullmatch(r"[A-Z1-9].*\.", one["summary"]) for one in listed)
     shown = ropecli("recipe").out
     assert all(one["name"] in shown for one in listed)
     text = files["finetune", "qwen2.5-yarn-128k"].read_text(encoding="utf-8")
     assert ropecli("recipe", "qwen2.5-yarn-128k").out == text
+    assert ropecli("recipe", "slurm").out.startswith("#!/bin/bash\n")
     monkeypatch.setenv("RANK", "1")  # as on the second node of some clusters
     assert Path(ropecli("recipe", "--path", "2-nodes").out.strip()).samefile(files["accelerate", "2-nodes"])
 

@@ -14,13 +14,16 @@ from ropecli.live.rotary import rotary_tables
 from ropecli.live.stock_transformers import build_without_weights
 from ropecli.scaling.spec import make_spec
 
+SECTIONS = pytest.mark.transformers("5.17", "Qwen2-VL's sections act in the attention")
+
 
 def plan(folder, method="yarn"):
     return make_plan(open_checkpoint(folder), make_spec(method, 4.0))
 
 
 @pytest.mark.parametrize(
-    ("model_type", "method"), [("qwen2_vl", "yarn"), ("qwen3_vl", "nope"), ("qwen3_vl", "dynamic")]
+    ("model_type", "method"),
+    [pytest.param("qwen2_vl", "yarn", marks=SECTIONS), ("qwen3_vl", "nope"), ("qwen3_vl", "dynamic")],
 )
 def test_mrope_keeps_which_axis_rotates_which_pair(model_type, method, build, tmp_path):
     """A token of an image has a time, a height and a width. Each pair rotates by one of the three, as before."""
@@ -36,6 +39,7 @@ def test_mrope_keeps_which_axis_rotates_which_pair(model_type, method, build, tm
         torch.testing.assert_close(*rotated)
 
 
+@SECTIONS
 @pytest.mark.parametrize("sections", [[6, 5, 5], [4, 5, 7]])
 def test_other_mrope_sections_are_refused(sections, build, tmp_path):
     wrong = plan(build("qwen2_vl"))
@@ -46,6 +50,7 @@ def test_other_mrope_sections_are_refused(sections, build, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@SECTIONS
 def test_mrope_sections_that_do_not_fit_the_head_are_refused(build, edited, config_of, tmp_path):
     source = build("qwen2_vl")
     text = config_of(source)["text_config"]

@@ -82,7 +82,7 @@ class Grouped:
     """Processes of which each group of two shares its sequences."""
 
     class parallelism_config:  # noqa: N801
-        sp_size, cp_size, sp_enabled, cp_enabled = 2, 1, True, False
+        sp_size, cp_size = 2, 1
 
 
 def test_lengths_that_processes_cannot_share_are_refused(build, patched_llama):
