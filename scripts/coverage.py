@@ -200,7 +200,7 @@ def narrow_config(model_type: str) -> Any:
     sizes |= NARROW.get(text.model_type, {})
     if text is config:
         return config_of(model_type, **sizes)
-    given = SETTINGS.get(model_type, {}).get("text_config", {})
+    given = {"num_hidden_layers": text.num_hidden_layers, **SETTINGS.get(model_type, {}).get("text_config", {})}
     return config_of(model_type, text_config={"model_type": text.model_type, **given, **sizes})
 
 

@@ -38,7 +38,8 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
     supported anyway or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null.
     layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
     config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
-    bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. findings: problems found, each with a rule, a message and a fix.
+    bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. findings: problems
+    found, each with a rule, a message and a fix.
     """
     layers = state.settings.layers if layers is None else layers
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
@@ -105,7 +106,7 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
     if count[None] and not family.known:
         yield (
             f"transformers has no model type {family.model_type}, so what its layers see and which of them rotate is "
-            "not known."
+            "not known, and patch works only with --no-verify."
         )
     elif count[None]:
         yield (

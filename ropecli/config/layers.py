@@ -39,8 +39,9 @@ class Layer(NamedTuple):
 
     attention: full, sliding, chunked, sparse, compressed (several earlier tokens as one, and a window), recurrent
     (linear attention, state spaces, convolutions), other (no token sees another), or None if unknown. rotates: whether
-    it has rotary positions, None if unknown. far: whether its attention sees the whole context, or may. rope: the layer type of its rotary table, None if all layers share one.
-    window: the tokens that it sees, or that a sparse layer chooses; None for all, or if unknown.
+    it has rotary positions, None if unknown. far: whether its attention sees the whole context, or may. rope: the layer
+    type of its rotary table, None if all layers share one. window: the tokens that it sees, or that a sparse layer
+    chooses; None for all, or if unknown.
     """
 
     attention: str | None

@@ -205,7 +205,9 @@ def _instead_of_rope(section: dict[str, Any], family: Family) -> str:
     counts = Counter(layer.attention for layer in read_layers(section, family))
     if recurrent := counts[RECURRENT]:
         attention = counts.total() - recurrent - counts[OTHER]
-        positions = f"{recurrent} recurrent layers" + f" and {attention} with attention without positions" * (attention > 0)
+        positions = f"{recurrent} recurrent layers" + f" and {attention} with attention without positions" * (
+            attention > 0
+        )
     elif (positions := family.positions) is None:
         return "."
     return f": it has {positions}.{_UNSCALED}"

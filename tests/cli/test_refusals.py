@@ -155,9 +155,9 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     # checkpoints that cannot be used
     (PATCH, "config.json cannot be read as JSON", write(CONFIG, b"\xff\xfe")),
     (PATCH, "expected an object", write(CONFIG, [1, 2])),
-    (PATCH, "'gpt2' has no rotary position embedding to configure: it has a table of 64 learned positions, which limits",
+    (PATCH, "'gpt2' has no rotary position embedding to configure: it has a table of 64 learned positions, which",
      write(CONFIG, GPT2)),
-    ("inspect source", "it has ALiBi, biases that grow with the distance. No scaling applies; its training and the memory",
+    ("inspect source", "it has ALiBi, biases that grow with the distance. No scaling applies; its training and the",
      write(CONFIG, {"model_type": "bloom"})),
     ("inspect source", "it has 3 recurrent layers and 1 with attention without positions. No scaling applies",
      write(CONFIG, {"model_type": "jamba", "attn_layer_period": 4, "num_hidden_layers": 4})),

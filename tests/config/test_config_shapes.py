@@ -103,8 +103,16 @@ def test_a_scaling_without_effect_on_distant_tokens_is_refused(name, tmp_path):
 
 
 FORMS = {
-    "Bamba": ({"model_type": "bamba", "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]}, (3, "full"), (29, "recurrent")),
-    "Bamba, of the default number": ({"model_type": "bamba", "attn_layer_indices": [9]}, (1, "full"), (31, "recurrent")),
+    "Bamba": (
+        {"model_type": "bamba", "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]},
+        (3, "full"),
+        (29, "recurrent"),
+    ),
+    "Bamba, of the default number": (
+        {"model_type": "bamba", "attn_layer_indices": [9]},
+        (1, "full"),
+        (31, "recurrent"),
+    ),
     "Jamba": (
         {"model_type": "jamba", "num_hidden_layers": 16, "attn_layer_period": 8, "attn_layer_offset": 4},
         (2, "full"),
