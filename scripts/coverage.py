@@ -45,8 +45,8 @@ NARROW: dict[str, dict[str, Any]] = {
     },
     "dots1": _CHOOSES,
 }
-_SECONDS = 180
-"""For a small model of one type."""
+_SECONDS = 60
+"""CPU time for a small model of one type."""
 # Settings that a default configuration needs to build a model, or to use RoPE.
 SETTINGS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
@@ -241,22 +241,24 @@ def compare_layers(types: list[str]) -> int:
 
 
 def _probed(model_type: str) -> Any:
-    """The layers of a small model that another process runs, or why they are not known after _SECONDS."""
+    """The layers of a small model that another process runs, or why they are not known."""
     processes = multiprocessing.get_context("fork")  # the libraries are loaded once
     receiver, sender = processes.Pipe(duplex=False)
     process = processes.Process(target=_probe, args=(model_type, sender))
     process.start()
     sender.close()
     try:
-        return receiver.recv() if receiver.poll(_SECONDS) else f"more than {_SECONDS} s"
+        return receiver.recv()
     except EOFError:
-        return "the process was killed"
+        return f"more than {_SECONDS} s of CPU time, or killed"
     finally:
-        process.kill()
         process.join()
 
 
 def _probe(model_type: str, sender: Any) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     from ropecli.attention.layer_probe import probe_layers
 
     found: Any = None

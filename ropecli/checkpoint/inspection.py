@@ -97,41 +97,8 @@ def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> d
 
 def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
     """What limits the length, and what follows."""
-    name, positions, family = state.checkpoint.name, state.positions, state.settings.family
-    count, far = Counter(layer.attention for layer in layers), [layer for layer in layers if layer.far]
-    rotating = sum(layer.rotates is True for layer in far)
-    trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
-    if scaling.method.name != "none":
-        trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
-    if count[None] and not family.known:
-        yield (
-            f"transformers has no model type {family.model_type}, so what its layers see and which of them rotate is "
-            "not known, and patch works only with --no-verify."
-        )
-    elif count[None]:
-        yield (
-            "config.json does not say which layers see the whole context. `ropecli inspect "
-            f"{name} --probe` runs a small model of this type to find out."
-        )
-    elif not far:
-        yield (
-            f"No layer sees further than {state.settings.widest_window} tokens, so no scaling has an effect on more "
-            f"distant ones. `ropecli patch {name} --method none --target-length N` only raises the context length; to "
-            "see further, widen the window in config.json, patch, and fine-tune."
-        )
-    elif not rotating:
-        yield (
-            f"The {len(far)} layers that see the whole context have no rotary positions, so no scaling changes what "
-            f"they read. `ropecli patch {name} --method none --target-length N` raises the context length; fine-tune "
-            "and measure there."
-        )
-    elif rotating < len(far):
-        yield (
-            f"{rotating} of the {len(far)} layers that see the whole context have rotary positions, {trained}. A "
-            f"scaling changes these alone.{_advice(state)}"
-        )
-    else:
-        yield f"The rotary positions of {rotating} layers limit the length: {trained}.{_advice(state)}"
+    count = Counter(layer.attention for layer in layers)
+    yield _limit_of_positions(state, layers)
     if count[RECURRENT]:
         yield f"No scaling changes the {count[RECURRENT]} recurrent layers, which have no positions."
     if chosen := next((layer.window for layer in layers if layer.attention == SPARSE and layer.window), None):
@@ -146,6 +113,45 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
         )
     if any("mrope_section" in (mapping(state.section, key) or {}) for key in ("rope_parameters", "rope_scaling")):
         yield "The positions of an image grow more slowly than its tokens (mrope): images reach further than text."
+
+
+def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
+    name, positions, family = state.checkpoint.name, state.positions, state.settings.family
+    far = [layer for layer in layers if layer.far]
+    unknown = any(layer.attention is None for layer in layers)
+    rotating = sum(layer.rotates is True for layer in far)
+    trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
+    if scaling.method.name != "none":
+        trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
+    if unknown and not family.known:
+        return (
+            f"transformers has no model type {family.model_type}, so what its layers see and which of them rotate is "
+            "not known, and patch works only with --no-verify."
+        )
+    if unknown:
+        return (
+            "config.json does not say which layers see the whole context. `ropecli inspect "
+            f"{name} --probe` runs a small model of this type to find out."
+        )
+    if not far:
+        widest = max(layer.window or 0 for layer in layers)
+        return (
+            f"No layer sees further than {widest} tokens, so no scaling has an effect on more distant ones. "
+            f"`ropecli patch {name} --method none --target-length N` only raises the context length; to see "
+            "further, widen the window in config.json, patch, and fine-tune."
+        )
+    if not rotating:
+        return (
+            f"The {len(far)} layers that see the whole context have no rotary positions, so no scaling changes what "
+            f"they read. `ropecli patch {name} --method none --target-length N` raises the context length; fine-tune "
+            "and measure there."
+        )
+    if rotating < len(far):
+        return (
+            f"{rotating} of the {len(far)} layers that see the whole context have rotary positions, {trained}. A "
+            f"scaling changes these alone.{_advice(state)}"
+        )
+    return f"The rotary positions of {rotating} layers limit the length: {trained}.{_advice(state)}"
 
 
 def _advice(state: CheckpointState) -> str:
