@@ -159,7 +159,7 @@ class _Probe:
     @torch.no_grad()
     def _orders(self, call: _Call) -> bool:
         """Whether the last output depends on the order of earlier tokens."""
-        order = [*range(_TOKENS - 6), _TOKENS - 5, _TOKENS - 6, *range(_TOKENS - 4, _TOKENS)]
+        order = [*reversed(range(_TOKENS - 1)), _TOKENS - 1]
         other = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
         outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, other)]
         return bool((outputs[0] - outputs[1]).abs().max() > _ORDER * outputs[0].abs().max())

@@ -85,6 +85,8 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
     ),
     # The dense layers at the start, which see the whole context, rotate as well.
     "dense_layers_rotate": {"cohere2_moe"},
+    # Each decoder layer has two attentions.
+    "two_attentions": {"longcat_flash"},
     # What types without RoPE that config.json configures have instead, if not learned positions.
     "positions": {
         **dict.fromkeys(("bloom", "mpt"), "ALiBi, biases that grow with the distance"),
@@ -169,6 +171,7 @@ class Family:
     rotates: tuple[int, ...] = ()
     rope_of: dict[str, str] = field(default_factory=dict)
     dense_layers_rotate: bool = False
+    two_attentions: bool = False
     positions: str | None = None
     learned_positions: bool = False
     refused: str | None = None

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ropecli.config.families import family_of
-from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING, cached_values, read_layers
+from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING, cached_values
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
@@ -105,17 +104,17 @@ def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
 
 def _attention(config: Any) -> Iterator[tuple[int, int, int | None]]:
     section = json.loads(config.to_json_string(use_diff=False))
-    try:
-        settings = read_settings(section)
-        family, layers = settings.family, settings.layers
-    except CheckpointError:  # without rotary positions
-        family = family_of(section)
-        layers = read_layers(section, family)
+    settings = read_settings(section)
+    cached = cached_values(section, settings.family, settings.layers)
     # the configs of the layers, which may differ; before transformers 5.23 they do not
     configs = getattr(config, "per_layer_config", None) or repeat(config)
-    for layer, values, own in zip(layers, cached_values(section, family, layers), configs, strict=False):
+    for layer, values, own in zip(settings.layers, cached, configs, strict=False):
         if layer.attention not in (RECURRENT, OTHER):
-            yield _width(own), values, layer.window if layer.attention in (SLIDING, CHUNKED) else None
+            yield (
+                _width(own) * (1 + settings.family.two_attentions),
+                values,
+                layer.window if layer.attention in (SLIDING, CHUNKED) else None,
+            )
 
 
 def _width(config: Any) -> int:
