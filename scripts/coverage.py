@@ -214,7 +214,8 @@ def compare_layers(types: list[str]) -> int:
     counts: Counter[str] = Counter()
     probed: dict[str, Any] = {}
     for model_type in types:
-        if not family_of({"model_type": model_type}).rotary:
+        family = family_of({"model_type": model_type})
+        if not (family.rotary or family.refused):
             continue
         try:
             config = config_of(model_type)

@@ -127,6 +127,13 @@ class _Probe:
         before = [call.output(call.hidden) for call in self.calls]
         ropes: list[set[str | None]] = [set() for _ in self.calls]
         for table in rotary_tables(self.model):
+            try:
+                table.refuse_if_computed()
+            except PatchError as error:
+                raise CheckpointError(
+                    f"{table.name} computes its frequencies in each pass, so a small model does not show which layers "
+                    "rotate."
+                ) from error
             with table.changed():
                 changed = self._calls(self.calls)
                 for number, call in enumerate(changed):
