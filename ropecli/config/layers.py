@@ -22,7 +22,7 @@ _LABELS = {
 WINDOWS = {
     SLIDING: ("sliding_window", "sliding_window_size", "attention_window_size", "local_attention"),
     CHUNKED: ("attention_chunk_size",),
-    SPARSE: ("index_topk",),
+    SPARSE: ("index_topk", "indexer_budget"),
 }
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "L": "sliding_attention", "G": "full_attention"}
 """In hybrid_override_pattern and sliding_window_pattern. All others are feed-forward layers."""
@@ -57,6 +57,8 @@ def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str |
     section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table. Raises
     CheckpointError for an invalid window.
     """
+    if family.known and not isinstance(window := section.get("sliding_window"), int | None):
+        raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
     labels = layer_labels(section, family)
     count = _count(section, family) or len(labels)
     dense = _dense(section, family)
@@ -142,9 +144,7 @@ def _layer(
     """longest: max_position_embeddings. alone: whether all layers are alike, so that a wide window limits nothing."""
     attention = attention_of(label)
     window = first(section, WINDOWS.get(attention or "", ()))
-    if not isinstance(window, int | None):
-        raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
-    window = window if window and window > 0 else None
+    window = window if isinstance(window, int) and window > 0 else None
     if attention in (SLIDING, CHUNKED) and label not in family.local_layers and _has_no_window(section, attention):
         attention = FULL
     near = attention in (SLIDING, CHUNKED) and not (alone and window and window >= longest)
