@@ -197,7 +197,7 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
 
 
 def _instead_of_rope(section: dict[str, Any], family: Family) -> str:
-    """What a model has in place of RoPE, and what limits its length, as the end of a sentence."""
+    """The positions of a model without RoPE, and the limit of its length. Ends a sentence."""
     if family.learned_positions:
         rows = first(section, ("max_position_embeddings", "n_positions"))
         table = f"a table of {rows} learned positions" if rows else "a table of learned positions"
