@@ -32,7 +32,7 @@ _SPARSE = {
     "indexer_compress_ratio": 4,
 }
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-_STEP = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+_STEP = {"num_hidden_layers": 2, "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]}
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
 _NARROW = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 # Settings with which a small model of the narrow type can be run.
@@ -82,6 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": {**_WHOLE, "mrope_section": [16] * 4}}},
+    "idefics2": {"text_config": {"model_type": "mistral", "sliding_window": None}},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
     "ministral": {"head_dim": 128, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
     "mistral": {"sliding_window": None},

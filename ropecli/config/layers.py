@@ -145,7 +145,8 @@ def _layer(
     attention = attention_of(label)
     window = first(section, WINDOWS.get(attention or "", ()))
     window = window if isinstance(window, int) and window > 0 else None
-    if attention in (SLIDING, CHUNKED) and label not in family.local_layers and _has_no_window(section, attention):
+    # where each kind has a rope, its name tells enough
+    if attention in (SLIDING, CHUNKED) and None in ropes and _has_no_window(section, attention):
         attention = FULL
     near = attention in (SLIDING, CHUNKED) and not (alone and window and window >= longest)
     rope = None if None in ropes or not label else family.rope_of.get(label, label)

@@ -202,15 +202,13 @@ def _instead_of_rope(section: dict[str, Any], family: Family) -> str:
         rows = first(section, ("max_position_embeddings", "n_positions"))
         table = f"a table of {rows} learned positions" if rows else "a table of learned positions"
         return f": it has {table}, which limits its length. No scaling applies."
-    counts = Counter(layer.attention for layer in read_layers(section, family))
+    counts, positions = Counter(layer.attention for layer in read_layers(section, family)), family.positions
     if recurrent := counts[RECURRENT]:
         attention = counts.total() - recurrent - counts[OTHER]
         positions = f"{recurrent} recurrent layers" + f" and {attention} with attention without positions" * (
             attention > 0
         )
-    elif (positions := family.positions) is None:
-        return "."
-    return f": it has {positions}.{_UNSCALED}"
+    return f": it has {positions}.{_UNSCALED}" if positions else "."
 
 
 def _read_rope(
