@@ -93,6 +93,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "step3p5": _STEP,
     "step3p7": {"text_config": _STEP},
+    "voxtral_realtime": {"text_config": {"model_type": "voxtral_realtime_text", "sliding_window": None}},
     "zamba2": {"use_mem_rope": True},
 }
 

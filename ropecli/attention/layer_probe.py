@@ -39,15 +39,15 @@ def probe_layers(config: Any) -> tuple[Layer, ...]:
         )
     config = copy.deepcopy(config)
     windows: dict[str, int] = {}
-    for part in (config, config.get_text_config()):
-        if getattr(part, "num_kv_shared_layers", None):
-            part.num_kv_shared_layers = 0  # each layer runs by itself
-        for kind, keys in WINDOWS.items():
-            for key in keys:
-                if isinstance(value := getattr(part, key, None), int) and value > 0:
-                    windows.setdefault(kind, value)
-                    setattr(part, key, min(_WINDOW, value))
     try:
+        for part in (config, config.get_text_config()):
+            if getattr(part, "num_kv_shared_layers", None):
+                part.num_kv_shared_layers = 0  # each layer runs by itself
+            for kind, keys in WINDOWS.items():
+                for key in keys:
+                    if isinstance(value := getattr(part, key, None), int) and value > 0:
+                        windows.setdefault(kind, value)
+                        setattr(part, key, min(_WINDOW, value))
         model, places = small_model_and_places(config)
         found = _Probe(model).layers()
     except RopecliError:

@@ -76,7 +76,7 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
     # With a sliding_window, all layers slide; other model types mix layers, or do not read it.
     "slides_throughout": {
         *("doge", "minimax", "ministral", "ministral3", "mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe"),
-        "starcoder2",
+        *("starcoder2", "voxtral_realtime_text"),
     },
     # The only layer type that rotates by default. Only the modeling code says that full-attention layers of these have
     # no positions; families.json has the types whose fields say it.
