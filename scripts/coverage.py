@@ -9,9 +9,11 @@ without weights.
     python scripts/coverage.py --layers         what config.json says of each layer, against a small model that is run
 """
 
+import multiprocessing
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 METHODS = ("yarn", "linear", "ntk", "longrope")
 FACTOR = 4.0
+_CHOOSES = {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 _SPARSE = {
     "indexer_n_heads": 4,
     "indexer_kv_heads": 1,
@@ -29,9 +32,21 @@ _SPARSE = {
     "indexer_compress_ratio": 4,
 }
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-_STEP = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+_STEP = {"num_hidden_layers": 2, "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]}
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
 _NARROW = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+# Settings with which a small model of the narrow type can be run.
+NARROW: dict[str, dict[str, Any]] = {
+    "deepseek_v2": _CHOOSES,
+    "deepseek_v4": {
+        **dict.fromkeys(("head_dim", "q_lora_rank", "o_lora_rank", "index_head_dim"), 32),
+        **{"o_groups": 2, "index_n_heads": 2, "num_key_value_heads": 1, "partial_rotary_factor": 0.5},
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    },
+    "dots1": _CHOOSES,
+}
+_SECONDS = 60
+"""CPU time for a small model of one type."""
 # Settings that a default configuration needs to build a model, or to use RoPE.
 SETTINGS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
@@ -39,7 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _WHOLE}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _WHOLE}},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_ocr2": {"text_config": {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"]}},
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
@@ -67,6 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": {**_WHOLE, "mrope_section": [16] * 4}}},
+    "idefics2": {"text_config": {"model_type": "mistral", "sliding_window": None}},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
     "ministral": {"head_dim": 128, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
     "mistral": {"sliding_window": None},
@@ -77,6 +93,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "step3p5": _STEP,
     "step3p7": {"text_config": _STEP},
+    "voxtral_realtime": {"text_config": {"model_type": "voxtral_realtime_text", "sliding_window": None}},
     "zamba2": {"use_mem_rope": True},
 }
 
@@ -180,65 +197,95 @@ def narrow_config(model_type: str) -> Any:
     config = config_of(model_type)
     text = text_section(config)
     sizes = {key: size for key, size in _NARROW.items() if isinstance(getattr(text, key, None), int)}
+    if getattr(text, "kv_lora_rank", None):  # all heads share the latent
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    sizes |= NARROW.get(text.model_type, {})
     if text is config:
         return config_of(model_type, **sizes)
-    given = SETTINGS.get(model_type, {}).get("text_config", {})
-    return config_of(model_type, text_config={"model_type": text.model_type, **given, **sizes})
+    return config_of(model_type, text_config={**text.to_diff_dict(), **sizes})
 
 
 def compare_layers(types: list[str]) -> int:
     """Print where the layers read of config.json differ from those of a small model. Returns the number of types."""
     import json
-    import time
 
-    from ropecli.attention.layer_probe import probe_layers
+    from ropecli.config.families import family_of
     from ropecli.config.settings import read_settings
-    from ropecli.errors import RopecliError
+    from ropecli.errors import CheckpointError
 
-    wrong, counts = 0, {"equal": 0, "unknown": 0, "not run": 0}
-    seen: set[str] = set()
+    counts: Counter[str] = Counter()
+    probed: dict[str, Any] = {}
     for model_type in types:
-        began = time.monotonic()
+        family = family_of({"model_type": model_type})
+        if not (family.rotary or family.refused):
+            continue
         try:
-            text_type = text_section(config_of(model_type)).model_type
-            read = read_settings(json.loads(config_of(model_type).to_json_string(use_diff=False))).layers
-        except (RopecliError, ValueError, AttributeError):  # without rotary positions, or a part of a larger model
+            config = config_of(model_type)
+            read = read_settings(json.loads(config.to_json_string(use_diff=False))).layers
+        except (CheckpointError, ValueError, AttributeError) as error:
+            counts["refused"] += 1
+            print(f"{model_type}: refused: {error}", flush=True)
             continue
-        if text_type in seen:
-            continue
-        seen.add(text_type)
-        found, reason = None, None
-        for make in (narrow_config, config_of):
-            try:
-                found = probe_layers(make(model_type))
-                break
-            except Exception as error:  # sizes that do not fit, or a model that needs more than tokens
-                reason = error
-        if found is None:
-            counts["not run"] += 1
-            print(f"{text_type}: {_kinds(read)}; not run: {reason}", flush=True)
+        text = text_section(config).to_json_string(use_diff=False)  # several types have the same text model
+        found = probed[text] = probed[text] if text in probed else _probed(model_type)
+        if isinstance(found, str):
+            outcome, told = "not run", f"{_kinds(read)}; not run: {found}"
         elif any(layer.attention is None for layer in read):
-            counts["unknown"] += 1
-            print(f"{text_type}: unknown; run: {_kinds(found)}", flush=True)
-        elif [layer[:4] for layer in read] == [layer[:4] for layer in found]:
-            counts["equal"] += 1
-            print(f"{text_type}: {_kinds(read)} ({time.monotonic() - began:.0f} s)", flush=True)
+            outcome, told = "unknown", f"unknown; run: {_kinds(found)}"
+        elif _compared(read) == _compared(found):
+            outcome, told = "equal", _kinds(read)
         else:
-            wrong += 1
-            print(f"DIFFERENT {text_type}: {_kinds(read)}; run: {_kinds(found)}", flush=True)
-    print(f"{wrong} different, {', '.join(f'{count} {name}' for name, count in counts.items())}")
-    return wrong
+            outcome, told = "different", f"{_kinds(read)}; run: {_kinds(found)}"
+        counts[outcome] += 1
+        print(f"{'DIFFERENT ' * (outcome == 'different')}{model_type}: {told}", flush=True)
+    print(f"{counts.total()} types: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+    return counts["different"]
+
+
+def _probed(model_type: str) -> Any:
+    """The layers of a small model that another process runs, or why they are not known."""
+    processes = multiprocessing.get_context("fork")  # the libraries are loaded once
+    receiver, sender = processes.Pipe(duplex=False)
+    process = processes.Process(target=_probe, args=(model_type, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        return f"more than {_SECONDS} s of CPU time, or killed"
+    finally:
+        process.join()
+
+
+def _probe(model_type: str, sender: Any) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    from ropecli.attention.layer_probe import probe_layers
+
+    found: Any = None
+    for make in (narrow_config, config_of):
+        try:
+            found = probe_layers(make(model_type))
+            break
+        except Exception as error:  # sizes that do not fit, or a model that needs more than tokens
+            found = f"{found}; {error}" if found else str(error)
+    sender.send(found)
+
+
+def _compared(layers: Any) -> list[Any]:
+    """A small model does not show whether the tokens that a layer sees are compressed."""
+    return [layer._replace(attention=layer.attention.replace("compressed", "full"), window=None) for layer in layers]
 
 
 def _kinds(layers: Any) -> str:
-    counts: dict[str, int] = {}
-    for layer in layers:
-        rotates = {True: "rotary", False: "no positions", None: "?"}[layer.rotates]
-        name = (
-            f"{layer.attention or '?'} {rotates}{f' {layer.rope}' if layer.rope else ''}{' far' if layer.far else ''}"
-        )
-        counts[name] = counts.get(name, 0) + 1
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+    rotary = {True: "rotary", False: "no positions", None: "?"}
+    names = Counter(
+        f"{layer.attention or '?'} {rotary[layer.rotates]}{f' {layer.rope}' if layer.rope else ''}"
+        f"{' far' if layer.far else ''}"
+        for layer in layers
+    )
+    return ", ".join(f"{count} {name}" for name, count in names.items())
 
 
 def main() -> None:

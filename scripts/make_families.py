@@ -11,6 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import coverage
 
+_COUNTS = ("num_hidden_layers", "num_key_value_heads")
 FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
 
 
@@ -27,7 +28,7 @@ def make_table() -> dict[str, dict[str, Any]]:
         except (ValueError, AttributeError):  # part of a larger model, not a model by itself
             continue
         text = coverage.text_section(config)
-        entry = _describe(text) if _is_rotary(config) and hasattr(text, "rope_parameters") else {"rotary": False}
+        entry = _describe(text) if _is_rotary(config) and hasattr(text, "rope_parameters") else _without_rope(config)
         entry |= _patterns(text)
         if text is not config:
             table.setdefault(text.model_type, entry)
@@ -56,6 +57,27 @@ def _is_rotary(config: Any) -> bool:
         return bool(getattr(coverage.text_section(config), "rope_parameters", None))
 
 
+def _without_rope(config: Any) -> dict[str, Any]:
+    """learned_positions: whether a table with a row for each position limits the length."""
+    from torch import device, nn
+
+    from ropecli.live.stock_transformers import auto_class_of
+
+    try:
+        with device("meta"):
+            model = auto_class_of(config).from_config(config)
+    except Exception:  # needs another library or an enclosing model
+        return {"rotary": False}
+    longest = getattr(coverage.text_section(config), "max_position_embeddings", None) or 0
+    tables = [
+        module.num_embeddings - longest  # some tables have rows for padding
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and any(part in name.rpartition(".")[2] for part in ("position", "wpe"))
+        if "Sinusoidal" not in type(module).__name__
+    ]
+    return {"rotary": False} | ({"learned_positions": True} if any(0 <= more <= 4 for more in tables) else {})
+
+
 def _reads_top_level(model_type: str) -> bool:
     """Return whether a config without text_config takes the fields of its language model from the top level."""
     try:
@@ -82,6 +104,7 @@ def _describe(text: Any) -> dict[str, Any]:
     sizes = () if head_dim else ("hidden_size", "num_attention_heads")
     fixed = {
         **{key: value for key in sizes if isinstance(value := _own(text, key), int)},
+        **{key: value for key in _COUNTS if isinstance(value := getattr(type(text), key, None), int)},
         "head_dim": head_dim,
         "fills_head_dim": _fills_head_dim(type(text)),
         "null_head_dim": not text.is_heterogeneous and getattr(type(text)(), "head_dim", 0) is None,

@@ -32,15 +32,22 @@ _ORDER = 1e-5
 
 def probe_layers(config: Any) -> tuple[Layer, ...]:
     """The layers of a model, in order. config: as read by transformers. Raises CheckpointError if it cannot be run."""
+    if getattr(config, "canvas_length", None):
+        raise CheckpointError(
+            f"A model of type {config.model_type} writes on a canvas that sees all of itself, so running a small one "
+            "does not show the windows of its layers."
+        )
     config = copy.deepcopy(config)
     windows: dict[str, int] = {}
-    for part in (config, config.get_text_config()):
-        for kind, keys in WINDOWS.items():
-            for key in keys:
-                if isinstance(value := getattr(part, key, None), int) and value > 0:
-                    windows.setdefault(kind, value)
-                    setattr(part, key, min(_WINDOW, value))
     try:
+        for part in (config, config.get_text_config()):
+            if getattr(part, "num_kv_shared_layers", None):
+                part.num_kv_shared_layers = 0  # each layer runs by itself
+            for kind, keys in WINDOWS.items():
+                for key in keys:
+                    if isinstance(value := getattr(part, key, None), int) and value > 0:
+                        windows.setdefault(kind, value)
+                        setattr(part, key, min(_WINDOW, value))
         model, places = small_model_and_places(config)
         found = _Probe(model).layers()
     except RopecliError:
@@ -75,7 +82,7 @@ class _Call:
         self.hidden: Tensor = (args[0] if args else named["hidden_states"]).detach()
 
     def on(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with other hidden states, shape (1, tokens, width)."""
+        """The arguments with other hidden states."""
         return ((hidden, *self.args[1:]), self.named) if self.args else ((), {**self.named, "hidden_states": hidden})
 
     def output(self, hidden: Tensor) -> Tensor:
@@ -120,6 +127,13 @@ class _Probe:
         before = [call.output(call.hidden) for call in self.calls]
         ropes: list[set[str | None]] = [set() for _ in self.calls]
         for table in rotary_tables(self.model):
+            try:
+                table.refuse_if_computed()
+            except PatchError as error:
+                raise CheckpointError(
+                    f"{table.name} computes its frequencies in each pass, so a small model does not show which layers "
+                    "rotate."
+                ) from error
             with table.changed():
                 changed = self._calls(self.calls)
                 for number, call in enumerate(changed):
@@ -144,14 +158,20 @@ class _Probe:
     def _seen(self, call: _Call, query: int) -> list[int]:
         """The tokens up to `query` on which the layer's output at `query` depends."""
         hidden = call.hidden.clone().requires_grad_()
-        output = call.output(hidden)[0, query]
+        output = _by_token(call.output(hidden))[query]
         (output * torch.linspace(0.5, 1.5, len(output))).sum().backward()
         assert hidden.grad is not None
-        return [at for at in hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() if at <= query]
+        return [at for at in _by_token(hidden.grad).abs().sum(1).nonzero().flatten().tolist() if at <= query]
 
     @torch.no_grad()
     def _orders(self, call: _Call) -> bool:
         """Whether the last output depends on the order of earlier tokens."""
-        order = [*range(_TOKENS - 6), _TOKENS - 5, _TOKENS - 6, *range(_TOKENS - 4, _TOKENS)]
-        outputs = [call.output(hidden)[0, -1] for hidden in (call.hidden, call.hidden[:, order])]
+        order = [*reversed(range(_TOKENS - 1)), _TOKENS - 1]
+        other = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
+        outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, other)]
         return bool((outputs[0] - outputs[1]).abs().max() > _ORDER * outputs[0].abs().max())
+
+
+def _by_token(hidden: Tensor) -> Tensor:
+    """Shape (tokens, values): models with several residual streams have one more dimension, first or last but one."""
+    return hidden.movedim(hidden.shape.index(_TOKENS), 0).flatten(1)

@@ -18,7 +18,8 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import mapping
-from ropecli.config.layers import RECURRENT, SPARSE, Layer, kv_cache_bytes
+from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes
+from ropecli.errors import RopecliError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
@@ -37,7 +38,8 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
     supported anyway or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null.
     layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
     config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
-    bfloat16. findings: problems found, each with a rule, a message and a fix.
+    bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. findings: problems
+    found, each with a rule, a message and a fix.
     """
     layers = state.settings.layers if layers is None else layers
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
@@ -64,8 +66,7 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
         "ropes": [_describe(rope, length) for rope in positions.ropes.values()],
         "layers": _kinds_of(layers, positions.ropes),
         "limits": list(_limits(state, layers)),
-        "kv_cache_bytes_per_token": kv_cache_bytes(state.section, state.settings.family, layers, 1),
-        "kv_cache_bytes": kv_cache_bytes(state.section, state.settings.family, layers, length),
+        **_kv_cache(state, layers, length),
         "warnings": list(state.warnings),
         "findings": [finding.as_json() for finding in find_faults(state)],
     }
@@ -84,43 +85,91 @@ def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -
     return kinds
 
 
+def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> dict[str, int | None]:
+    keys = ("kv_cache_bytes_per_token", "kv_cache_bytes_per_token_beyond_windows", "kv_cache_bytes")
+    if any(str(name).endswith("ForMaskedLM") for name in state.checkpoint.config.get("architectures") or ()):
+        return dict.fromkeys(keys)  # an encoder
+    first, before, whole = (
+        kv_cache_bytes(state.section, state.settings.family, layers, tokens) for tokens in (1, length - 1, length)
+    )
+    return dict(zip(keys, (first, None if whole is None or before is None else whole - before, whole), strict=True))
+
+
 def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
     """What limits the length, and what follows."""
     count = Counter(layer.attention for layer in layers)
-    far = [layer for layer in layers if layer.far]
-    rotating, trained = (
-        sum(layer.rotates is True for layer in far),
-        f"trained up to {state.positions.pretraining_length} tokens",
-    )
-    if count[None]:
-        yield (
-            "config.json does not say which layers see the whole context. `ropecli inspect CHECKPOINT --probe` runs a "
-            "small model of this type to find out."
-        )
-    elif not far:
-        widest = max((layer.window or 0 for layer in layers), default=0)
-        yield f"No layer sees further than {widest} tokens: no scaling has an effect beyond them."
-    elif not rotating:
-        yield (
-            f"The {len(far)} layers that see the whole context have no rotary positions, so no scaling changes what "
-            f"they read. They were {trained}. patch --method none --target-length N raises the context length."
-        )
-    elif rotating < len(far):
-        yield (
-            f"{rotating} of the {len(far)} layers that see the whole context have rotary positions, {trained}. A "
-            "scaling changes these alone."
-        )
-    else:
-        yield f"The length is limited by the rotary positions of {rotating} layers, {trained}."
+    yield _limit_of_positions(state, layers)
     if count[RECURRENT]:
         yield f"No scaling changes the {count[RECURRENT]} recurrent layers, which have no positions."
     if chosen := next((layer.window for layer in layers if layer.attention == SPARSE and layer.window), None):
         yield (
-            f"{count[SPARSE]} layers read {chosen} tokens that an indexer chooses, which was {trained}: measure longer "
-            "contexts, for example with `ropecli ruler`."
+            f"{count[SPARSE]} layers read {chosen} tokens that an indexer chooses, which was trained on the same "
+            "lengths: measure longer contexts, for example with `ropecli ruler`."
+        )
+    if count[COMPRESSED]:
+        yield (
+            f"{count[COMPRESSED]} layers read distant tokens compressed, several as one: measure longer contexts, for "
+            "example with `ropecli ruler`."
         )
     if any("mrope_section" in (mapping(state.section, key) or {}) for key in ("rope_parameters", "rope_scaling")):
         yield "The positions of an image grow more slowly than its tokens (mrope): images reach further than text."
+
+
+def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
+    name, positions, family = state.checkpoint.name, state.positions, state.settings.family
+    far = [layer for layer in layers if layer.far]
+    unknown = any(layer.attention is None for layer in layers)
+    rotating = sum(layer.rotates is True for layer in far)
+    trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
+    if scaling.method.name != "none":
+        trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
+    if unknown and not family.known:
+        return (
+            f"transformers has no model type {family.model_type}, so what its layers see and which of them rotate is "
+            "not known, and patch works only with --no-verify."
+        )
+    if unknown:
+        return (
+            "config.json does not say which layers see the whole context. `ropecli inspect "
+            f"{name} --probe` runs a small model of this type to find out."
+        )
+    if not far:
+        widest = max(layer.window or 0 for layer in layers)
+        return (
+            f"No layer sees further than {widest} tokens, so no scaling has an effect on more distant ones. "
+            f"`ropecli patch {name} --method none --target-length N` only raises the context length; to see "
+            "further, widen the window in config.json, patch, and fine-tune."
+        )
+    if not rotating:
+        return (
+            f"The {len(far)} layers that see the whole context have no rotary positions, so no scaling changes what "
+            f"they read. `ropecli patch {name} --method none --target-length N` raises the context length; fine-tune "
+            "and measure there."
+        )
+    if rotating < len(far):
+        return (
+            f"{rotating} of the {len(far)} layers that see the whole context have rotary positions, {trained}. A "
+            f"scaling changes these alone.{_advice(state)}"
+        )
+    return f"The rotary positions of {rotating} layers limit the length: {trained}.{_advice(state)}"
+
+
+def _advice(state: CheckpointState) -> str:
+    """How to read more tokens, if the makers do not say it."""
+    spec, positions = state.positions.main.spec, state.positions
+    if spec.method.name != "none":
+        return " A patch replaces this scaling."
+    if _extension(state) is not None:
+        return ""
+    factor = 2 * math.ceil(positions.context_length / positions.pretraining_length)
+    try:
+        plan = make_plan(state.checkpoint, make_spec("yarn", factor))
+    except RopecliError:
+        return ""
+    if plan.unwritable:
+        return ""
+    command = patch_command(state.checkpoint.name, None, "yarn", factor)
+    return f" To read {plan.positions.context_length} tokens: `{command}`."
 
 
 def _extension(state: CheckpointState) -> dict[str, Any] | None:

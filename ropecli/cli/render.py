@@ -76,8 +76,10 @@ def _show_layers(report: dict[str, Any], of: str) -> None:
     for sentence in report["limits"]:
         tell(sentence)
     if report["kv_cache_bytes"]:
-        each, all_of = size(report["kv_cache_bytes_per_token"]), size(report["kv_cache_bytes"])
-        tell(f"KV cache in bfloat16: {each} per token, {all_of} at {report['context_length']} tokens.\n")
+        each, later = report["kv_cache_bytes_per_token"], report["kv_cache_bytes_per_token_beyond_windows"]
+        beyond = f" ({size(later) if later else 'none'} beyond the windows)" if later != each else ""
+        total = f"{size(report['kv_cache_bytes'])} at {report['context_length']} tokens"
+        tell(f"KV cache in bfloat16: {size(each)} per token{beyond}, {total}.\n")
 
 
 def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:

@@ -76,7 +76,7 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
     # With a sliding_window, all layers slide; other model types mix layers, or do not read it.
     "slides_throughout": {
         *("doge", "minimax", "ministral", "ministral3", "mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe"),
-        "starcoder2",
+        *("starcoder2", "voxtral_realtime_text"),
     },
     # The only layer type that rotates by default. Only the modeling code says that full-attention layers of these have
     # no positions; families.json has the types whose fields say it.
@@ -85,6 +85,17 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
     ),
     # The dense layers at the start, which see the whole context, rotate as well.
     "dense_layers_rotate": {"cohere2_moe"},
+    # Each decoder layer has two attentions.
+    "two_attentions": {"longcat_flash"},
+    # What types without RoPE that config.json configures have instead, if not learned positions.
+    "positions": {
+        **dict.fromkeys(("bloom", "mpt"), "ALiBi, biases that grow with the distance"),
+        **dict.fromkeys(("codegen", "gptj", "roformer"), "rotary positions with frequencies that its code fixes"),
+        **dict.fromkeys(
+            ("inkling2_text", "inkling_text"), "learned biases for near distances, and no positions beyond them"
+        ),
+        **dict.fromkeys(("rwkv", "xlstm"), "recurrent layers without positions"),
+    },
     # Why the model type cannot be patched.
     "refused": {
         "blt": "its config.json contains the configs of several transformers, each with its own positions",
@@ -113,13 +124,13 @@ class Family:
     """Properties of one model_type.
 
     known: listed in families.json. rotary: has rotary embeddings that config.json configures. rope_theta,
-    partial_rotary_factor, head_dim, hidden_size, num_attention_heads, max_position_embeddings: defaults of absent keys;
-    None if derived or required. fills_head_dim: the default also replaces a head_dim of null. null_head_dim: an absent
-    head_dim is null. layers: defaults by layer type, if each has its own rope. names: keys with several names
-    (transformers' attribute_map), the preferred one first. scaled: scaled by default, without RoPE fields. new:
-    transformers 4.57 does not have the type. rope_types: None for all. pattern: one period of the default
-    layer_types, ("",) if they have none. rotates: one period of whether a layer rotates, 0 or 1. Other fields: see
-    BY_HAND.
+    partial_rotary_factor, head_dim, hidden_size, num_attention_heads, num_key_value_heads, num_hidden_layers,
+    max_position_embeddings: defaults of absent keys; None if derived or required. fills_head_dim: the default also
+    replaces a head_dim of null. null_head_dim: an absent head_dim is null. layers: defaults by layer type, if each has
+    its own rope. names: keys with several names (transformers' attribute_map), the preferred one first. scaled: scaled
+    by default, without RoPE fields. new: transformers 4.57 does not have the type. rope_types: None for all. pattern:
+    one period of the default layer_types, ("",) if they have none. rotates: one period of whether a layer rotates, 0 or
+    1. learned_positions: has a table with a row for each position. Other fields: see BY_HAND.
     """
 
     model_type: str | None
@@ -130,6 +141,8 @@ class Family:
     head_dim: int | None = None
     hidden_size: int | None = None
     num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    num_hidden_layers: int | None = None
     fills_head_dim: bool = False
     null_head_dim: bool = False
     max_position_embeddings: int | None = None
@@ -158,6 +171,9 @@ class Family:
     rotates: tuple[int, ...] = ()
     rope_of: dict[str, str] = field(default_factory=dict)
     dense_layers_rotate: bool = False
+    two_attentions: bool = False
+    positions: str | None = None
+    learned_positions: bool = False
     refused: str | None = None
 
     def names_of(self, key: str) -> tuple[str, ...]:

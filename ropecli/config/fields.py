@@ -55,9 +55,9 @@ def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = N
     if by_type is not None and section.get("per_layer_config") is None:  # Gemma 4, as shipped
         key = "global_head_dim" if family.sees_whole_context(layer_type) else "head_dim"
         return whole_number({key: section.get(key, by_type)}, (key,))
-    of_layer = _of_layer(section, layer_type)
-    if first(of_layer, names) is not None:
-        return whole_number(of_layer, names)
+    own = of_layer(section, layer_type)
+    if first(own, names) is not None:
+        return whole_number(own, names)
     if family.head_dim is not None and "head_dim" not in section:
         return family.head_dim
     return number_of(section, family, "hidden_size") // number_of(section, family, "num_attention_heads")
@@ -84,7 +84,7 @@ def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:
     return width
 
 
-def _of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]:
+def of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]:
     """`section` for the layers of one type, with their overrides, which per_layer_config has by layer index."""
     labels, differing = section.get("layer_types"), section.get("per_layer_config")
     if layer_type is None or not isinstance(labels, list) or not isinstance(differing, dict):

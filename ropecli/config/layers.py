@@ -5,25 +5,29 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ropecli.config.families import Family
-from ropecli.config.fields import first, head_dim, number_of
-from ropecli.errors import CheckpointError
+from ropecli.config.fields import first, head_dim, number_of, of_layer
+from ropecli.errors import CheckpointError, shown
 
-FULL, SLIDING, CHUNKED, SPARSE, RECURRENT, OTHER = "full", "sliding", "chunked", "sparse", "recurrent", "other"
+FULL, SLIDING, CHUNKED, SPARSE, COMPRESSED = "full", "sliding", "chunked", "sparse", "compressed"
+RECURRENT, OTHER = "recurrent", "other"
 _LABELS = {
     SLIDING: ("sliding", "local"),
     CHUNKED: ("chunked",),
     RECURRENT: ("linear", "mamba", "recurrent", "conv"),
-    SPARSE: ("indexed", "sparse", "compressed"),
+    COMPRESSED: ("compressed",),
+    SPARSE: ("indexed", "sparse"),
     OTHER: ("moe", "mlp"),  # feed-forward layers, which Nemotron-H counts as layers
 }
 """Parts of the names in layer_types. All other names see the whole context."""
 WINDOWS = {
     SLIDING: ("sliding_window", "sliding_window_size", "attention_window_size", "local_attention"),
     CHUNKED: ("attention_chunk_size",),
-    SPARSE: ("index_topk",),
+    SPARSE: ("index_topk", "indexer_budget"),
 }
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "L": "sliding_attention", "G": "full_attention"}
 """In hybrid_override_pattern and sliding_window_pattern. All others are feed-forward layers."""
+_RATIOS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+"""In compress_ratios."""
 _INTERVALS = ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _ITEM = 2
@@ -33,10 +37,11 @@ _ITEM = 2
 class Layer(NamedTuple):
     """What one decoder layer does with positions.
 
-    attention: full, sliding, chunked, sparse, recurrent (linear attention, state spaces, convolutions), other (no token
-    sees another), or None if unknown. rotates: whether it has rotary positions, None if unknown. far: whether its
-    attention sees the whole context, or may. rope: the layer type of its rotary table, None if all layers share one.
-    window: the tokens that it sees, or that a sparse layer chooses; None for all, or if unknown.
+    attention: full, sliding, chunked, sparse, compressed (several earlier tokens as one, and a window), recurrent
+    (linear attention, state spaces, convolutions), other (no token sees another), or None if unknown. rotates: whether
+    it has rotary positions, None if unknown. far: whether its attention sees the whole context, or may. rope: the layer
+    type of its rotary table, None if all layers share one. window: the tokens that it sees, or that a sparse layer
+    chooses; None for all, or if unknown.
     """
 
     attention: str | None
@@ -47,13 +52,15 @@ class Layer(NamedTuple):
 
 
 def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str | None] = (None,)) -> tuple[Layer, ...]:
-    """The layers, in order; without their number, one period of their pattern.
+    """The layers, in order; if their number is not known, one period of their pattern.
 
-    section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table.
+    section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table. Raises
+    CheckpointError for an invalid window.
     """
+    if family.known and not isinstance(window := section.get("sliding_window"), int | None):
+        raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
     labels = layer_labels(section, family)
-    count = first(section, _COUNTS)
-    count = count if isinstance(count, int) and count > 0 else len(labels)
+    count = _count(section, family) or len(labels)
     dense = _dense(section, family)
     labels = ["full_attention" if at < dense else labels[at % len(labels)] for at in range(count)]
     rotates = _rotates(section, family, labels, dense)
@@ -63,6 +70,12 @@ def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str |
         _layer(section, family, label, rotates[at % len(rotates)], ropes, limit, alone)
         for at, label in enumerate(labels)
     )
+
+
+def _count(section: dict[str, Any], family: Family) -> int | None:
+    """The number of layers; None if neither config.json nor the model type says it."""
+    count = first(section, _COUNTS)
+    return count if isinstance(count, int) and count > 0 else family.num_hidden_layers
 
 
 def layer_labels(section: dict[str, Any], family: Family) -> list[str]:
@@ -75,16 +88,19 @@ def layer_labels(section: dict[str, Any], family: Family) -> list[str]:
             return [_LETTERS.get(letter, "mlp") for letter in letters]
     if isinstance(windows := section.get("attention_windows"), list) and windows:
         return ["sliding_attention" if window else "full_attention" for window in windows]
+    if isinstance(ratios := section.get("compress_ratios"), list) and ratios:
+        return [_RATIOS.get(ratio, "") for ratio in ratios]
     for key in ("attn_layer_indices", "full_attn_idxs"):
         if isinstance(chosen := section.get(key), list):
-            return ["full_attention" if at in chosen else "linear_attention" for at in range(first(section, _COUNTS))]
+            count = _count(section, family) or max(chosen, default=0) + 1
+            return ["full_attention" if at in chosen else "linear_attention" for at in range(count)]
     if every := section.get("attn_layer_period"):
         at = section.get("attn_layer_offset", 0)
         return ["full_attention" if index == at else "linear_attention" for index in range(every)]
     window = section.get("sliding_window")
     slides = isinstance(window, int) and window > 0 and section.get("use_sliding_window", True)
     if slides and section.get("use_sliding_window") and isinstance(below := section.get("max_window_layers"), int):
-        return ["full_attention"] * below + ["sliding_attention"] * (first(section, _COUNTS) - below)
+        return ["full_attention"] * below + ["sliding_attention"] * ((_count(section, family) or below + 1) - below)
     if (every := first(section, _INTERVALS)) and "full_attention" in family.pattern and len(set(family.pattern)) == 2:
         labels = [next(label for label in family.pattern if label != "full_attention")] * every
         labels[0 if family.pattern[0] == "full_attention" else -1] = "full_attention"
@@ -129,7 +145,8 @@ def _layer(
     attention = attention_of(label)
     window = first(section, WINDOWS.get(attention or "", ()))
     window = window if isinstance(window, int) and window > 0 else None
-    if attention in (SLIDING, CHUNKED) and label not in family.local_layers and _has_no_window(section, attention):
+    # where each kind has a rope, its name tells enough
+    if attention in (SLIDING, CHUNKED) and None in ropes and _has_no_window(section, attention):
         attention = FULL
     near = attention in (SLIDING, CHUNKED) and not (alone and window and window >= longest)
     rope = None if None in ropes or not label else family.rope_of.get(label, label)
@@ -156,27 +173,41 @@ def attention_of(label: str) -> str | None:
 def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Layer], length: int) -> int | None:
     """Bytes of the KV cache of one sequence in bfloat16; None if config.json does not say it.
 
-    Layers with a window keep only the window, and layers that share the cache of others none. Multi-head latent
-    attention keeps the latent and the rotary part (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    Layers with a window keep only the window.
     """
-    if any(layer.attention is None for layer in layers):
+    if any(layer.attention in (None, COMPRESSED) for layer in layers):
         return None
-    own = layers[: len(layers) - (section.get("num_kv_shared_layers") or 0)]
     try:
-        return sum(
-            _ITEM * _cached(section, family, layer) * (min(length, layer.window or length) if not layer.far else length)
-            for layer in own
-            if layer.attention not in (RECURRENT, OTHER)
-        )
+        values = cached_values(section, family, layers)
     except (CheckpointError, TypeError):
         return None
+    return sum(
+        _ITEM * count * (length if layer.far else min(length, layer.window or length))
+        for layer, count in zip(layers, values, strict=True)
+    )
+
+
+def cached_values(section: dict[str, Any], family: Family, layers: Sequence[Layer]) -> list[int]:
+    """The values of a token that each layer keeps in the KV cache. Raises CheckpointError if a size is missing.
+
+    0 for recurrent layers, and for layers that share the cache of others. Multi-head latent attention keeps the latent
+    and the rotary part (DeepSeek-V2, arXiv:2405.04434, section 2.1); transformers 5 keeps full keys and values.
+    """
+    own = len(layers) - (section.get("num_kv_shared_layers") or 0)
+    return [
+        0
+        if at >= own or layer.attention in (RECURRENT, OTHER)
+        else _cached(section, family, layer) * (1 + family.two_attentions)
+        for at, layer in enumerate(layers)
+    ]
 
 
 def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
-    """The values that an attention layer keeps per token."""
+    section = of_layer(section, layer.rope)
     if rank := section.get("kv_lora_rank"):
         return rank + section["qk_rope_head_dim"]
     groups = first(section, ("num_global_key_value_heads",)) if layer.far else None
     groups = groups or (1 if section.get("multi_query") and not section.get("new_decoder_architecture") else None)
-    groups = groups or first(section, ("num_key_value_heads", "num_kv_heads"))
-    return 2 * head_dim(section, family, layer.rope) * (groups or number_of(section, family, "num_attention_heads"))
+    groups = groups or first(section, ("num_key_value_heads", "num_kv_heads")) or family.num_key_value_heads
+    whole = {**section, "qk_rope_head_dim": None}  # not only the rotary part
+    return 2 * head_dim(whole, family, layer.rope) * (groups or number_of(section, family, "num_attention_heads"))

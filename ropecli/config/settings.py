@@ -1,5 +1,6 @@
 """Reads the RoPE settings of config.json: geometry and scaling of each layer type, and warnings."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,7 @@ from ropecli.scaling.spec import ScalingSpec
 
 _UNNAMED_LENGTH = "but has no pretraining length"
 """Part of the warning that max_position_embeddings is used as the pretraining length."""
+_UNSCALED = " No scaling applies; its training and the memory limit its length."
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
 
@@ -165,19 +167,14 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
     if not isinstance(model_type, str | None):
         raise CheckpointError(f"model_type in config.json is {shown(model_type)}; expected a name.")
     if section.get("alibi"):
-        raise CheckpointError("The model uses ALiBi (`alibi` in config.json), not rotary embeddings.")
+        raise CheckpointError(f"The model uses ALiBi (`alibi` in config.json), not rotary embeddings.{_UNSCALED}")
     if family.refused:
         raise CheckpointError(f"{model_type} is not supported: {family.refused}.")
     if not family.rotary:
-        layers = [layer.attention for layer in read_layers(section, family)]
-        has = ""
-        if recurrent := layers.count(RECURRENT):
-            attention = len(layers) - recurrent - layers.count(OTHER)
-            has = (
-                f": {recurrent} of its layers are recurrent, and {attention} have attention without positions. No "
-                "scaling applies; its training and the memory limit its length"
-            )
-        raise CheckpointError(f"model_type {shown(model_type)} has no rotary position embedding to configure{has}.")
+        raise CheckpointError(
+            f"model_type {shown(model_type)} has no rotary position embedding to configure"
+            f"{_instead_of_rope(section, family)}"
+        )
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
         raise CheckpointError(f"This {model_type} has no rotary positions: {key} in config.json is not {value!r}.")
@@ -197,6 +194,21 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
             f"type {shown(model_type)}. The rotary settings may be in its {code}, where ropecli cannot change them. "
             "Use a conversion of the model to a type of transformers, if there is one."
         )
+
+
+def _instead_of_rope(section: dict[str, Any], family: Family) -> str:
+    """The positions of a model without RoPE, and the limit of its length. Ends a sentence."""
+    if family.learned_positions:
+        rows = first(section, ("max_position_embeddings", "n_positions"))
+        table = f"a table of {rows} learned positions" if rows else "a table of learned positions"
+        return f": it has {table}, which limits its length. No scaling applies."
+    counts, positions = Counter(layer.attention for layer in read_layers(section, family)), family.positions
+    if recurrent := counts[RECURRENT]:
+        attention = counts.total() - recurrent - counts[OTHER]
+        positions = f"{recurrent} recurrent layers" + f" and {attention} with attention without positions" * (
+            attention > 0
+        )
+    return f": it has {positions}.{_UNSCALED}" if positions else "."
 
 
 def _read_rope(

@@ -158,6 +158,7 @@ def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):
     out = " ".join(ropecli("inspect", folder).succeeds().out.split())
     assert "2 sliding, 16 tokens; rotary, base 10,000" in out
     assert "No layer sees further than 16 tokens" in out
+    assert "(none beyond the windows)" in out
     folder = edited(llama, "other", model_type="smollm3", no_rope_layers=[1, 0])
     report = inspected(folder)
     assert [(kind["count"], kind["attention"], kind["rotates"]) for kind in report["layers"]] == [
@@ -169,6 +170,22 @@ def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):
     assert report["kv_cache_bytes_per_token"] == keys_and_values
     assert report["kv_cache_bytes"] == keys_and_values * report["context_length"]
     assert inspected(folder, "--probe")["layers"] == report["layers"]
+
+
+def test_the_advice_of_inspect_can_be_followed(llama, yarn, edited, ropecli, inspected):
+    (advice,) = inspected(llama)["limits"]
+    assert "rotary positions of 2 layers limit the length: pretrained on 64 tokens. To read 128 tokens: `" in advice
+    command = advice.split("`")[1]
+    assert command == f"ropecli patch {llama} --method yarn --factor 2 --output DIR"
+    words = [str(llama.parent / "followed") if word == "DIR" else word for word in command.split()[1:]]
+    ropecli(*words).succeeds()
+    (scaled,) = inspected(yarn)["limits"]
+    assert "pretrained on 64 tokens and scaled to 256 by yarn ×4. A patch replaces this scaling." in scaled
+    (still,) = inspected(edited(llama, model_type="smollm3", no_rope_layers=[0, 0]))["limits"]
+    assert "no scaling changes what they read" in still
+    assert "--method none --target-length N` raises the context length" in still
+    encoder = inspected(edited(llama, "encoder", architectures=["EuroBertForMaskedLM"]))
+    assert (encoder["kv_cache_bytes"], encoder["kv_cache_bytes_per_token"]) == (None, None)
 
 
 def test_findings_name_their_checkpoint(llama, edited, ropecli):

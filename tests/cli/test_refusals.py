@@ -155,7 +155,15 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     # checkpoints that cannot be used
     (PATCH, "config.json cannot be read as JSON", write(CONFIG, b"\xff\xfe")),
     (PATCH, "expected an object", write(CONFIG, [1, 2])),
-    (PATCH, "'gpt2' has no rotary position embedding", write(CONFIG, GPT2)),
+    (PATCH, "'gpt2' has no rotary position embedding to configure: it has a table of 64 learned positions, which",
+     write(CONFIG, GPT2)),
+    *((command, "no layer sees further than 16 tokens (its window in config.json), so yarn has no effect on distant",
+       edit(CONFIG, model_type="cohere2", sliding_window=16))
+      for command in (PATCH, EVAL + "--method yarn --factor 2", COMPARE + "--methods yarn --factors 2", TUNE)),
+    ("inspect source", "it has ALiBi, biases that grow with the distance. No scaling applies; its training and the",
+     write(CONFIG, {"model_type": "bloom"})),
+    ("inspect source", "it has 3 recurrent layers and 1 with attention without positions. No scaling applies",
+     write(CONFIG, {"model_type": "jamba", "attn_layer_period": 4, "num_hidden_layers": 4})),
     (PATCH, "no *.safetensors weights", remove(WEIGHTS)),
     (PATCH, "lists model-2.safetensors", write(INDEX, {"weight_map": {"b": "model-2.safetensors"}})),
     (PATCH, "weight_map is missing or not an object", write(INDEX, {})),

@@ -2,6 +2,7 @@
 reads it, and written so that it finds what was meant."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.families import family_of
+from ropecli.config.layers import read_layers
 from ropecli.config.settings import read_settings
 from ropecli.errors import PatchError, RopecliError
 from ropecli.scaling.spec import make_spec
@@ -98,6 +100,50 @@ def test_a_scaling_without_effect_on_distant_tokens_is_refused(name, tmp_path):
         with pytest.raises(PatchError, match=r"so yarn has no effect on distant tokens\. Use --method none"):
             make_plan(source, make_spec("yarn", 4.0))
     assert make_plan(source, make_spec("none", 4.0)).config["max_position_embeddings"] == 256
+
+
+FORMS = {
+    "Bamba": (
+        {"model_type": "bamba", "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]},
+        (3, "full"),
+        (29, "recurrent"),
+    ),
+    "Bamba, of the default number": (
+        {"model_type": "bamba", "attn_layer_indices": [9]},
+        (1, "full"),
+        (31, "recurrent"),
+    ),
+    "Jamba": (
+        {"model_type": "jamba", "num_hidden_layers": 16, "attn_layer_period": 8, "attn_layer_offset": 4},
+        (2, "full"),
+        (14, "recurrent"),
+    ),
+    "Nemotron-H": (
+        {"model_type": "nemotron_h", "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*-"},
+        (1, "full"),
+        (2, "recurrent"),
+        (2, "other"),
+    ),
+    "DeepSeek-V4": (
+        {"model_type": "deepseek_v4", "num_hidden_layers": 3, "compress_ratios": [0, 4, 128, 0]},
+        (1, "sliding"),
+        (2, "compressed"),
+    ),
+    "Qwen2, which slides from layer 24": (
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 512, "max_window_layers": 24},
+        (24, "full"),
+        (8, "sliding"),
+    ),
+    "LLaVA, whose text_config names no number": ({"model_type": "llama"}, (32, "full")),
+    "of an unknown type and number": ({"model_type": "my_own", "full_attn_idxs": [1]}, (1, "full"), (1, "recurrent")),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_layers_are_read_in_the_forms_of_released_configs(name):
+    config, *kinds = FORMS[name]
+    layers = read_layers(config, family_of(config))
+    assert Counter(layer.attention for layer in layers) == {kind: count for count, kind in kinds}
 
 
 # Keys with several names.

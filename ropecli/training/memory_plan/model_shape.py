@@ -1,5 +1,6 @@
 """Reads the sizes of a model and of its KV cache from the model that transformers builds, without weights."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ropecli.errors import CheckpointError, reason_of, shown
+from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING, cached_values
+from ropecli.config.settings import read_settings
+from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
 
 if TYPE_CHECKING:
@@ -16,7 +19,6 @@ if TYPE_CHECKING:
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
-_NO_ATTENTION = ("linear", "mamba", "conv", "recurrent", "ssm")
 _ITEM = 2
 """Bytes of a bfloat16 value."""
 
@@ -101,31 +103,26 @@ def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
 
 
 def _attention(config: Any) -> Iterator[tuple[int, int, int | None]]:
-    window = getattr(config, "sliding_window", None)
-    chunk = getattr(config, "attention_chunk_size", None)
-    if not isinstance(window, int | None):
-        raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
-    labels = getattr(config, "layer_types", None) or ["sliding" if window else "full"] * config.num_hidden_layers
+    section = json.loads(config.to_json_string(use_diff=False))
+    settings = read_settings(section)
+    cached = cached_values(section, settings.family, settings.layers)
     # the configs of the layers, which may differ; before transformers 5.23 they do not
-    for label, layer in zip(labels, getattr(config, "per_layer_config", None) or repeat(config), strict=False):
-        if not any(word in label for word in _NO_ATTENTION):
-            seen = window if "sliding" in label else chunk if "chunked" in label else None
-            yield *_widths(layer), seen
+    configs = getattr(config, "per_layer_config", None) or repeat(config)
+    for layer, values, own in zip(settings.layers, cached, configs, strict=False):
+        if layer.attention not in (RECURRENT, OTHER):
+            yield (
+                _width(own) * (1 + settings.family.two_attentions),
+                values,
+                layer.window if layer.attention in (SLIDING, CHUNKED) else None,
+            )
 
 
-def _widths(config: Any) -> tuple[int, int]:
-    """heads × (query width + value width), and the values cached per token.
-
-    Multi-head latent attention is counted as designed, with the latent and the rotary part (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1); transformers 5 keeps full keys and values.
-    """
+def _width(config: Any) -> int:
+    """heads × (query width + value width)."""
     heads = getattr(config, "num_attention_heads", None) or 1
-    if rank := getattr(config, "kv_lora_rank", None):
-        queries = config.qk_nope_head_dim + config.qk_rope_head_dim
-        return heads * (queries + config.v_head_dim), rank + config.qk_rope_head_dim
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    groups = getattr(config, "num_key_value_heads", None) or (1 if getattr(config, "multi_query", False) else heads)
-    return heads * 2 * width, 2 * groups * width
+    if getattr(config, "kv_lora_rank", None):
+        return heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    return heads * 2 * (getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def kv_cache(shape: ModelShape, length: int) -> int:
