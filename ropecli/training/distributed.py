@@ -16,7 +16,7 @@ import torch
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
-from ropecli.training.refusals import is_launched_with, refuse_engine, shards_weights
+from ropecli.training.refusals import is_launched_with, refuse_engine, refuse_launch, shards_weights
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -54,6 +54,7 @@ def make_accelerator(
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
+    refuse_launch()
     AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
     cuda = torch.cuda.is_available()
     deepspeed = is_launched_with("DEEPSPEED")

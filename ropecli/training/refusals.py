@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
+SHARING_RULE = "Context parallelism (cp_size) needs FSDP2; Ulysses (sp_size) needs DeepSpeed."
 _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
 """Layer types without an attention mask; those that carry a state are refused."""
 
@@ -24,6 +25,16 @@ _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
 def is_launched_with(engine: str) -> bool:
     """Return whether `accelerate launch` enabled this engine, FSDP or DEEPSPEED."""
     return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
+
+
+def refuse_launch() -> None:
+    """Raise RecipeError if `accelerate launch` lets processes share sequences by an engine that cannot."""
+    if not is_launched_with("PARALLELISM_CONFIG"):
+        return
+    cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
+    fsdp2 = is_launched_with("FSDP") and os.environ.get("FSDP_VERSION") == "2"
+    if (cp > 1 and not fsdp2) or (sp > 1 and not is_launched_with("DEEPSPEED")):
+        raise RecipeError(f"{SHARING_RULE} This launch has cp_size {cp}, sp_size {sp} and another engine.")
 
 
 def shards_weights(accelerator: "Accelerator") -> bool:
@@ -44,8 +55,6 @@ def refuse_engine(accelerator: "Accelerator") -> None:
     if sharded and kind != DistributedType.FSDP and accelerator.device.type == "cpu":
         # Accelerate silently falls back to data parallelism
         raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
-    if sizes and sizes.sp_enabled and kind != DistributedType.DEEPSPEED:
-        raise RecipeError(f"sp_size {sizes.sp_size} needs distributed_type: DEEPSPEED. With FSDP, use cp_size.")
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin and plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")

@@ -119,11 +119,14 @@ def test_data_parallel_run_stopped_and_resumed_equals_one_process(
 
 
 @slow
-@pytest.mark.parametrize("kind", ["whole", "tied, in several files", "experts that transformers merges", "adapter"])
+@pytest.mark.parametrize(
+    "kind", ["whole", "tied, in several files", "experts that transformers merges", "adapter", "tiled"]
+)
 def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_same, kind):
     from transformers import AutoModelForCausalLM
 
-    keys = {**KEYS, "adapter": "lora-plus"} if kind == "adapter" else KEYS
+    others = {"adapter": {"adapter": "lora-plus"}, "tiled": {"tiled_mlp": True, "gradient_checkpointing": True}}
+    keys = {**KEYS, **others.get(kind, {})}
     folder = patched_llama
     if kind.startswith("tied"):
         folder = build("gemma2", head_dim=32, tie_word_embeddings=True)
@@ -147,7 +150,7 @@ def test_stopped_fsdp2_run_resumes_to_the_same_bits(run_two, patched_llama, stop
 
 
 @slow
-@pytest.mark.parametrize(("zero_stage", "kind"), [(1, "text"), (2, "chat"), (3, "measured")])
+@pytest.mark.parametrize(("zero_stage", "kind"), [(1, "text"), (2, "chat"), (3, "measured"), (3, "tiled")])
 def test_processes_that_share_each_sequence_equal_one(
     zero_stage, kind, deepspeed, run_two, patched_llama, tune, assert_same, text_and_chat, corpus
 ):
@@ -156,6 +159,7 @@ def test_processes_that_share_each_sequence_equal_one(
     keys = {
         "text": {},
         "chat": {"mixture": mixture, "loss_weighting": "documents"},
+        "tiled": {"tiled_mlp": True},
         "measured": {"eval_data": str(corpus), "eval_every": 3, "eval_lengths": [48, 96], "eval_documents": 3},
     }[kind]
     two = run_two(deepspeed(zero_stage, 2), patched_llama, **SHARED, **keys)

@@ -1,0 +1,91 @@
+"""Computes the MLPs of a model tile by tile along the sequence, so that their wide values never exist for all tokens.
+
+As in Arctic Long Sequence Training (Bekman et al. 2025, arXiv:2506.13996), with tiles of as many tokens as the model is
+wide. In the backward pass each tile is recomputed, so an MLP runs forward once more than with gradient checkpointing
+alone. Weight gradients are summed over the tiles in the dtype of the weights.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ropecli.errors import RecipeError
+from ropecli.live.lm_head import decoder_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Tileable = frozenset[tuple[str, type[torch.nn.Module]]]
+"""Name in a layer and class of the parts of layers that treat each token alone."""
+_TOKENS = 8
+_ROUNDING = 1e-5
+
+
+def tile_mlps(model: "PreTrainedModel", like: "PreTrainedModel | None" = None) -> None:
+    """Let all MLPs of the model run in tiles. Raises RecipeError if no part of its layers treats each token alone.
+
+    like: a model of the same architecture with weights, if its own are not read yet.
+    """
+    apply_tiles(model, find_tileable(like or model))
+
+
+def apply_tiles(model: "PreTrainedModel", parts: Tileable, most: int | None = None) -> None:
+    """most: tiles to compute; the output of others is only allocated, for an estimate of memory. Default: all.
+
+    Raises RecipeError if there are no parts.
+    """
+    if not parts:
+        raise RecipeError(untileable(model))
+    tokens = model.config.get_text_config().hidden_size
+    for layer in decoder_layers(model):
+        for name, part in layer.named_children():
+            if (name, type(part)) in parts:
+                part.forward = partial(_in_tiles, part.forward, tokens, most)
+
+
+def untileable(model: "PreTrainedModel") -> str:
+    """The message for a model without such parts."""
+    return f"tiled_mlp: {type(model).__name__} has no MLP that treats each token alone. Use tiled_mlp: false."
+
+
+@torch.no_grad()
+def find_tileable(model: "PreTrainedModel") -> Tileable:
+    """The parts of the model's layers that compute the same for two parts of a sequence as for the whole."""
+    training = model.training
+    model.eval()  # without dropout
+    found = set()
+    for layer in decoder_layers(model):
+        weight = next(layer.parameters())
+        tokens = torch.randn(1, _TOKENS, model.config.get_text_config().hidden_size).to(weight)
+        for name, part in layer.named_children():
+            # a norm has no matrix, and one alone makes nothing wider
+            if sum(weight.ndim > 1 for weight in part.parameters()) > 1 and _treats_each_token_alone(part, tokens):
+                found.add((name, type(part)))
+    model.train(training)
+    return frozenset(found)
+
+
+def _treats_each_token_alone(part: torch.nn.Module, tokens: torch.Tensor) -> bool:
+    try:
+        whole = part(tokens)
+        halves = torch.cat([part(tokens[:, : _TOKENS // 2]), part(tokens[:, _TOKENS // 2 :])], dim=1)
+    except Exception:  # attention needs more arguments; others return more than a tensor
+        return False
+    return whole.shape == tokens.shape and bool((whole - halves).abs().max() <= _ROUNDING * whole.abs().max())
+
+
+def _in_tiles(
+    forward: Callable[[torch.Tensor], torch.Tensor], tokens: int, most: int | None, hidden: torch.Tensor
+) -> torch.Tensor:
+    """hidden: shape (batch, any tokens, width). tokens: of a tile."""
+
+    def run(tile: torch.Tensor) -> torch.Tensor:
+        return forward(tile.contiguous())  # a tile of several sequences is not
+
+    tiles = hidden.split(tokens, dim=1)
+    outputs = [checkpoint(run, tile, use_reentrant=False) for tile in tiles[:most]]
+    outputs += [outputs[0].new_empty(tile.shape) for tile in tiles[len(outputs) :]]
+    return torch.cat(outputs, dim=1)
