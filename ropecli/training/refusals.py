@@ -136,6 +136,9 @@ def shared_sequence_faults(
     elif attention != "sdpa":
         # torch's context_parallel replaces only scaled_dot_product_attention
         yield f"attn: {attention} does not support cp_size {size}. Use attn: sdpa."
+    elif recipe.mixed_precision == "none":
+        # without a flash kernel, as for grouped queries in float32, the causal mask would be that of another order
+        yield f"mixed_precision: none does not support cp_size {size}. Use mixed_precision: bf16."
 
 
 def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, other: str) -> Iterator[str]:

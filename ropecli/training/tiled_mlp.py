@@ -56,16 +56,16 @@ def find_tileable(model: "PreTrainedModel") -> Tileable:
     """The parts of the model's layers that compute the same for two parts of a sequence as for the whole."""
     training = model.training
     model.eval()  # without dropout
-    found = set()
+    parts = set()
     for layer in decoder_layers(model):
         weight = next(layer.parameters())
         tokens = torch.randn(1, _TOKENS, model.config.get_text_config().hidden_size).to(weight)
         for name, part in layer.named_children():
             # a norm has no matrix, and one alone makes nothing wider
             if sum(weight.ndim > 1 for weight in part.parameters()) > 1 and _treats_each_token_alone(part, tokens):
-                found.add((name, type(part)))
+                parts.add((name, type(part)))
     model.train(training)
-    return frozenset(found)
+    return frozenset(parts)
 
 
 def _treats_each_token_alone(part: torch.nn.Module, tokens: torch.Tensor) -> bool:

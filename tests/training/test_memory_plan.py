@@ -115,7 +115,7 @@ def test_setups_that_finetune_refuses_are_not_advised(config_of):
 
 
 def test_tiled_mlps_lower_the_peak_of_a_long_sequence(estimator):
-    """The four wide values of a tile: tokens of the tile × 11,008 values in two bytes, in place of all tokens'."""
+    """By most of the four values that an MLP computes for each token: 11,008 numbers in two bytes."""
     whole, tiled = (
         estimator.estimate(recipe(offload_activations=True, tiled_mlp=tiled), 2**18, "ulysses", 8)
         for tiled in (False, True)

@@ -19,6 +19,8 @@ PINNED = ["deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4"
 ROOT = Path(__file__).parents[2]
 KEYS = {"steps": 6, "batch_size": 1, "gradient_accumulation": 2, "learning_rate": 5e-4, "save_every": 3}
 SHARED = {**KEYS, "batch_size": 2, "gradient_checkpointing": True}
+NARROW = {"hidden_size": 16, "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+"""With tiles of 16 tokens, of which half a sequence has more than one."""
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
@@ -135,8 +137,10 @@ def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_sa
         model.save_pretrained(folder, max_shard_size="100KB")
     if kind.startswith("experts"):
         folder = build("mixtral", head_dim=32, num_local_experts=2)
+    if kind == "tiled":
+        folder = build("llama", **NARROW)
     two = run_two(fsdp2, folder, **keys)
-    assert_same(folder, two, tune(folder, **{**keys, "gradient_accumulation": 4}))
+    assert_same(folder, two, tune(folder, **{**keys, "gradient_accumulation": 4, "tiled_mlp": False}))
     if kind.startswith("tied"):
         assert {file.name for file in folder.glob("*.safetensors*")} == {file.name for file in two.glob("*.safe*")}
         assert AutoModelForCausalLM.from_pretrained(two, output_loading_info=True)[1]["missing_keys"] == set()
@@ -152,7 +156,7 @@ def test_stopped_fsdp2_run_resumes_to_the_same_bits(run_two, patched_llama, stop
 @slow
 @pytest.mark.parametrize(("zero_stage", "kind"), [(1, "text"), (2, "chat"), (3, "measured"), (3, "tiled")])
 def test_processes_that_share_each_sequence_equal_one(
-    zero_stage, kind, deepspeed, run_two, patched_llama, tune, assert_same, text_and_chat, corpus
+    zero_stage, kind, deepspeed, run_two, patched_llama, build, tune, assert_same, text_and_chat, corpus
 ):
     """A half of a conversation may have no token to train on."""
     mixture = [{**source, "sequences": "concat"} for source in text_and_chat]
@@ -162,8 +166,9 @@ def test_processes_that_share_each_sequence_equal_one(
         "tiled": {"tiled_mlp": True},
         "measured": {"eval_data": str(corpus), "eval_every": 3, "eval_lengths": [48, 96], "eval_documents": 3},
     }[kind]
-    two = run_two(deepspeed(zero_stage, 2), patched_llama, **SHARED, **keys)
-    assert_same(patched_llama, two, tune(patched_llama, **SHARED, **keys))
+    folder = build("llama", **NARROW) if kind == "tiled" else patched_llama
+    two = run_two(deepspeed(zero_stage, 2), folder, **SHARED, **keys)
+    assert_same(folder, two, tune(folder, **{**SHARED, **keys, "tiled_mlp": False}))
 
 
 @slow

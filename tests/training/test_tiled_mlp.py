@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ropecli.errors import RecipeError
+from ropecli.training import tiled_mlp
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing
 from ropecli.training.tiled_mlp import find_tileable, tile_mlps
 
@@ -49,6 +50,20 @@ def test_loss_and_gradients_are_those_of_whole_sequences(model_of, model_type, s
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
     for name, gradient in whole.items():
         torch.testing.assert_close(tiled[name], gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max().item())
+
+
+def test_recipe_key_gives_the_losses_of_whole_sequences(tune, patched_llama, metrics, tmp_path, monkeypatch):
+    tiles, in_tiles = [], tiled_mlp._in_tiles
+
+    def counted(forward, tokens, most, hidden):
+        tiles.append(hidden.shape[1] / tokens)
+        return in_tiles(forward, tokens, most, hidden)
+
+    monkeypatch.setattr(tiled_mlp, "_in_tiles", counted)
+    runs = [tune(patched_llama, tmp_path / str(tiled), length=96, steps=3, tiled_mlp=tiled) for tiled in (False, True)]
+    assert set(tiles) == {96 / 64}
+    losses = [[line["loss"] for line in metrics(run) if "loss" in line] for run in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_only_parts_that_treat_each_token_alone_are_tiled(model_of):

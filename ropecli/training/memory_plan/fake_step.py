@@ -525,8 +525,8 @@ class RingAttention(torch.autograd.Function):
         inputs = query, key, value = ctx.saved_tensors[:3]
         gathered = key.new_empty(ctx.ring * (key.numel() + value.numel()))
         # summed, and of keys and values also packed, sent and received
-        summed = [query.float(), *(one.float() for one in (key, value) for _ in range(4))]
-        blocks = [torch.empty_like(one) for one in inputs for _ in range(2)]  # of this block and the last
+        summed = [query.float(), *(tensor.float() for tensor in (key, value) for _ in range(4))]
+        blocks = [torch.empty_like(tensor) for tensor in inputs for _ in range(2)]  # of this block and the last
         del gathered, summed, blocks
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
