@@ -169,7 +169,7 @@ def _make_report(
         "command": command_of(best),
         "alternatives": [
             {"setting": _setup_name(setup), "command": command_of(setup)}
-            for setup in setups.equals_of(best, candidates)
+            for setup in setups.alternatives_to(best, candidates)
         ],
         "notes": list(_notes(estimator, best, length)),
     }

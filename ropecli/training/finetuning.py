@@ -263,7 +263,7 @@ def _make_loss(
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
     if recipe.tiled_mlp:
-        tile_mlps(model, small.model if small else None)
+        tile_mlps(model)
     return loss_of
 
 

@@ -150,7 +150,10 @@ def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positio
     if heads % size or (keys % size and size % keys) or getattr(config, "kv_lora_rank", None):
         # DeepSpeed asserts this only in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
         yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {other}"
-    if positions != "full" and attention != "sdpa":
+    if attention in ("eager", "flex_attention"):
+        # refused by Accelerate too (utils/dataclasses.py, DeepSpeedSequenceParallelConfig), but after the data is read
+        yield f"attn: {attention} does not support sp_size {size}. Use attn: sdpa or flash_attention_2."
+    elif positions != "full" and attention != "sdpa":
         # flash attention treats gaps as document boundaries, and Ulysses drops the mask that would prevent it
         yield f"positions: {positions} under sp_size {size} needs attn: sdpa."
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ropecli.errors import RecipeError
+from ropecli.attention.small_model import make_small_model
+from ropecli.errors import CheckpointError, RecipeError
 from ropecli.live.lm_head import decoder_layers
 
 if TYPE_CHECKING:
@@ -25,21 +26,16 @@ _TOKENS = 8
 _ROUNDING = 1e-5
 
 
-def tile_mlps(model: "PreTrainedModel", like: "PreTrainedModel | None" = None) -> None:
-    """Let all MLPs of the model run in tiles. Raises RecipeError if no part of its layers treats each token alone.
-
-    like: a model of the same architecture with weights, if its own are not read yet.
-    """
-    apply_tiles(model, find_tileable(like or model))
+def tile_mlps(model: "PreTrainedModel") -> None:
+    """Let all MLPs of the model run in tiles. Raises RecipeError if there are none."""
+    parts = find_tileable(model)
+    if not parts:
+        raise RecipeError(untileable(model))
+    apply_tiles(model, parts)
 
 
 def apply_tiles(model: "PreTrainedModel", parts: Tileable, most: int | None = None) -> None:
-    """most: tiles to compute; the output of others is only allocated, for an estimate of memory. Default: all.
-
-    Raises RecipeError if there are no parts.
-    """
-    if not parts:
-        raise RecipeError(untileable(model))
+    """most: tiles to compute; the output of others is only allocated, for an estimate of memory. Default: all."""
     tokens = model.config.get_text_config().hidden_size
     for layer in decoder_layers(model):
         for name, part in layer.named_children():
@@ -49,24 +45,33 @@ def apply_tiles(model: "PreTrainedModel", parts: Tileable, most: int | None = No
 
 def untileable(model: "PreTrainedModel") -> str:
     """The message for a model without such parts."""
-    return f"tiled_mlp: {type(model).__name__} has no MLP that treats each token alone. Use tiled_mlp: false."
+    return f"tiled_mlp: found no MLP in {type(model).__name__} that treats each token alone. Use tiled_mlp: false."
 
 
 @torch.no_grad()
 def find_tileable(model: "PreTrainedModel") -> Tileable:
-    """The parts of the model's layers that compute the same for two parts of a sequence as for the whole."""
-    training = model.training
-    model.eval()  # without dropout
-    parts = set()
-    for layer in decoder_layers(model):
-        weight = next(layer.parameters())
-        tokens = torch.randn(1, _TOKENS, model.config.get_text_config().hidden_size).to(weight)
-        for name, part in layer.named_children():
-            # a norm has no matrix, and one alone makes nothing wider
-            if sum(weight.ndim > 1 for weight in part.parameters()) > 1 and _treats_each_token_alone(part, tokens):
-                parts.add((name, type(part)))
-    model.train(training)
-    return frozenset(parts)
+    """The parts of layers that compute the same for two halves of a sequence as for the whole, in a small model.
+
+    model: may be on the meta device.
+    """
+    try:
+        small = make_small_model(model.config)
+    except CheckpointError:
+        return frozenset()
+    tokens = torch.randn(1, _TOKENS, small.config.get_text_config().hidden_size)
+    parts = {
+        (name, type(part))
+        for layer in decoder_layers(small)
+        for name, part in layer.named_children()
+        # a norm has no matrix, and one alone makes nothing wider
+        if sum(weight.ndim > 1 for weight in part.parameters()) > 1 and _treats_each_token_alone(part, tokens)
+    }
+    return frozenset(
+        (name, type(part))
+        for layer in decoder_layers(model)
+        for name, part in layer.named_children()
+        if (name, type(part)) in parts
+    )
 
 
 def _treats_each_token_alone(part: torch.nn.Module, tokens: torch.Tensor) -> bool:

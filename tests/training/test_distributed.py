@@ -141,6 +141,19 @@ def test_heads_must_divide_evenly(model_of, heads, keys, message):
         assert "mixed_precision: none" in refusal(context_parallel(), model)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention", "flash_attention_2"])
+def test_attention_under_ulysses_is_what_accelerate_accepts(model_of, attention):
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    recipe, model = recipe_of(attn=attention), model_of("llama")
+    try:
+        DeepSpeedSequenceParallelConfig(sp_attn_implementation=attention)
+    except ValueError:
+        assert f"attn: {attention}" in refusal(ulysses(), model, attn=attention)
+    else:
+        refuse_unsuitable(ulysses(), model, recipe, LENGTH)
+
+
 def test_optimizers_and_weights_that_cannot_be_sharded_are_refused(model_of):
     model = model_of("llama")
     assert "adamw-8bit" in refusal(engine_of("FSDP"), model, optimizer="adamw-8bit")

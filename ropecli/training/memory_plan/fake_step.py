@@ -17,7 +17,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ropecli.attention.attention_function import make_kernel
-from ropecli.attention.small_model import make_small_model
 from ropecli.config.saved_remapping import method_of
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.lm_head import SplitModel
@@ -102,10 +101,10 @@ class FakeSteps:
 
     @cached_property
     def tileable(self) -> Tileable:
-        """What tiled_mlp tiles, tested on a small model; nothing if there cannot be one."""
-        with suppress(CheckpointError):
-            return find_tileable(make_small_model(self.config))
-        return frozenset()
+        """What tiled_mlp tiles."""
+        with torch.device("meta"):
+            model = build(self.config)
+        return find_tileable(model)
 
     def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ring: int = 1) -> FakeStep:
         """Run the step, or extrapolate it from short lengths.

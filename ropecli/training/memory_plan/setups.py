@@ -110,7 +110,7 @@ def best_setup(setups: list[Setup]) -> Setup | None:
     return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
 
 
-def equals_of(best: Setup, setups: list[Setup]) -> list[Setup]:
+def alternatives_to(best: Setup, setups: list[Setup]) -> list[Setup]:
     """The other setups that fit with the same changes, and read as many sequences per step."""
     return [
         setup
