@@ -201,7 +201,7 @@ def _notes(estimator: "MemoryEstimator", best: "Setup", length: int) -> Iterator
         yield untileable(estimator.model)
     attention = replace(estimator.shape, matmul=0)
     share = 1 - flops_of(attention, best.recipe, length, 1) / flops_of(estimator.shape, best.recipe, length, 1)
-    # torchao.float8: torch.nn.Linear casts its operands for the product, and keeps them as they are
+    # torchao 0.18, float8/float8_linear.py: casts the operands of each product, and saves them as they are
     yield (
         f"FP8 would compute products with weights in 8 bits, at most {share:.0%} of these FLOPs; attention, weights, "
         "optimizer state and activations stay as they are. It has not run on a GPU, so finetune does not offer it."

@@ -144,7 +144,7 @@ def _smallest_change(
     recomputed = recipe.gradient_checkpointing == "auto"
     base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
     least = setup(base, possible[-1])
-    if least.estimate.total > limits["memory"]:  # then so does every other
+    if least.estimate.total > limits["memory"]:  # then so does every other, but for the copies of tiles
         return least
     base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
     setups = []
