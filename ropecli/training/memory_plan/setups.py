@@ -143,10 +143,12 @@ def _smallest_change(
     ]
     recomputed = recipe.gradient_checkpointing == "auto"
     base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
-    least = setup(base, possible[-1])
-    if least.estimate.total > limits["memory"]:  # then so does every other, but for the copies of tiles
-        return least
-    base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
+    if setup(base, {}).estimate.total <= limits["memory"]:
+        base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
+    else:
+        least = setup(base, possible[-1])
+        if least.estimate.total > limits["memory"]:  # then so does every other, but for the copies of tiles
+            return least
     setups = []
     for change in possible:
         setups.append(setup(base, change))
