@@ -255,7 +255,10 @@ def show_plan(plan: "TrainingPlan") -> None:
         ways.append([row["adapter"], ENGINES[row["engine"]], change, size, machine, "yes" if row["fits"] else "no"])
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
-    tell(f"{report['setting']}:\n{report['command']}")
+    for way in (report, *report["alternatives"]):
+        tell(f"{way['setting']}:\n{way['command']}")
+    for note in report["notes"]:
+        tell(note)
 
 
 def _time(seconds: float) -> str:

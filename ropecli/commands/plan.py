@@ -1,8 +1,9 @@
 """`ropecli plan`: estimates the memory and time of fine-tuning."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
+    from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import Setup
     from ropecli.training.stages import Stage
 
@@ -135,6 +137,7 @@ def _make_report(
             f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {format_gb(memory)}. "
             + _advice(estimator.model, least, memory)
         )
+    command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
     step_seconds = step_flops / (gpus * flops * mfu)
@@ -163,7 +166,12 @@ def _make_report(
         "seconds_per_step": step_seconds,
         "seconds": step_seconds * recipe.steps,
         "options": [_setup_row(setup) for setup in candidates],
-        "command": setups.launch_command(best, opened.name, length, recipe_name, given),
+        "command": command_of(best),
+        "alternatives": [
+            {"setting": _setup_name(setup), "command": command_of(setup)}
+            for setup in setups.alternatives_to(best, candidates)
+        ],
+        "notes": list(_notes(estimator, best, length)),
     }
 
 
@@ -181,6 +189,25 @@ def _setup_row(setup: "Setup") -> dict[str, Any]:
     }
 
 
+def _notes(estimator: "MemoryEstimator", best: "Setup", length: int) -> Iterator[str]:
+    """What no row of the table says."""
+    from ropecli.training.memory_plan.estimate import flops_of
+    from ropecli.training.refusals import SHARING_RULE
+    from ropecli.training.tiled_mlp import untileable
+
+    if best.world > 1:
+        yield SHARING_RULE
+    if not estimator.fake_steps.tileable:
+        yield untileable(estimator.model)
+    attention = replace(estimator.shape, matmul=0)
+    share = 1 - flops_of(attention, best.recipe, length, 1) / flops_of(estimator.shape, best.recipe, length, 1)
+    # torchao 0.18, float8/float8_linear.py: casts the operands of each product, and saves them as they are
+    yield (
+        f"FP8 would compute products with weights in 8 bits, at most {share:.0%} of these FLOPs; attention, weights, "
+        "optimizer state and activations stay as they are. It has not run on a GPU, so finetune does not offer it."
+    )
+
+
 def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
     """The next step if even this setup does not fit. Names the largest tensor if it takes half of `memory`, a GPU's."""
     from ropecli.training.memory_plan.setups import format_gb
@@ -188,8 +215,8 @@ def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
     largest = setup.estimate.largest
     if largest.size < memory / 2:
         return "Increase --gpus or shorten --length."
-    # only Ulysses splits a sequence among GPUs, which makes this tensor smaller
-    shorten = "increase --gpus or shorten --length." if setup.engine == "ulysses" else "shorten --length."
+    # a sequence that GPUs share makes this tensor smaller
+    shorten = "increase --gpus or shorten --length." if setup.data_ranks < setup.world else "shorten --length."
     size = format_gb(largest.size)
     if not largest.pairs:
         return f"One tensor of {largest.module} takes {size}: {shorten}"
@@ -211,10 +238,10 @@ def _setup_name(setup: "Setup") -> str:
     return ", ".join([adapters[setup.recipe.adapter], ENGINES[setup.engine], *settings])
 
 
-ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "ulysses": "Ulysses"}
+ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP", "ulysses": "Ulysses"}
 
 
 def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:
     """The changes of a setup, in a word or two each. checkpointing: whether it recomputes layers, changed or not."""
-    words = {"offload_activations": "offload", "optimizer": "8-bit AdamW"}
+    words = {"offload_activations": "offload", "optimizer": "8-bit AdamW", "tiled_mlp": "tiled MLP"}
     return ["checkpointing"] * checkpointing + [words[key] for key in changes if key in words]

@@ -23,6 +23,7 @@ from ropecli.training.refusals import (
     context_ranks,
     is_launched_with,
     refuse_engine,
+    refuse_launch,
     shards_weights,
     ulysses_ranks,
     ulysses_release_fault,
@@ -70,6 +71,7 @@ def make_accelerator(
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
+    refuse_launch()
     AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
     cuda = torch.cuda.is_available()
     deepspeed = is_launched_with("DEEPSPEED")

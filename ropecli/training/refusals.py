@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
+SHARING_RULE = "Context parallelism (cp_size) needs FSDP2; Ulysses (sp_size) needs DeepSpeed."
 _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
 """Layer types without an attention mask; those that carry a state are refused."""
 
@@ -24,6 +25,16 @@ _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
 def is_launched_with(engine: str) -> bool:
     """Return whether `accelerate launch` enabled this engine, FSDP or DEEPSPEED."""
     return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
+
+
+def refuse_launch() -> None:
+    """Raise RecipeError if `accelerate launch` lets processes share sequences by an engine that cannot."""
+    if not is_launched_with("PARALLELISM_CONFIG"):
+        return
+    cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
+    fsdp2 = is_launched_with("FSDP") and os.environ.get("FSDP_VERSION") == "2"
+    if (cp > 1 and not fsdp2) or (sp > 1 and not is_launched_with("DEEPSPEED")):
+        raise RecipeError(f"{SHARING_RULE} This launch has cp_size {cp}, sp_size {sp} and another engine.")
 
 
 def shards_weights(accelerator: "Accelerator") -> bool:
@@ -61,13 +72,11 @@ def refuse_engine(accelerator: "Accelerator") -> None:
     """Raise RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
     from accelerate import DistributedType
 
-    kind, sp_size = accelerator.distributed_type, ulysses_ranks(accelerator)
+    kind = accelerator.distributed_type
     sharded = is_launched_with("FSDP") or context_ranks(accelerator) > 1
     if sharded and kind != DistributedType.FSDP and accelerator.device.type == "cpu":
         # Accelerate silently falls back to data parallelism
         raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
-    if sp_size > 1 and kind != DistributedType.DEEPSPEED:
-        raise RecipeError(f"sp_size {sp_size} needs distributed_type: DEEPSPEED. With FSDP, use cp_size.")
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin and plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
@@ -148,6 +157,9 @@ def shared_sequence_faults(
     elif attention != "sdpa":
         # torch's context_parallel replaces only scaled_dot_product_attention
         yield f"attn: {attention} does not support cp_size {size}. Use attn: sdpa."
+    elif recipe.mixed_precision == "none":
+        # without a flash kernel, as for grouped queries in float32, the causal mask would be that of another order
+        yield f"mixed_precision: none does not support cp_size {size}. Use mixed_precision: bf16."
 
 
 def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, other: str) -> Iterator[str]:
@@ -161,7 +173,10 @@ def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positio
     if heads % size or (keys % size and size % keys) or getattr(config, "kv_lora_rank", None):
         # DeepSpeed asserts this only in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
         yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {other}"
-    if positions != "full" and attention != "sdpa":
+    if attention in ("eager", "flex_attention"):
+        # refused by Accelerate too (utils/dataclasses.py, DeepSpeedSequenceParallelConfig), but after the data is read
+        yield f"attn: {attention} does not support sp_size {size}. Use attn: sdpa or flash_attention_2."
+    elif positions != "full" and attention != "sdpa":
         # flash attention treats gaps as document boundaries, and Ulysses drops the mask that would prevent it
         yield f"positions: {positions} under sp_size {size} needs attn: sdpa."
 

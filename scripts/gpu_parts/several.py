@@ -13,9 +13,9 @@ import ropecli
 from gpu_parts.measuring import Part, compare_losses, losses_of_run
 from ropecli.training.recipe_schema import recipe_files
 
-ALLOWED = 1e-3
-"""Relative difference of the losses, float32."""
-SETTINGS = {"steps": 4, "warmup_steps": 0, "mixed_precision": "none"}
+ALLOWED = {"none": 1e-3, "bf16": 0.01}
+"""Relative difference of the losses by precision."""
+SETTINGS = {"steps": 4, "warmup_steps": 0}
 
 
 def run(part: Part) -> None:
@@ -27,22 +27,24 @@ def run(part: Part) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ropecli.patch("demo", method="yarn", factor=4, output=folder / "patched")
-        alone: dict[bool, list[float]] = {}
+        alone: dict[tuple[int, str], list[float]] = {}
 
-        def losses_alone(shared: bool) -> list[float]:
+        def losses_alone(passes: int, precision: str) -> list[float]:
             """One process; with as many passes per step as there would be processes, unless they share a sequence."""
-            if shared not in alone:
+            if (passes, precision) not in alone:
                 gpu = {} if part.toy else {"CUDA_VISIBLE_DEVICES": "0"}
-                passes = 1 if shared else count
-                settings = {"gradient_accumulation": passes, **SETTINGS}
-                alone[shared] = losses_of_run(folder, f"alone-{passes}", settings, environment=gpu)
-            return alone[shared]
+                settings = {"gradient_accumulation": passes, "mixed_precision": precision, **SETTINGS}
+                name = f"alone-{passes}-{precision}"
+                alone[passes, precision] = losses_of_run(folder, name, settings, environment=gpu)
+            return alone[passes, precision]
 
-        for name, launcher, shared in engines(folder, count, part.toy):
-            labels = {"engine": name, "processes": count}
-            part.measure(
-                "several GPUs", labels, lambda n=name, c=launcher, s=shared: compare(folder, n, c, losses_alone(s))
-            )
+        for name, launcher, shared, precision in engines(folder, count, part.toy):
+
+            def work(name=name, launcher=launcher, shared=shared, precision=precision) -> dict[str, Any]:
+                expected = losses_alone(1 if shared else count, precision)
+                return compare(folder, name, launcher, precision, expected)
+
+            part.measure("several GPUs", {"engine": name, "processes": count, "precision": precision}, work)
 
 
 def spread(part: Part) -> dict[str, Any]:
@@ -55,33 +57,31 @@ def spread(part: Part) -> dict[str, Any]:
     return {"devices": found.device, "difference": difference, "allowed": 1e-4, "ok": several and difference <= 1e-4}
 
 
-def engines(folder: Path, count: int, toy: bool) -> list[tuple[str, list[str], bool]]:
-    """(name, launch command, whether the processes share each sequence). A CPU has only DDP."""
+def engines(folder: Path, count: int, toy: bool) -> list[tuple[str, list[str], bool, str]]:
+    """(name, launch command, whether the processes share each sequence, precision). A CPU has only DDP."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", f"{count}"]
-    found = [("DDP", torchrun, False)]
+    found = [("DDP", torchrun, False, "none")]
     if toy:
         return found
-    found.append(("FSDP2", launch(folder, "8-gpu-fsdp2", count, {}), False))
-    found.append(("context parallelism", launch(folder, "8-gpu-fsdp2", count, {"cp_size": count}), True))
+    found.append(("FSDP2", launch(folder, "8-gpu-fsdp2", count), False, "none"))
+    found.append(("context parallelism", launch(folder, "8-gpu-fsdp2-cp", count), True, "bf16"))
     if find_spec("deepspeed"):
-        found.append(("Ulysses", launch(folder, "8-gpu-ulysses", count, {"sp_size": count}), True))
+        found.append(("Ulysses", launch(folder, "8-gpu-ulysses", count), True, "none"))
     return found
 
 
-def launch(folder: Path, name: str, count: int, sizes: dict[str, int]) -> list[str]:
-    """`accelerate launch` with one of our configurations, for `count` processes."""
+def launch(folder: Path, name: str, count: int) -> list[str]:
+    """`accelerate launch` with one of our configurations for eight GPUs, for `count` processes."""
     config = yaml.safe_load(recipe_files("accelerate")[name].text)
     config |= {"num_processes": count, "mixed_precision": "no"}
-    if sizes:
-        own = {f"parallelism_config_{key}": size for key, size in sizes.items()}
-        config["parallelism_config"] = {**config.get("parallelism_config", {}), **own}
-        config["use_parallelism_config"] = True
-    file = folder / f"{name}{''.join(sizes)}.yaml"
+    sizes = config.get("parallelism_config", {})
+    config["parallelism_config"] = {key: count if size == 8 else size for key, size in sizes.items()}
+    file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
 
 
-def compare(folder: Path, name: str, launcher: list[str], alone: list[float]) -> dict[str, Any]:
-    settings = {"gradient_accumulation": 1, **SETTINGS}
+def compare(folder: Path, name: str, launcher: list[str], precision: str, alone: list[float]) -> dict[str, Any]:
+    settings = {"gradient_accumulation": 1, "mixed_precision": precision, **SETTINGS}
     found = losses_of_run(folder, name.replace(" ", "-"), settings, launcher)
-    return compare_losses(found, alone, ALLOWED)
+    return compare_losses(found, alone, ALLOWED[precision])

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -45,6 +46,7 @@ def test_numbers_from_a_config_alone(config_alone, plan):
 def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     report = plan(config_alone, "--length", 64, "--gpus", gpus, "--set", "batch_size=2")
     words = shlex.split(report["command"])
+    assert "needs FSDP2" in report["notes"][0]
     finetune = typer.main.get_command(app).commands["finetune"]
     params = finetune.make_context("finetune", words[words.index("finetune") + 1 :]).params
     assert (params["checkpoint"], params["length"]) == (str(config_alone), "64")
@@ -70,7 +72,9 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
         if one.engine == "ulysses" and ulysses_release_fault():
             assert one.refused
             continue
-        words = shlex.split(launch_command(one, str(config_alone), 64, None, {}))
+        words = [
+            word for word in shlex.split(launch_command(one, str(config_alone), 64, None, {})) if "CUDA" not in word
+        ]
         assert words[:2] == ["accelerate", "launch"]
         read = launch_command_parser().parse_args(words[2:])
         assert (read.module, read.training_script) == (True, "ropecli")
@@ -79,6 +83,66 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
         assert read.mixed_precision == ("bf16" if precision == "bf16" else "no")
         if one.engine == "ulysses":
             assert read.parallelism_config_sp_size == gpus
+
+
+@pytest.fixture
+def group():
+    """group(processes): this process becomes one of several; the others only exist for what does not communicate."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    yield lambda processes: distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp2-cp", "ulysses"])
+def test_accelerate_accepts_the_launch_of_every_sharded_route(engine, config_alone, monkeypatch, group):
+    """From the printed command by Accelerate's own reading to its plugin, sizes, mesh and checks of the model."""
+    from accelerate import DistributedType, FullyShardedDataParallelPlugin, ParallelismConfig, big_modeling
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+    from transformers import AutoConfig
+
+    from ropecli.training.memory_plan.estimate import MemoryEstimator
+    from ropecli.training.memory_plan.setups import find_setups, launch_command
+    from ropecli.training.recipe_schema import Recipe, recipe_files
+
+    if engine == "ulysses" and not hasattr(ParallelismConfig, "sp_enabled"):
+        pytest.skip("this Accelerate has no sp_size")
+    gpus = 2
+    estimator = MemoryEstimator(AutoConfig.from_pretrained(config_alone))
+    routes = find_setups(estimator, Recipe(data="none is read"), 64, gpus, 10**12)
+    route = next(route for route in routes if route.engine == engine)
+    words = shlex.split(launch_command(route, str(config_alone), 64, None, {}))
+    words = words[words.index("launch") + 1 :]
+    [name] = re.findall(r"\$\(ropecli recipe --path (.*)\)", words[words.index("--config_file") + 1])
+    words[words.index("--config_file") + 1] = str(recipe_files("accelerate")[name].path)
+    arguments, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    arguments.deepspeed_fields_from_accelerate_config = []  # `accelerate launch` sets it for DeepSpeed
+    variables = prepare_deepspeed_cmd_env(arguments)[1] if engine == "ulysses" else prepare_multi_gpu_env(arguments)
+    for key, value in variables.items():
+        if key.startswith(("ACCELERATE", "FSDP", "PARALLELISM")):
+            monkeypatch.setenv(key, value)
+    sharded = FullyShardedDataParallelPlugin() if engine != "ulysses" else None
+    assert sharded is None or sharded.fsdp_version == 2
+    if engine == "fsdp2":
+        return
+    shared = ParallelismConfig()
+    assert {"fsdp2-cp": shared.cp_size, "ulysses": shared.sp_size}[engine] == gpus
+    group(gpus)
+    accelerator = SimpleNamespace(
+        multi_device=True,
+        num_processes=gpus,
+        is_fsdp2=sharded is not None,
+        is_main_process=True,
+        distributed_type=DistributedType.FSDP if sharded else DistributedType.DEEPSPEED,
+    )
+    shared._validate_accelerator(accelerator)
+    mesh = shared.build_device_mesh("cpu")
+    if engine == "fsdp2-cp":
+        assert mesh[tuple(shared.fsdp_dim_names)[-1]].size() == gpus  # the weights are sharded over the same processes
+        big_modeling._attach_context_parallel_hooks(estimator.model)
 
 
 def test_the_recipe_is_followed(config_alone, plan, tmp_path):

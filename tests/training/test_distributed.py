@@ -85,10 +85,17 @@ def test_fsdp_on_cpus_is_refused(monkeypatch):
         make_accelerator()
 
 
+@pytest.mark.parametrize("launch", [{"CP_SIZE": "2", "USE_DEEPSPEED": "true"}, {"SP_SIZE": "2", "USE_FSDP": "true"}])
+def test_sequences_shared_by_an_engine_that_cannot_are_refused(monkeypatch, launch):
+    for name, value in {"USE_PARALLELISM_CONFIG": "true", **launch}.items():
+        monkeypatch.setenv(f"{'PARALLELISM_CONFIG' if name.endswith('SIZE') else 'ACCELERATE'}_{name}", value)
+    with pytest.raises(RecipeError, match=r"needs FSDP2; .* needs DeepSpeed"):
+        make_accelerator()
+
+
 @pytest.mark.parametrize(
     ("accelerator", "message"),
     [
-        (engine_of("MULTI_GPU", parallelism=sizes(sp_size=2)), "DEEPSPEED"),
         (engine_of("MULTI_CPU", parallelism=sizes(cp_size=2)), "cp_size need a GPU"),
         (engine_of("FSDP", fsdp=SimpleNamespace(fsdp_version=1)), "fsdp_version"),
     ],
@@ -141,7 +148,21 @@ def test_heads_must_divide_evenly(model_of, monkeypatch, heads, keys, message):
     else:
         monkeypatch.setattr("ropecli.training.refusals.ulysses_release_fault", lambda: None)
         for accelerator in (ulysses(), ulysses(4, processes=4), context_parallel()):
-            refuse_unsuitable(accelerator, model, recipe_of(), LENGTH)
+            refuse_unsuitable(accelerator, model, recipe_of(mixed_precision="bf16"), LENGTH)
+        assert "mixed_precision: none" in refusal(context_parallel(), model)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention", "flash_attention_2"])
+def test_attention_under_ulysses_is_what_accelerate_accepts(model_of, attention):
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    recipe, model = recipe_of(attn=attention), model_of("llama")
+    try:
+        DeepSpeedSequenceParallelConfig(sp_attn_implementation=attention)
+    except ValueError:
+        assert f"attn: {attention}" in refusal(ulysses(), model, attn=attention)
+    else:
+        refuse_unsuitable(ulysses(), model, recipe, LENGTH)
 
 
 def test_optimizers_and_weights_that_cannot_be_sharded_are_refused(model_of):

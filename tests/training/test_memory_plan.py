@@ -5,6 +5,7 @@ import torch
 from scripts_by_path import load
 
 from ropecli.training.memory_plan.estimate import MemoryEstimator
+from ropecli.training.memory_plan.fake_step import AllocationCounter, RingAttention
 from ropecli.training.memory_plan.model_shape import build, kv_cache, model_shape
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe_schema import Recipe
@@ -113,6 +114,62 @@ def test_setups_that_finetune_refuses_are_not_advised(config_of):
     assert "adamw-8bit" in fsdp2.refused
 
 
+def test_tiled_mlps_lower_the_peak_of_a_long_sequence(estimator):
+    """By most of the four values that an MLP computes for each token: 11,008 numbers in two bytes."""
+    whole, tiled = (
+        estimator.estimate(recipe(offload_activations=True, tiled_mlp=tiled), 2**18, "ulysses", 8)
+        for tiled in (False, True)
+    )
+    assert whole.host == tiled.host
+    assert 0.5 < (whole.total - tiled.total) / (4 * 2**15 * 11008 * 2) < 1
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_context_parallelism_takes_the_memory_of_torchs_ring_attention(rank):
+    """torch's own code on fake tensors, as one of four processes that do not communicate."""
+    from torch import distributed
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def peaks(attend):
+        """Most bytes in the forward and in the backward pass. attend: query, key, value -> (output, its gradient)."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            heads = [torch.empty(1, count, 512, 32, dtype=torch.bfloat16, requires_grad=True) for count in (8, 2, 2)]
+            with AllocationCounter(heads) as counter:
+                counter.phase = "forward"
+                output, differentiate = attend(*heads)
+                counter.phase = "backward"
+                differentiate(torch.empty_like(output))
+        return [sum(counter.peaks[phase]) for phase in ("forward", "backward")]
+
+    def as_counted(query, key, value):
+        output = RingAttention.apply(query, key, value, 4)
+        return output, lambda gradient: torch.autograd.grad(output, [query, key, value], gradient)
+
+    def as_torch(*heads):
+        with torch.no_grad():
+            output, logsumexp, *others, _ = ring._scaled_dot_product_ring_flash_attention(mesh, *heads, is_causal=True)
+
+        def differentiate(gradient):
+            kept = (gradient, *heads, output, logsumexp, *others[:4], 0.0, True, *others[4:])
+            with torch.no_grad():
+                ring._scaled_dot_product_ring_flash_attention_backward(mesh, *kept)
+
+        return output, differentiate
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (4,))
+        actual = peaks(as_torch)
+    finally:
+        distributed.destroy_process_group()
+    expected = peaks(as_counted)
+    # the last process has most to merge
+    for counted, taken in zip(expected, actual, strict=True):
+        assert (0.95 if rank == 3 else 0.7) < taken / counted < 1.05
+
+
 def test_main_memory_by_hand(estimator):
     total = estimator.shape.total
     ddp, fsdp2, *_ = find_setups(estimator, recipe(), 4096, 16, 80 * 10**9, host=64 * 10**9)
@@ -136,6 +193,7 @@ SMALL = {
     "capped": case_of("gemma2", 4096, 2, 256),
     "eager": case_of("llama", 512, 2, 512, attn="eager"),
     "lora by document": {**case_of("llama", 4096, 2, 512, **LORA), "half_base": True},
+    "tiled MLP": case_of("llama", 512, 2, 1024, tiled_mlp=True),
     "rerope": {**case_of("llama", 512, 2, 1024, gradient_checkpointing=False, **BF16), "more": bench.REROPE},
 }
 

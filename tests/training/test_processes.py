@@ -19,6 +19,8 @@ PINNED = ["deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4"
 ROOT = Path(__file__).parents[2]
 KEYS = {"steps": 6, "batch_size": 1, "gradient_accumulation": 2, "learning_rate": 5e-4, "save_every": 3}
 SHARED = {**KEYS, "batch_size": 2, "gradient_checkpointing": True}
+NARROW = {"hidden_size": 16, "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+"""With tiles of 16 tokens, of which half a sequence has more than one."""
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
@@ -119,11 +121,14 @@ def test_data_parallel_run_stopped_and_resumed_equals_one_process(
 
 
 @slow
-@pytest.mark.parametrize("kind", ["whole", "tied, in several files", "experts that transformers merges", "adapter"])
+@pytest.mark.parametrize(
+    "kind", ["whole", "tied, in several files", "experts that transformers merges", "adapter", "tiled"]
+)
 def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_same, kind):
     from transformers import AutoModelForCausalLM
 
-    keys = {**KEYS, "adapter": "lora-plus"} if kind == "adapter" else KEYS
+    others = {"adapter": {"adapter": "lora-plus"}, "tiled": {"tiled_mlp": True, "gradient_checkpointing": True}}
+    keys = {**KEYS, **others.get(kind, {})}
     folder = patched_llama
     if kind.startswith("tied"):
         folder = build("gemma2", head_dim=32, tie_word_embeddings=True)
@@ -132,8 +137,10 @@ def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_sa
         model.save_pretrained(folder, max_shard_size="100KB")
     if kind.startswith("experts"):
         folder = build("mixtral", head_dim=32, num_local_experts=2)
+    if kind == "tiled":
+        folder = build("llama", **NARROW)
     two = run_two(fsdp2, folder, **keys)
-    assert_same(folder, two, tune(folder, **{**keys, "gradient_accumulation": 4}))
+    assert_same(folder, two, tune(folder, **{**keys, "gradient_accumulation": 4, "tiled_mlp": False}))
     if kind.startswith("tied"):
         assert {file.name for file in folder.glob("*.safetensors*")} == {file.name for file in two.glob("*.safe*")}
         assert AutoModelForCausalLM.from_pretrained(two, output_loading_info=True)[1]["missing_keys"] == set()
@@ -147,19 +154,21 @@ def test_stopped_fsdp2_run_resumes_to_the_same_bits(run_two, patched_llama, stop
 
 
 @slow
-@pytest.mark.parametrize(("zero_stage", "kind"), [(1, "text"), (2, "chat"), (3, "measured")])
+@pytest.mark.parametrize(("zero_stage", "kind"), [(1, "text"), (2, "chat"), (3, "measured"), (3, "tiled")])
 def test_processes_that_share_each_sequence_equal_one(
-    zero_stage, kind, deepspeed, run_two, patched_llama, tune, assert_same, text_and_chat, corpus
+    zero_stage, kind, deepspeed, run_two, patched_llama, build, tune, assert_same, text_and_chat, corpus
 ):
     """A half of a conversation may have no token to train on."""
     mixture = [{**source, "sequences": "concat"} for source in text_and_chat]
     keys = {
         "text": {},
         "chat": {"mixture": mixture, "loss_weighting": "documents"},
+        "tiled": {"tiled_mlp": True},
         "measured": {"eval_data": str(corpus), "eval_every": 3, "eval_lengths": [48, 96], "eval_documents": 3},
     }[kind]
-    two = run_two(deepspeed(zero_stage, 2), patched_llama, **SHARED, **keys)
-    assert_same(patched_llama, two, tune(patched_llama, **SHARED, **keys))
+    folder = build("llama", **NARROW) if kind == "tiled" else patched_llama
+    two = run_two(deepspeed(zero_stage, 2), folder, **SHARED, **keys)
+    assert_same(folder, two, tune(folder, **{**SHARED, **keys, "tiled_mlp": False}))
 
 
 @slow

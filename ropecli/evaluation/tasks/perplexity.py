@@ -88,8 +88,7 @@ class Perplexity(Task):
     ) -> None:
         self.documents, self.source, self.keys = documents, source, keys
         self.lengths = sorted(set(lengths))
-        self._end = self.lengths[-1]
-        """Where the documents are cut."""
+        self._end = self.lengths[-1]  # of the documents
         protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
         self.protocol = protocol.settled(self.lengths, documents.special)
         self.name = self.protocol.name
@@ -118,9 +117,14 @@ class Perplexity(Task):
         return {"stride": self.protocol.stride, "targets": self.protocol.targets, **keys}
 
     def request(self) -> dict[str, Any]:
-        chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets}
-        chosen |= {"lengths": self.lengths, "end": self._end}
-        return {"protocol": self.name, **chosen, "documents": len(self.documents.kept), "data": self._digest}
+        chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "end": self._end}
+        return {
+            "protocol": self.name,
+            "lengths": self.lengths,
+            **chosen,
+            "documents": len(self.documents.kept),
+            "data": self._digest,
+        }
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         cut = None if self._whole else self._end

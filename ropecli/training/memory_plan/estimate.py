@@ -15,7 +15,11 @@ from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
 from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
 from ropecli.training.recipe_schema import Recipe
 
-Engine = Literal["one", "ddp", "fsdp2", "ulysses"]
+Engine = Literal["one", "ddp", "fsdp2", "fsdp2-cp", "ulysses"]
+SHARDED: tuple[Engine, ...] = ("fsdp2", "fsdp2-cp", "ulysses")
+"""Engines whose processes share weights, gradients and optimizer state."""
+SEQUENCE_SHARED: tuple[Engine, ...] = ("fsdp2-cp", "ulysses")
+"""Engines whose processes share each sequence: context parallelism under FSDP2, and DeepSpeed Ulysses."""
 GPUS = {
     "a100": 312e12,
     "h100": 989e12,
@@ -126,9 +130,9 @@ class MemoryEstimator:
         return without if fits else recipe.model_copy(update={"gradient_checkpointing": True})
 
     def _step(self, recipe: Recipe, length: int, engine: Engine, world: int, gpu: bool = True) -> FakeStep:
-        part = -(-length // world) if engine == "ulysses" else length
+        part = -(-length // world) if engine in SEQUENCE_SHARED else length
         # gathered weights have the compute dtype, and so do hidden states
-        gathered = engine in ("fsdp2", "ulysses") and recipe.mixed_precision == "bf16"
+        gathered = engine in SHARDED and recipe.mixed_precision == "bf16"
         half = gathered or (gpu and recipe.adapter != "none")
         changes = {
             "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,  # same step
@@ -138,10 +142,11 @@ class MemoryEstimator:
         recipe = recipe.model_copy(update=changes)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
         shards = _shards(engine, world) if recipe.gradient_accumulation == 1 else 1
-        key = (recipe.model_dump_json(), part, half, shards)
+        ring = world if engine == "fsdp2-cp" else 1
+        key = (recipe.model_dump_json(), part, half, shards, ring)
         if key not in self._steps:
             dtype = torch.bfloat16 if half else torch.float32
-            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards)
+            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, ring)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe, engine: Engine, gpu: bool) -> int:
@@ -167,7 +172,7 @@ def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
 
 def _shards(engine: Engine, world: int) -> int:
     """Number of processes that share weights, gradients and optimizer state."""
-    return world if engine in ("fsdp2", "ulysses") else 1
+    return world if engine in SHARDED else 1
 
 
 def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> float:

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,7 @@ from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.memory_plan.model_shape import build, keep_layers, layers_of
 from ropecli.training.recipe_schema import Recipe
+from ropecli.training.tiled_mlp import Tileable, apply_tiles, find_tileable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,8 +48,10 @@ _BLOCKS = (64, 256, 1024)
 """Tokens that loops may take at once (64: gated delta rule, 256: lightning attention)."""
 _PROBED = 1024
 """Tokens to find loops with: windows and blocks of attention are full."""
+_FLASH_WIDTH = 256
+"""The widest heads for which transformers leaves grouped queries to the kernel (use_gqa_in_sdpa)."""
 _CHUNKS = 3
-"""Chunks to run of a head that is recomputed chunk by chunk."""
+"""Chunks to run of a head, and tiles of an MLP, that are recomputed one by one."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +99,26 @@ class FakeSteps:
         self.kinds = kinds
         self._short: int | None = None
 
-    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int) -> FakeStep:
+    @cached_property
+    def tileable(self) -> Tileable:
+        """What tiled_mlp tiles."""
+        with torch.device("meta"):
+            model = build(self.config)
+        return find_tileable(model)
+
+    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ring: int = 1) -> FakeStep:
         """Run the step, or extrapolate it from short lengths.
 
         length: tokens per sequence on one process. dtype: of the weights, except an adapter's. shards: number of
-        processes that share the gradients. Raises CheckpointError if a model needs real values.
+        processes that share the gradients. ring: number of processes that share the sequence by context parallelism.
+        Raises CheckpointError if a model needs real values.
         """
         try:
             if self._short is None:
                 self._short = _short_length(self.config, [layers[0] for layers in self.kinds], recipe)
             short = self._short
-            run = partial(_run_layers, self.config, self.kinds, recipe, dtype=dtype, shards=shards)
+            run = partial(_run_layers, self.config, self.kinds, recipe, dtype=dtype, shards=shards, ring=ring)
+            run = partial(run, tileable=self.tileable if recipe.tiled_mlp else frozenset())
             if not short or length <= 4 * short:
                 return run([length], counted=length)[0]
             # other tensors take a, constant ones c: once = a + c · length / short, twice = a + c · length / (2 · short)
@@ -141,7 +153,7 @@ def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
 
 
 def _run_layers(
-    config: Any, kinds: list[list[int]], recipe: Recipe, lengths: list[int], dtype: torch.dtype, **options: int
+    config: Any, kinds: list[list[int]], recipe: Recipe, lengths: list[int], dtype: torch.dtype, **options: Any
 ) -> list[FakeStep]:
     """Run the step with a few layers, and extrapolate to all layers. One result for each length; options: of _run."""
     every = sorted(chain(*kinds))
@@ -166,7 +178,9 @@ def _combine(of_numbers: Callable[..., int], *steps: FakeStep) -> FakeStep:
 
 
 @contextmanager
-def _fake_model(config: Any, layers: list[int], recipe: Recipe, dtype: torch.dtype) -> Iterator["PreTrainedModel"]:
+def _fake_model(
+    config: Any, layers: list[int], recipe: Recipe, dtype: torch.dtype, ring: int = 1
+) -> Iterator["PreTrainedModel"]:
     """A model with only some of its layers, on fake tensors, and their mode."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -177,19 +191,30 @@ def _fake_model(config: Any, layers: list[int], recipe: Recipe, dtype: torch.dty
     with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")  # some models read the device
         model.tie_weights()
-        _set_attention(model, recipe)
+        _set_attention(model, recipe, ring)
         model.train()
         yield model
 
 
 def _run(
-    config: Any, layers: list[int], recipe: Recipe, lengths: list[int], dtype: torch.dtype, *, shards: int, counted: int
+    config: Any,
+    layers: list[int],
+    recipe: Recipe,
+    lengths: list[int],
+    dtype: torch.dtype,
+    *,
+    shards: int,
+    ring: int,
+    tileable: Tileable,
+    counted: int,
 ) -> list[FakeStep]:
     """Run the steps of a model with only some of its layers. counted: the length for which memory is counted."""
     steps = []
-    with _fake_model(config, layers, recipe, dtype) as model:
+    with _fake_model(config, layers, recipe, dtype, ring) as model:
         if recipe.gradient_checkpointing:
             enable_checkpointing(model)
+        if recipe.tiled_mlp:
+            apply_tiles(model, tileable, _CHUNKS)
         trained = [parameter for _, parameter in trainable(model)]
         modules = layers_of(model)[2]
         in_layers = {id(parameter) for parameter in modules.parameters()}
@@ -420,7 +445,7 @@ def _independent_of_length(config: Any) -> Any:
     return config
 
 
-def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
+def _set_attention(model: "PreTrainedModel", recipe: Recipe, ring: int) -> None:
     """Set the recipe's attention, with a mask of tokens × tokens only where training has one.
 
     On fake tensors transformers always creates a mask, since it cannot see whether documents are packed. SDPA needs
@@ -442,6 +467,10 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed}) if attention == "sdpa" else None
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any) -> tuple[Tensor, None]:
+        if ring > 1:
+            if not query.shape[-1] == value.shape[-1] <= _FLASH_WIDTH:
+                key, value = _for_every_head(query, key, value)
+            return RingAttention.apply(query, key, value, ring).transpose(1, 2).contiguous(), None
         if query.shape[-1] == value.shape[-1]:
             return sdpa_attention_forward(module, query, key, value, mask, **others)
         return _memory_efficient(query, key, value, mask, others.get("scaling"))
@@ -455,13 +484,50 @@ def _memory_efficient(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, None]:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    key, value = _for_every_head(query, key, value)
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]
     return output.transpose(1, 2).contiguous(), None
+
+
+def _for_every_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values as kernels need them that do not support grouped queries."""
+    groups = query.shape[1] // key.shape[1]
+    return (
+        (key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)) if groups > 1 else (key, value)
+    )
+
+
+class RingAttention(torch.autograd.Function):
+    """Allocates what one of `ring` processes allocates at the peaks of torch's context parallelism, without computing.
+
+    Keys and values of all processes are gathered, Accelerate's default (cp_comm_strategy allgather), and the results of
+    their blocks are merged in float32 (torch 2.13, distributed/tensor/experimental/_context_parallel/_attention.py).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: int) -> Tensor:
+        key, value = key.contiguous(), value.contiguous()
+        gathered = key.new_empty(ring * (key.numel() + value.numel()))
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        # merged so far, of a block, their difference, and its share
+        merging = [output.float() for _ in range(4)]
+        del gathered, merging
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.ring = ring
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        inputs = query, key, value = ctx.saved_tensors[:3]
+        gathered = key.new_empty(ctx.ring * (key.numel() + value.numel()))
+        # summed, and of keys and values also packed, sent and received
+        summed = [query.float(), *(tensor.float() for tensor in (key, value) for _ in range(4))]
+        blocks = [torch.empty_like(tensor) for tensor in inputs for _ in range(2)]  # of this block and the last
+        del gathered, summed, blocks
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 def _last_block(name: str) -> Callable[..., Any]:

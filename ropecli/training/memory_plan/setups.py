@@ -15,10 +15,11 @@ from pydantic import ByteSize, TypeAdapter
 from ropecli.errors import CheckpointError, RecipeError, shown
 from ropecli.live.devices import total_memory
 from ropecli.training.distributed import sequence_ranks
-from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
+from ropecli.training.memory_plan.estimate import SEQUENCE_SHARED, SHARDED, Engine, MemoryEstimate, MemoryEstimator
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.refusals import sharded_weight_faults, shards_weights, shared_sequence_faults
+from ropecli.training.refusals import context_ranks, sharded_weight_faults, shards_weights, shared_sequence_faults
 from ropecli.training.sharded_weights import is_converted
+from ropecli.training.tiled_mlp import untileable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -29,13 +30,23 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"optimizer": "adamw-8bit"},
     {"gradient_checkpointing": True, "offload_activations": True},
     {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
+    {"gradient_checkpointing": True, "tiled_mlp": True},
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
+    {"gradient_checkpointing": True, "offload_activations": True, "tiled_mlp": True},
+    {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit", "tiled_mlp": True},
 )
 """Tried in this order: the first that fits changes least."""
 GPUS_PER_HOST = 8
 _FILE = 5 * 10**9
 """Bytes of a weight file, as checkpoints on the Hub are usually cut."""
-_CONFIGS: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
+_CONFIGS: dict[Engine, str] = {
+    "one": "1-gpu",
+    "fsdp2": "8-gpu-fsdp2",
+    "fsdp2-cp": "8-gpu-fsdp2-cp",
+    "ulysses": "8-gpu-ulysses",
+}
+_SIZES: dict[Engine, str] = {"fsdp2-cp": "cp_size", "ulysses": "sp_size"}
+"""Accelerate's name for the number of processes that share a sequence."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class Setup:
 
     @property
     def data_ranks(self) -> int:
-        return 1 if self.engine == "ulysses" else self.world
+        return 1 if self.engine in SEQUENCE_SHARED else self.world
 
 
 def find_setups(
@@ -84,7 +95,7 @@ def find_setups(
 
     memory: bytes of one GPU. host: bytes of main memory of one machine. Raises CheckpointError.
     """
-    engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
+    engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses", "fsdp2-cp")
     # the recipe's own adapter, then those that need less memory
     smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
     return [
@@ -97,6 +108,15 @@ def find_setups(
 def best_setup(setups: list[Setup]) -> Setup | None:
     """The setup with the fewest changes among those that fit; the first of several."""
     return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
+
+
+def alternatives_to(best: Setup, setups: list[Setup]) -> list[Setup]:
+    """The other setups that fit with the same changes, and read as many sequences per step."""
+    return [
+        setup
+        for setup in setups
+        if setup.fits and setup is not best and (setup.changes, setup.data_ranks) == (best.changes, best.data_ranks)
+    ]
 
 
 def _smallest_change(
@@ -123,10 +143,12 @@ def _smallest_change(
     ]
     recomputed = recipe.gradient_checkpointing == "auto"
     base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
-    least = setup(base, possible[-1])
-    if least.estimate.total > limits["memory"]:  # then so does every other
-        return least
-    base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
+    if setup(base, {}).estimate.total <= limits["memory"]:
+        base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
+    else:
+        least = setup(base, possible[-1])
+        if least.estimate.total > limits["memory"]:  # then so does every other, but for the copies of tiles
+            return least
     setups = []
     for change in possible:
         setups.append(setup(base, change))
@@ -140,14 +162,14 @@ def estimate_host(
 ) -> HostMemory:
     """estimate: of one GPU. world: number of GPUs, of which a machine has at most eight."""
     processes = min(world, GPUS_PER_HOST)
-    sharded = engine in ("fsdp2", "ulysses") and not is_converted(estimator.model)
+    sharded = engine in SHARDED and not is_converted(estimator.model)
     total, item, trained = estimator.shape.total, estimator.item, estimate.trained
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
-    if sharded and engine == "fsdp2":
+    if sharded and engine != "ulysses":
         loading = 4 * largest * processes // world  # tensor by tensor, each process its own part
     elif sharded or recipe.adapter == "qlora":
         loading = 4 * largest * processes  # tensor by tensor
-    elif engine in ("fsdp2", "ulysses"):
+    elif engine in SHARDED:
         loading = 4 * total  # the main process converts the tensors and sends them to the others
     else:
         loading = (4 if recipe.adapter == "none" else 2) * total * processes
@@ -163,11 +185,12 @@ def estimate_host(
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
     """Yield the messages with which `finetune` would refuse a setup."""
     integers = recipe.adapter == "qlora"
-    if engine == "fsdp2":
-        yield from sharded_weight_faults(recipe, "FSDP2", integers=integers)
-    if engine == "ulysses":
-        yield from sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
-        yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=estimator.varies)
+    if recipe.tiled_mlp and not estimator.fake_steps.tileable:
+        yield untileable(estimator.model)
+    if engine in SHARDED:
+        yield from sharded_weight_faults(recipe, "ZeRO-3" if engine == "ulysses" else "FSDP2", integers=integers)
+    if size := _SIZES.get(engine):
+        yield from shared_sequence_faults(estimator.model, recipe, length, size, gpus, varies=estimator.varies)
 
 
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Path | None, given: dict[str, Any]) -> str:
@@ -184,10 +207,13 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
             words += ["--set", f"{key}={value}"]
     config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(setup.engine)})"'
     launch = ["--multi_gpu --num_machines 1" if setup.engine == "ddp" else config, f"--num_processes {setup.world}"]
-    if setup.engine == "ulysses":
-        launch.append(f"--parallelism_config_sp_size {setup.world}")
+    if size := _SIZES.get(setup.engine):
+        launch.append(f"--parallelism_config_{size} {setup.world}")
     launch.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
-    return f"accelerate launch {' '.join(launch)} -m ropecli finetune {shlex.join([*words, '--output', 'OUTPUT'])}"
+    # the large tensors of long sequences find no room between others: TRL's guide long_context_training
+    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if setup.engine in SEQUENCE_SHARED else ""
+    finetune = shlex.join(["finetune", *words, "--output", "OUTPUT"])
+    return f"{allocator}accelerate launch {' '.join(launch)} -m ropecli {finetune}"
 
 
 def resolve_checkpointing(
@@ -207,16 +233,18 @@ def resolve_checkpointing(
         memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes share the machine's memory
     memory = int(accelerator.gather(torch.tensor([memory], device=accelerator.device)).min())
     # ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more
-    unsharded: Engine = "one" if accelerator.num_processes == 1 else "ddp"
-    engine: Engine = "fsdp2" if shards_weights(accelerator) else unsharded
+    engine: Engine = "one" if accelerator.num_processes == 1 else "ddp"
+    part, processes = -(-length // sequence_ranks(accelerator)), accelerator.num_processes
+    if shards_weights(accelerator):
+        engine = "fsdp2"
+        if context_ranks(accelerator) > 1:
+            engine, part = "fsdp2-cp", part * processes  # as if all shared one sequence: then attention gathers most
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the estimate counts qlora itself
-    part, gpu = -(-length // sequence_ranks(accelerator)), accelerator.device.type == "cuda"
+    gpu = accelerator.device.type == "cuda"
     try:
-        resolved = MemoryEstimator(config).resolve_checkpointing(
-            recipe, part, engine, accelerator.num_processes, memory, gpu
-        )
+        resolved = MemoryEstimator(config).resolve_checkpointing(recipe, part, engine, processes, memory, gpu)
     except CheckpointError as error:
         say(f"gradient_checkpointing: auto is on. {error}")
         return recipe.model_copy(update={"gradient_checkpointing": True})
