@@ -62,12 +62,13 @@ STEPS = {
         f"eval-ppl {_MODEL} --baseline {_MODEL} --method yarn --factor 4 {_HELD_OUT} {_TAIL} --lengths 4k,8k,32k "
         "--max-documents 4 --resume",
     ),
+    "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,
         f"compare {_MODEL} --data {WORK}/held-out --dtype float32 --methods none,yarn --factors 2 --lengths 4k,8k,16k "
         "--max-documents 2 --resume",
     ),
-    "ruler-base": Step(6, f"ruler {_MODEL} {_RULER} --lengths 8k --samples 10 --resume"),
+    "ruler-base": Step(7, f"ruler {_MODEL} {_RULER} --lengths 2k,8k --samples 10 --resume"),
     "ruler-x2": Step(24, f"ruler {WORK}/yarn-x2 {WORK}/yarn-x2-trained {_RULER} --lengths 14k --samples 10 --resume"),
 }
 

@@ -77,10 +77,10 @@ def same_targets(name: str, lines: Lines, control: Report | None = None) -> Tabl
         raise ValueError(f"{name}: the reports are not of the same tokens.")
     base, lengths = lines[0][1], sorted({length for _, report in lines for length in report.lengths})
     at = max(length for length in base.lengths if length <= base.original_max_position_embeddings)
-    against: dict[str, Callable[[Report], Report]] = {"base": lambda report: base, "itself": lambda report: report}
+    against: dict[str, Callable[[Report], Report]] = {"the base": lambda report: base}
     if control:
-        against = {"base": against["base"], "control": lambda report: control, "itself": against["itself"]}
-    longest = f"{lengths[-1]:,} against the {{}} at {at:,}"
+        against["the control"] = lambda report: control
+    against["itself"] = lambda report: report
     rows = []
     for label, report in lines:
         values = [f"{report.at(length)[0].ppl:.2f}" if length in report.lengths else "" for length in lengths]
@@ -89,8 +89,8 @@ def same_targets(name: str, lines: Lines, control: Report | None = None) -> Tabl
             for other in against.values()
         ]
         rows.append([label, *values, *changes])
-    heads = [longest.format(what).replace("the itself", "itself") for what in against]
-    return Table(name, ["method", *(f"{length:,}" for length in lengths), *heads], rows, [command(lines[-1][1])])
+    heads = ["method", *(f"{length:,}" for length in lengths), *(f"against {what} at {at:,}" for what in against)]
+    return Table(name, heads, rows, [command(lines[-1][1])])
 
 
 def _change(report: Report, other: Report, at: int) -> str:
