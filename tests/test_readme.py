@@ -25,11 +25,12 @@ PLACEHOLDERS = {
 
 
 def commands() -> list[str]:
+    """Without comments and redirections."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     inline = [" ".join(span.split()) for span in re.findall(r"`(ropecli [^`]*)`", text)]
-    found = [line.split("#")[0].strip() for line in [*lines, *inline] if line.startswith("ropecli ")]
+    found = [re.split("[#>]", line)[0].strip() for line in [*lines, *inline] if line.startswith("ropecli ")]
     return [line for line in found if len(line.split()) > 2]  # `ropecli finetune` alone names a command
 
 

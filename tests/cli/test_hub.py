@@ -25,7 +25,7 @@ OFFLINE = "huggingface_hub.constants.HF_HUB_OFFLINE"
 def test_looking_downloads_the_config_files_alone(command, hub, ropecli, llama):
     name, *options = command
     remote, local = (ropecli(name, checkpoint, *options, "--json").json() for checkpoint in (NAME, llama))
-    assert {**remote, "checkpoint": ""} == {**local, "checkpoint": ""}
+    assert json.loads(json.dumps(remote).replace(NAME, str(llama))) == local
     assert hub.files_of("HEAD") == CONFIGS
     assert hub.files_of("GET") == CONFIGS - {"ropecli.yaml"}
 
