@@ -1,6 +1,7 @@
 """The reports of `ropecli inspect` and `ropecli theory`."""
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,12 +117,12 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
 
 
 def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
-    name, positions, family = state.checkpoint.name, state.positions, state.settings.family
+    name, positions, family = shlex.quote(state.checkpoint.name), state.positions, state.settings.family
     far = [layer for layer in layers if layer.far]
     unknown = any(layer.attention is None for layer in layers)
     rotating = sum(layer.rotates is True for layer in far)
     trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
-    if scaling.method.name != "none":
+    if scaling.method.name != "none" and scaling.factor > 1:
         trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
     if unknown and not family.known:
         return (
@@ -157,9 +158,10 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
 def _advice(state: CheckpointState) -> str:
     """How to read more tokens, if the makers do not say it."""
     spec, positions = state.positions.main.spec, state.positions
-    if spec.method.name != "none":
+    if spec.method.name != "none" and spec.factor > 1:
         return " A patch replaces this scaling."
-    if _extension(state) is not None:
+    # a length beyond the pretraining length without a scaling is the makers' own way to extend
+    if _extension(state) is not None or positions.context_length > positions.pretraining_length:
         return ""
     factor = 2 * math.ceil(positions.context_length / positions.pretraining_length)
     try:

@@ -79,7 +79,7 @@ def _show_layers(report: dict[str, Any], of: str) -> None:
         each, later = report["kv_cache_bytes_per_token"], report["kv_cache_bytes_per_token_beyond_windows"]
         beyond = f" ({size(later) if later else 'none'} beyond the windows)" if later != each else ""
         total = f"{size(report['kv_cache_bytes'])} at {report['context_length']} tokens"
-        tell(f"KV cache in bfloat16: {size(each)} per token{beyond}, {total}.\n")
+        tell(f"KV cache in bfloat16: {size(each)} per token{beyond}, {total}.")
 
 
 def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:

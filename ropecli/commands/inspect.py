@@ -68,4 +68,8 @@ def _probed(state: "CheckpointState") -> "tuple[Layer, ...]":
     from ropecli.attention.layer_probe import probe_layers
     from ropecli.live.stock_transformers import stock_config_of
 
-    return probe_layers(stock_config_of(state.checkpoint.config, state.checkpoint.name))
+    probed = probe_layers(stock_config_of(state.checkpoint.config, state.checkpoint.name))
+    read = state.settings.layers
+    # a small model with short prompts is no better than what config.json says
+    known = read if len(read) == len(probed) else probed
+    return tuple(layer if layer.attention else found for layer, found in zip(known, probed, strict=True))

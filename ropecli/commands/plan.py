@@ -192,13 +192,9 @@ def _setup_row(setup: "Setup") -> dict[str, Any]:
 def _notes(estimator: "MemoryEstimator", best: "Setup", length: int) -> Iterator[str]:
     """What no row of the table says."""
     from ropecli.training.memory_plan.estimate import flops_of
-    from ropecli.training.refusals import SHARING_RULE
-    from ropecli.training.tiled_mlp import untileable
 
-    if best.world > 1:
-        yield SHARING_RULE
     if not estimator.fake_steps.tileable:
-        yield untileable(estimator.model)
+        yield f"tiled_mlp was not tried: {type(estimator.model).__name__} has no MLP that treats each token alone."
     attention = replace(estimator.shape, matmul=0)
     share = 1 - flops_of(attention, best.recipe, length, 1) / flops_of(estimator.shape, best.recipe, length, 1)
     # torchao 0.18, float8/float8_linear.py: casts the operands of each product, and saves them as they are

@@ -33,12 +33,12 @@ class RecipeList:
 
 @command
 def recipe(
-    name: Annotated[str | None, Doc("The recipe or configuration to print. Default: list all.")] = None,
+    name: Annotated[str | None, Doc("The file to print. Default: list all.")] = None,
     *,
     path: Annotated[bool, Doc("Print the path instead.")] = False,
     schema: Annotated[bool, Doc("Print the JSON schema of recipes, for editors.")] = False,
 ) -> RecipeList:
-    """List the recipes of finetune and the configurations of `accelerate launch`, or print one."""
+    """List the recipes of finetune, configurations of `accelerate launch` and jobs for clusters, or print one."""
     from ropecli.training.recipe_schema import find_file, recipe_files
 
     if not schema:

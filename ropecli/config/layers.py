@@ -179,7 +179,7 @@ def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Lay
         return None
     try:
         values = cached_values(section, family, layers)
-    except (CheckpointError, TypeError):
+    except (CheckpointError, KeyError, TypeError):
         return None
     return sum(
         _ITEM * count * (length if layer.far else min(length, layer.window or length))

@@ -8,6 +8,7 @@ with cp_size.
 import contextlib
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from ropecli.data.stream import Batch
 
 _SILENCE = timedelta(minutes=15)
-"""Time after which a process ends that waits for others in a collective operation: a host may have vanished."""
-_PATIENCE = 6 * 3600.0
-"""Seconds that processes wait for one that tokenizes, or reads and writes files."""
+"""Time after which a process ends that hears nothing from one that it waits for: a host may have vanished."""
+_HEARTBEAT = 10.0
+"""Seconds between signs of life."""
 _waits = itertools.count()
 
 
@@ -93,6 +94,7 @@ def make_accelerator(
     except (ValueError, NotImplementedError, ImportError) as error:
         raise RecipeError(f"Accelerate cannot use this launch configuration: {reason_of(error)}") from error
     refuse_engine(accelerator)
+    show_life(accelerator)
     if deepspeed:
         from transformers.integrations import unset_hf_deepspeed_config
 
@@ -127,19 +129,46 @@ def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm
 def wait_for(accelerator: "Accelerator", ranks: Iterable[int]) -> None:
     """Wait until these processes have called this as often as this one. All processes call it.
 
-    Unlike a collective operation it has no time limit of minutes, and signals are handled. Raises RopecliError.
+    Unlike a collective operation it has no time limit while the others live, and signals are handled. Raises
+    RopecliError for a process without a sign of life, or if the store, which is on the first host, is gone.
     """
     if accelerator.num_processes == 1:
         return
     from torch.distributed.distributed_c10d import _get_default_store
 
-    store, call, until = _get_default_store(), next(_waits), time.monotonic() + _PATIENCE
-    store.set(f"ropecli/{call}/{accelerator.process_index}", "")
-    expected = [f"ropecli/{call}/{rank}" for rank in ranks]
-    while not store.check(expected):
-        if time.monotonic() > until:
-            raise RopecliError(f"Another process of this run did not respond for {_PATIENCE / 3600:g} hours.")
-        time.sleep(0.05)
+    store, call = _get_default_store(), next(_waits)
+    heard: dict[int, tuple[bytes, float]] = {}
+    try:
+        store.set(f"ropecli/{call}/{accelerator.process_index}", "")
+        missing = list(ranks)
+        while missing := [rank for rank in missing if not store.check([f"ropecli/{call}/{rank}"])]:
+            for rank in missing:
+                sign = store.get(f"ropecli/alive/{rank}") if store.check([f"ropecli/alive/{rank}"]) else b""
+                last, since = heard.setdefault(rank, (sign, time.monotonic()))
+                if sign != last:
+                    heard[rank] = sign, time.monotonic()
+                elif time.monotonic() - since > _SILENCE.total_seconds():
+                    raise RopecliError(f"Process {rank} of this run gave no sign of life for {_SILENCE}.")
+            time.sleep(0.05)
+    except RuntimeError as error:  # of the store
+        raise RopecliError(f"Lost the connection to the first process of this run: {reason_of(error)}") from error
+
+
+def show_life(accelerator: "Accelerator") -> None:
+    """Start giving signs of life to processes that wait for this one."""
+    if accelerator.num_processes == 1:
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, key = _get_default_store(), f"ropecli/alive/{accelerator.process_index}"
+
+    def beat() -> None:
+        with contextlib.suppress(RuntimeError):  # the run has ended
+            for number in itertools.count():
+                store.set(key, str(number))
+                time.sleep(_HEARTBEAT)
+
+    threading.Thread(target=beat, daemon=True).start()
 
 
 @contextlib.contextmanager

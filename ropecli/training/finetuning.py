@@ -93,6 +93,7 @@ def finetune_checkpoint(
     stream = open_stream(recipe, tokenizer, length, position_span, first=lambda: local_main_first(accelerator), say=say)
     on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
+    wait_for(accelerator, range(accelerator.num_processes))  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
     recorded = run_folder.from_main(
         accelerator, lambda: run_folder.recorded_recipe(output).get("gradient_checkpointing")

@@ -287,15 +287,18 @@ class ShippedFile:
     @property
     def summary(self) -> str:
         """The first comment line."""
-        return next(line[2:] for line in self.text.splitlines() if line.startswith("# "))
+        return next((line[2:] for line in self.text.splitlines() if line.startswith("# ")), "")
 
 
 def recipe_files(*kinds: Literal["finetune", "accelerate"]) -> dict[str, ShippedFile]:
     """The files of these kinds, by name, from an installed package or the source tree."""
     package = Path(__file__).parents[1]
     folder = next(path for path in (package / "recipes", package.parent / "recipes") if path.is_dir())
-    files = [ShippedFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.*"))]
-    return {file.name: file for file in files}
+    paths = [(kind, path) for kind in kinds for path in (folder / kind).iterdir() if path.suffix in (".yaml", ".sh")]
+    return {
+        path.stem: ShippedFile(kind, path)
+        for kind, path in sorted(paths, key=lambda each: (each[0] == "accelerate", each[1].stem))
+    }
 
 
 def find_file(name: str, files: dict[str, ShippedFile]) -> ShippedFile:

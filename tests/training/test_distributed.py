@@ -1,5 +1,7 @@
 """What engines are refused, what each process reads, and the launch configurations that are shipped."""
 
+import threading
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +11,8 @@ import torch
 import yaml
 
 from ropecli.data.stream import Batch
-from ropecli.errors import RecipeError
+from ropecli.errors import RecipeError, RopecliError
+from ropecli.training import distributed
 from ropecli.training.distributed import averaged_over, data_ranks, local_batch, make_accelerator
 from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.refusals import refuse_engine, refuse_unsuitable, ulysses_release_fault
@@ -172,6 +175,25 @@ def test_optimizers_and_weights_that_cannot_be_sharded_are_refused(model_of):
     integers = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
     model.register_parameter("in_four_bits", integers)
     assert "zero_stage to 2" in refusal(engine_of(zero={"stage": 3}), model, adapter="qlora")
+
+
+def test_waits_last_as_long_as_the_other_process_lives(monkeypatch):
+    from torch.distributed import HashStore, distributed_c10d
+
+    store = HashStore()
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(distributed, "_SILENCE", timedelta(seconds=0.5))
+    monkeypatch.setattr(distributed, "_HEARTBEAT", 0.05)
+    first, second = (engine_of("MULTI_CPU", rank=rank) for rank in range(2))
+    distributed.show_life(second)
+    monkeypatch.setattr(distributed, "_waits", iter([7, 7, 8]))  # both threads have the counter of one process
+    late = threading.Timer(1.0, distributed.wait_for, [second, []])
+    late.start()
+    distributed.wait_for(first, [0, 1])  # twice the time that may pass without a sign of life
+    late.join()
+    monkeypatch.setattr(distributed, "_HEARTBEAT", 1000.0)
+    with pytest.raises(RopecliError, match="Process 1 of this run gave no sign of life"):
+        distributed.wait_for(first, [0, 1])
 
 
 def test_processes_that_share_a_sequence_have_the_same_rank():

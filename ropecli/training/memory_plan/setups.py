@@ -146,8 +146,10 @@ def _smallest_change(
     if setup(base, {}).estimate.total <= limits["memory"]:
         base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
     else:
-        least = setup(base, possible[-1])
-        if least.estimate.total > limits["memory"]:  # then so does every other, but for the copies of tiles
+        # with the most changes, and without tiles, whose copies may take more than they save
+        most = [setup(base, change) for change in possible if {**change, "tiled_mlp": True} == possible[-1]]
+        least = min([*most, setup(base, possible[-1])], key=lambda setup: setup.estimate.total)
+        if least.estimate.total > limits["memory"]:  # then so does every other
             return least
     setups = []
     for change in possible:
