@@ -218,8 +218,8 @@ def _lay_out(
         skipped = [f"{count:,} are {why}" for why, count in selection.skipped.items() if count]
         raise DataError(
             f"{source.data}: {len(selection.documents):,} documents with {selection.lengths.sum():,} tokens do not "
-            f"fill a sequence of {length}. Of {selection.of:,} documents, {', '.join(skipped) or 'none is skipped'}. Use "
-            "more documents or shorter sequences."
+            f"fill a sequence of {length}. Of {selection.of:,} documents, {', '.join(skipped) or 'none is skipped'}. "
+            "Use more documents or shorter sequences."
         )
     return selection, layout
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-SHARING_RULE = "Context parallelism (cp_size) needs FSDP2; Ulysses (sp_size) needs DeepSpeed."
 _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
 """Layer types without an attention mask; those that carry a state are refused."""
 
@@ -34,7 +33,10 @@ def refuse_launch() -> None:
     cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
     fsdp2 = is_launched_with("FSDP") and os.environ.get("FSDP_VERSION") == "2"
     if (cp > 1 and not fsdp2) or (sp > 1 and not is_launched_with("DEEPSPEED")):
-        raise RecipeError(f"{SHARING_RULE} This launch has cp_size {cp}, sp_size {sp} and another engine.")
+        raise RecipeError(
+            "Context parallelism (cp_size) needs FSDP2; Ulysses (sp_size) needs DeepSpeed. This launch has cp_size "
+            f"{cp}, sp_size {sp} and another engine."
+        )
 
 
 def shards_weights(accelerator: "Accelerator") -> bool:
