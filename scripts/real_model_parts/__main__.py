@@ -68,7 +68,7 @@ STEPS = {
         f"compare {_MODEL} --data {WORK}/held-out --dtype float32 --methods none,yarn --factors 2 --lengths 4k,8k,16k "
         "--max-documents 2 --resume",
     ),
-    "ruler-base": Step(7, f"ruler {_MODEL} {_RULER} --lengths 2k,8k --samples 10 --resume"),
+    "ruler-base": Step(7, f"ruler {_MODEL} {_RULER} --lengths 2k,8k --samples 5 --resume"),
     "ruler-x2": Step(24, f"ruler {WORK}/yarn-x2 {WORK}/yarn-x2-trained {_RULER} --lengths 14k --samples 10 --resume"),
 }
 
