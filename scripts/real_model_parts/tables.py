@@ -99,15 +99,15 @@ def _change(report: Report, other: Report, at: int) -> str:
 
 
 def scores(name: str, lines: Lines) -> Table:
-    """Scores in percent by task, and their mean with Wilson's interval, at the longest length."""
-    report, length = lines[0][1], lines[0][1].lengths[-1]
+    """Scores in percent by checkpoint, length and task, and their mean with Wilson's interval."""
     rows = []
-    for _, report in lines:
+    for report, length in ((line, length) for _, line in lines for length in line.lengths):
         low, high = report.interval(length)
         cells = [f"{100 * cell.value:.0f}" for cell in report.at(length)]
         mean = f"{100 * report.mean(length)[0]:.0f} ({100 * low:.0f} to {100 * high:.0f})"
-        rows.append([Path(report.checkpoint).name, *cells, mean])
-    return Table(name, ["checkpoint", *report.tasks, f"mean at {length:,}"], rows, [command(report)])
+        rows.append([Path(report.checkpoint).name, f"{length:,}", *cells, mean])
+    report = lines[0][1]
+    return Table(name, ["checkpoint", "length", *report.tasks, "mean"], rows, [command(report)])
 
 
 def percent(change: Change) -> str:
