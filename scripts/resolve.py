@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def resolve(*requirements: str) -> tuple[list[dict[str, Any]], str]:
-    """What pip would install, and its messages. It runs the setup.py of packages that have no wheel."""
+    """The packages that pip would install, and its messages. Packages without a wheel run their setup.py."""
     with tempfile.NamedTemporaryFile() as report:
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--prefer-binary"]
         command += ["--report", report.name, *requirements]

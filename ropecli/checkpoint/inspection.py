@@ -156,7 +156,7 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
 
 
 def _advice(state: CheckpointState) -> str:
-    """How to read more tokens, if the makers do not say it."""
+    """The command that extends the length, unless the makers have their own."""
     spec, positions = state.positions.main.spec, state.positions
     if spec.method.name != "none" and spec.factor > 1:
         return " A patch replaces this scaling."

@@ -70,6 +70,6 @@ def _probed(state: "CheckpointState") -> "tuple[Layer, ...]":
 
     probed = probe_layers(stock_config_of(state.checkpoint.config, state.checkpoint.name))
     read = state.settings.layers
-    # a small model with short prompts is no better than what config.json says
+    # config.json first: a small model reads too few tokens to show every kind of layer
     known = read if len(read) == len(probed) else probed
     return tuple(layer if layer.attention else found for layer, found in zip(known, probed, strict=True))

@@ -190,7 +190,7 @@ def _setup_row(setup: "Setup") -> dict[str, Any]:
 
 
 def _notes(estimator: "MemoryEstimator", best: "Setup", length: int) -> Iterator[str]:
-    """What no row of the table says."""
+    """The sentences below the table."""
     from ropecli.training.memory_plan.estimate import flops_of
 
     if not estimator.fake_steps.tileable:

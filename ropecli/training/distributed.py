@@ -39,6 +39,8 @@ _SILENCE = timedelta(minutes=15)
 """Time after which a process ends that hears nothing from one that it waits for: a host may have vanished."""
 _HEARTBEAT = 10.0
 """Seconds between signs of life."""
+_LOOK = 1.0
+"""Seconds between looks at them: all processes ask one store."""
 _waits = itertools.count()
 
 
@@ -137,19 +139,23 @@ def wait_for(accelerator: "Accelerator", ranks: Iterable[int]) -> None:
     from torch.distributed.distributed_c10d import _get_default_store
 
     store, call = _get_default_store(), next(_waits)
+    keys = {rank: f"ropecli/{call}/{rank}" for rank in ranks}
     heard: dict[int, tuple[bytes, float]] = {}
+    look = time.monotonic()
     try:
         store.set(f"ropecli/{call}/{accelerator.process_index}", "")
-        missing = list(ranks)
-        while missing := [rank for rank in missing if not store.check([f"ropecli/{call}/{rank}"])]:
-            for rank in missing:
+        while not store.check([*keys.values()]):
+            time.sleep(0.05)
+            if time.monotonic() < look:
+                continue
+            look = time.monotonic() + _LOOK
+            for rank in [rank for rank, key in keys.items() if not store.check([key])]:
                 sign = store.get(f"ropecli/alive/{rank}") if store.check([f"ropecli/alive/{rank}"]) else b""
                 last, since = heard.setdefault(rank, (sign, time.monotonic()))
                 if sign != last:
                     heard[rank] = sign, time.monotonic()
                 elif time.monotonic() - since > _SILENCE.total_seconds():
                     raise RopecliError(f"Process {rank} of this run gave no sign of life for {_SILENCE}.")
-            time.sleep(0.05)
     except RuntimeError as error:  # of the store
         raise RopecliError(f"Lost the connection to the first process of this run: {reason_of(error)}") from error
 

@@ -108,7 +108,7 @@ def step(part: Part, change: Callable[[Any], None], allowed: float, plain: dict[
 
 
 def proved() -> int:
-    """Number of rotary tables that match the formulas in transformers as it is now, with another rotary function."""
+    """Number of rotary tables that match our formulas while the rotary function of transformers is replaced."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "patched"
         ropecli.patch("demo", method="yarn", factor=4, output=folder)

@@ -111,7 +111,7 @@ def scores(name: str, lines: Lines) -> Table:
 
 
 def percent(change: Change) -> str:
-    middle, low, high = (f"{round(value or 0, 3) + 0:+.1%}" for value in (change.change, change.low, change.high))
+    middle, low, high = (f"{round(value, 3) + 0:+.1%}" for value in (change.change, change.low, change.high))
     return f"{middle} ({low} to {high})"
 
 
