@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+from ropecli.config.layers import CHUNKED, COMPRESSED, RECURRENT, SLIDING, SPARSE
 from ropecli.config.saved_remapping import SavedRemapping, method_of
+from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
 from ropecli.live.rotary import follows_length
 from ropecli.training.recipe_schema import Recipe
@@ -16,9 +18,6 @@ from ropecli.training.recipe_schema import Recipe
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
-
-_MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
-"""Layer types without an attention mask; those that carry a state are refused."""
 
 
 def is_launched_with(engine: str) -> bool:
@@ -143,10 +142,12 @@ def shared_sequence_faults(
     if varies:
         # every process would use the largest position of its own part
         yield f"the model's rotary frequencies depend on the length, which {name} {size} splits over processes. {hint}"
-    for kind in sorted(_partial_attention_layers(model, length if ulysses else None)):
-        yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {hint}"
-    types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    if model._is_stateful or types & (_MIXERS - {"moe"}):
+    layers = read_settings(model.config.to_dict()).layers
+    # context parallelism knows no mask, not even one that hides nothing
+    masked = {layer.attention for layer in layers if not (ulysses and layer.window and layer.window >= length)}
+    for kind in sorted(masked & {SLIDING, CHUNKED, SPARSE, COMPRESSED}):
+        yield f"the model has layers with {kind} attention, which {name} {size} would run with full attention. {hint}"
+    if model._is_stateful or any(layer.attention == RECURRENT for layer in layers):
         # accelerate/big_modeling.py: every process would start its part with an empty state
         yield f"the model's layers carry a state along the sequence, which {name} {size} does not pass on. {hint}"
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
@@ -181,19 +182,6 @@ def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positio
     elif positions != "full" and attention != "sdpa":
         # flash attention treats gaps as document boundaries, and Ulysses drops the mask that would prevent it
         yield f"positions: {positions} under sp_size {size} needs attn: sdpa."
-
-
-def _partial_attention_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
-    """Types of layers that do not attend to all earlier tokens of `length` tokens; None for any length."""
-    config: Any = model.config.get_text_config()
-    windows = {
-        "sliding_attention": getattr(config, "sliding_window", None),
-        "chunked_attention": getattr(config, "attention_chunk_size", None),
-    }
-    # without types, as in Mistral, the window applies to all layers
-    types = getattr(config, "layer_types", None) or (["sliding_attention"] if windows["sliding_attention"] else [])
-    wide = {kind for kind, window in windows.items() if length is not None and window and window >= length}
-    return set(types) - {"full_attention"} - wide - _MIXERS
 
 
 def refuse_method_conflicts(recipe: Recipe, saved: SavedRemapping | None) -> None:

@@ -16,6 +16,7 @@ _HELD_OUT = f"--data {WORK}/held-out --dtype bfloat16"
 _COMPARE = f"compare {_MODEL} {_HELD_OUT} --resume"
 _FREQUENCY = "--methods none,linear,ntk,dynamic,dynamic-yarn,llama3,ntk-by-parts,yarn --factors 2"
 _DISTANCE = "--methods none,yarn,rerope,self-extend,dual-chunk --factors 2 --max-documents 4"
+_WINDOWS = "--methods lm-infinite,streaming,leaky-rerope,yarn+string --factors 2 --max-documents 4"
 _TAIL = "--protocol tail --targets 2k"
 _TRAIN = (
     f"--data {WORK}/training --adapter lora --set lora_rank=16 --set lora_alpha=32 --learning-rate 2e-4 "
@@ -45,6 +46,7 @@ STEPS = {
     "smallest": Step(2, f"{_COMPARE} --methods none,yarn --factors 2 --lengths 4k,8k,16k --max-documents 2"),
     "prefix-x2-frequency": Step(32, f"{_COMPARE} {_FREQUENCY} --lengths 4k,8k,16k"),
     "prefix-x2-distance": Step(40, f"{_COMPARE} {_DISTANCE} --lengths 4k,8k,16k"),
+    "prefix-x2-windows": Step(45, f"{_COMPARE} {_WINDOWS} --lengths 8k,16k"),
     "tail-x2": Step(15, f"{_COMPARE} --methods none,yarn,ntk --factors 2 {_TAIL} --lengths 8k,16k"),
     "tail-x2-distance": Step(
         16, f"{_COMPARE} --methods none,dual-chunk --factors 2 --max-documents 4 {_TAIL} --lengths 8k,16k"

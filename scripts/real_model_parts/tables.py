@@ -22,15 +22,12 @@ def main(folder: Path) -> None:
 
 def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
-
-    def lines(name: str) -> list[tuple[str, Report]]:
-        return [(report.label, report) for report in found.get(name, [])]
-
-    made: list[Table] = [
-        {"prefix": same_length, "tail": same_targets, "ruler": scores}[reports[0].task](name, lines(name))
-        for name, reports in found.items()
-        if name not in ("tail-trained", "tail-x4")
-    ]
+    made: list[Table] = []
+    for name, reports in found.items():
+        if name not in ("prefix-x2-windows", "tail-trained", "tail-x4"):
+            more = found.get("prefix-x2-windows", []) if name == "prefix-x2-distance" else []
+            lines = [(report.label, report) for report in [*reports, *more]]
+            made.append({"prefix": same_length, "tail": same_targets, "ruler": scores}[reports[0].task](name, lines))
     if "tail-x4" in found:
         [extended] = found["tail-x4"]
         made.append(same_targets("tail-x4", [("none", _baseline(extended)), (extended.label, extended)]))
@@ -59,12 +56,12 @@ def same_length(name: str, lines: Lines) -> Table:
     rows = [
         [
             label,
-            *(f"{report.at(length)[0].ppl:.2f}" for length in lengths),
+            *(f"{report.at(length)[0].ppl:.2f}" if length in report.lengths else "" for length in lengths),
             *("" if report is base else percent(report.change_from(base, length)) for length in lengths[-2:]),
         ]
         for label, report in lines
     ]
-    return Table(name, heads, rows, [command(base)])
+    return Table(name, heads, rows, list(dict.fromkeys(command(report) for _, report in lines)))
 
 
 def same_targets(name: str, lines: Lines, control: Report | None = None) -> Table:

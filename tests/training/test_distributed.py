@@ -122,7 +122,8 @@ def test_ulysses_needs_an_accelerate_that_has_it(monkeypatch):
 @pytest.mark.parametrize(
     ("model_type", "settings", "message"),
     [
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 32}, "sliding_attention"),
+        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 32}, "sliding attent"),
+        ("deepseek_v32", {"index_topk": 8}, "sparse attention"),
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "state along the sequence"),
     ],
 )
