@@ -13,7 +13,7 @@ from ropecli.atomic import refuse_existing
 from ropecli.commands import options
 from ropecli.commands.signature import Default, Flag, command
 from ropecli.errors import MethodError
-from ropecli.messages import Step, command_line, progress_bar, say, warn
+from ropecli.messages import command_line, progress_bar, say, warn
 
 if TYPE_CHECKING:
     from ropecli.tuning.calibration import TuningTask
@@ -163,9 +163,8 @@ def tune(
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
         model = load(opened, task.tokenizer, **loading, whole=True)
-        with progress_bar("measuring", None) as step:
-            on_point = _shows_points(task, step)
-            tuned = run_task(task, model, folder=state, command=list(command_line.get()), on_point=on_point)
+        command = list(command_line.get())
+        tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))
         for warning in tuned.plan.warnings:
             warn(warning)
         proved = write_tuned(tuned, folder, link=link, loading=loading if unusual else None, say=warn)
@@ -173,8 +172,8 @@ def tune(
     return TunedCheckpoint(tuned, folder, proved)
 
 
-def _shows_points(task: "TuningTask", step: Step) -> "Callable[[Point], None]":
-    """A function to call with every point: shows the best one of those that are comparable, and each step of heads."""
+def _says_points(task: "TuningTask") -> "Callable[[Point], None]":
+    """A function to call with every point: says the scores of heads, and of each point that is the best so far."""
     from ropecli.reporting.tuning_runs import ppl_words
 
     points: list[Point] = []
@@ -188,8 +187,9 @@ def _shows_points(task: "TuningTask", step: Step) -> "Callable[[Point], None]":
         points.append(point)
         comparable = [earlier for earlier in points if earlier.score.documents == point.score.documents]
         best = min(comparable, key=lambda earlier: earlier.score.objective)
-        step(text=f"{point.level}, {point.score.documents} documents: best {scores(best)}, {best.label}")
         if point.level == "heads":
             say(f"{point.level}, step {point.step}: {scores(point)}; best {scores(best)}")
+        elif best is point:
+            say(f"{point.level}, {point.score.documents} documents: best {scores(point)}, {point.label}")
 
     return on_point

@@ -98,6 +98,10 @@ class Store:
             for part, key, value in read_records(path):
                 self._values.setdefault(part, {})[tuple(key)] = value
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._values
+
     def of(self, part: str) -> Values:
         return self._values.setdefault(part, {})
 
@@ -178,11 +182,11 @@ def _scored(
 class Progress:
     """Shows the tokens that a command has read, within a sample too. Says once if all of it takes more than an hour.
 
-    total: tokens of all bars. advice: what is said then.
+    total: tokens of all bars. advice, doing: for what is said then.
     """
 
-    def __init__(self, total: int, advice: str = "") -> None:
-        self._total, self._advice = total, advice
+    def __init__(self, total: int, advice: str = "", doing: str = "Reading") -> None:
+        self._total, self._advice, self._doing = total, advice, doing
         self._finished = self._batch = 0
         self._in_batch = self._read = 0.0
         self._started: float | None = None
@@ -191,7 +195,7 @@ class Progress:
     @contextlib.contextmanager
     def bar(self, description: str, total: int, reader: Reader) -> Iterator[None]:
         self._finished = self._batch = 0
-        with progress_bar(f"{description}, tokens", total) as self._step, reader.watched(self._advance):
+        with progress_bar(f"{description}, tokens", total or None) as self._step, reader.watched(self._advance):
             yield
 
     def begin(self, tokens: int) -> None:
@@ -211,7 +215,7 @@ class Progress:
             speed = self._read / (now - self._started)
             if (hours := (self._total - self._read) / speed / 3600) > 1:
                 what = f"{self._total:,} tokens at {speed:,.0f} per second"
-                say(f"Reading {what} takes some {hours:.1f} hours.{self._advice}")
+                say(f"{self._doing} {what} takes some {hours:.1f} hours.{self._advice}")
 
 
 def collect(

@@ -145,7 +145,7 @@ def shared_sequence_faults(
     layers = read_settings(model.config.to_dict()).layers
     # context parallelism knows no mask, not even one that hides nothing
     masked = {layer.attention for layer in layers if not (ulysses and layer.window and layer.window >= length)}
-    for kind in sorted(masked & {SLIDING, CHUNKED, SPARSE, COMPRESSED}):
+    for kind in (kind for kind in (SLIDING, CHUNKED, SPARSE, COMPRESSED) if kind in masked):
         yield f"the model has layers with {kind} attention, which {name} {size} would run with full attention. {hint}"
     if model._is_stateful or any(layer.attention == RECURRENT for layer in layers):
         # accelerate/big_modeling.py: every process would start its part with an empty state

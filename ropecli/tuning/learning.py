@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
+from ropecli.messages import Step, progress_bar
 from ropecli.training.distributed import make_accelerator
 from ropecli.training.loop import TrainingLoop, TrainingProgress
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
@@ -48,6 +49,7 @@ class _Learning(nn.Module):
     """
 
     scores: Tensor
+    show: Step
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class _Learning(nn.Module):
 
     def score_if_due(self, progress: TrainingProgress) -> None:
         step = progress.step
+        self.show(done=step, text=f"loss {progress.loss:.3f}")
         if step % self._settings.evaluate_every and step != self._settings.steps:
             return
         score = self._measure(step)
@@ -160,7 +163,7 @@ def learn(
         advice=lambda: "Try --dtype float32.",
     )
     try:
-        with _training(model, parameters):
+        with _training(model, parameters), progress_bar("heads", settings.steps) as learning.show:
             done = checkpoints.restore() if checkpoints else 0
             for learned in learning.learned:
                 on_score(learned)

@@ -3,9 +3,10 @@
 Constants are searched first; the level `heads` trains from the best of them.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,9 @@ from ropecli.checkpoint.provenance import tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
 from ropecli.errors import MethodError, NotFiniteError, PatchError
-from ropecli.evaluation.driver import Store
+from ropecli.evaluation.driver import Progress, Store
 from ropecli.evaluation.protocols import short_context
-from ropecli.evaluation.readers.live import refuse_unknown_ids
+from ropecli.evaluation.readers.live import LiveReader, refuse_unknown_ids
 from ropecli.evaluation.report import environment
 from ropecli.evaluation.retrieval_prompts import STYLES, default_style
 from ropecli.live.devices import device_names
@@ -45,7 +46,7 @@ from ropecli.tuning.folding import (
 )
 from ropecli.tuning.heads import HeadGains
 from ropecli.tuning.learning import Learned, learn
-from ropecli.tuning.search import evolve, first_default, grid_points, search_constants
+from ropecli.tuning.search import evolve, first_default, grid_points, planned_tokens, search_constants
 from ropecli.tuning.task import Point, Score, TuneReport, TuneSettings
 
 if TYPE_CHECKING:
@@ -146,11 +147,12 @@ def run_task(
     """
     run = _Run(task, model, folder, on_point)
     gains, stored = run.make_gains() if task.settings.level == "heads" else (None, {})
-    base, _ = run.score_patched(task.plan(make_spec("none")), "base")
-    untuned, _ = run.score_patched(task.baseline, "untuned")
-    plan = task.plan(run.search())
+    with run.shown():
+        base, _ = run.score_patched(task.plan(make_spec("none")))
+        untuned, _ = run.score_patched(task.baseline)
+        plan = task.plan(run.search())
+        start, _ = run.score_patched(plan)
     live_patch(model, plan.positions.ropes)
-    start, _ = run.evaluator.score(model, f"{task.settings.level} 0")
     best, folded = Learned(0, start), None
     if gains:
         best, folded = run.train(gains, stored, plan, start)
@@ -211,6 +213,22 @@ class _Run:
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
 
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the tokens that the search reads, and say if the whole run takes hours."""
+        read = trained = 0
+        if self.evaluator.store.is_empty:  # the rest of a resumed run is not known
+            at = self.evaluator
+            read, trained = planned_tokens(
+                self.task.settings, len(at.documents.kept), at.original_length, at.target_length
+            )
+        advice = " An interrupted run continues with --resume." if self._folder else ""
+        # a training step reads twice, and its backward pass takes as long again
+        progress = Progress(read + 4 * trained, advice, "Tuning on")
+        with progress.bar(f"searching, {self.task.settings.level}", read, LiveReader(self.model)):
+            progress.begin(read)
+            yield
+
     def make_gains(self) -> tuple[HeadGains, dict[str, StoredWeight]]:
         """The parameters to train, and the weights in the files that will hold them. Raises PatchError."""
         try:
@@ -222,11 +240,11 @@ class _Run:
                 "change weights."
             ) from error
 
-    def score_patched(self, plan: PatchPlan, part: str, documents: int | None = None) -> tuple[Score, float]:
+    def score_patched(self, plan: PatchPlan, documents: int | None = None) -> tuple[Score, float]:
         """The score of the model with this patch, and its seconds. The model is restored."""
         with unpatched_after(self.model):
             live_patch(self.model, plan.positions.ropes)
-            return self.evaluator.score(self.model, part, documents)
+            return self.evaluator.score(self.model, str(plan.spec), documents)
 
     def search(self) -> ScalingSpec:
         """Find the best constants, or for --level search the best factors."""
@@ -236,7 +254,7 @@ class _Run:
         def measure(spec: ScalingSpec, documents: int, iteration: int) -> float:
             plan, started = task.plan(spec), time.perf_counter()
             try:
-                score, seconds = self.score_patched(plan, f"{level} {spec}", documents)
+                score, seconds = self.score_patched(plan, documents)
             except NotFiniteError:
                 score, seconds = Score(math.inf, math.inf, math.inf, documents), time.perf_counter() - started
             self._add(level, plan.spec, score, seconds, step=iteration)

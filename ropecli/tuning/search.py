@@ -116,6 +116,19 @@ def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], floa
     return sorted(left, key=lambda point: loss(point, documents))
 
 
+def planned_tokens(settings: TuneSettings, documents: int, pretraining: int, target: int) -> tuple[int, int]:
+    """About how many tokens the search reads, and how many the training. documents: for scoring."""
+    if settings.level == "search":
+        few = _NEEDLE_DOCUMENTS if settings.objective == "needle" else settings.search_documents
+        children = settings.search_iterations * (settings.search_mutations + settings.search_crossovers)
+        reads = (settings.search_population + children) * min(few, documents) + documents * len(START_METHODS)
+    else:
+        # in each round half of the points, on twice the documents
+        reads = round(settings.points * np.log2(2 * documents))
+    trained = settings.steps * settings.batch_size * target if settings.level == "heads" else 0
+    return (reads + documents) * (pretraining + target), trained
+
+
 class Candidate(NamedTuple):
     """critical: index of the pair from which on factors are searched; 0 for all. slow: the factors from there on."""
 

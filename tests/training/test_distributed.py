@@ -122,7 +122,7 @@ def test_ulysses_needs_an_accelerate_that_has_it(monkeypatch):
 @pytest.mark.parametrize(
     ("model_type", "settings", "message"),
     [
-        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 32}, "sliding attent"),
+        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 32}, "sliding"),
         ("deepseek_v32", {"index_topk": 8}, "sparse attention"),
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "state along the sequence"),
     ],

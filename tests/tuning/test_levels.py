@@ -14,10 +14,13 @@ from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.rotary import unpatched_after
+from ropecli.resume import read_records
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import difference, logits_of
+from ropecli.tuning.learning import Learned
 from ropecli.tuning.procedure import write_tuned
+from ropecli.tuning.search import planned_tokens
 
 FEW = {"population": 4, "iterations": 2, "mutations": 2, "crossovers": 2, "parents": 2, "documents": 2}
 SETTINGS = {
@@ -90,6 +93,32 @@ def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
     assert min(objectives) <= objective_of(run, make_spec("yarn", 2.0))
 
 
+def test_no_scaling_reads_a_document_twice(llama, make_run, tmp_path):
+    points = []
+    make_run(llama, level="grid", points=4, on_point=points.append).tune(tmp_path)
+    read = [(part, *key) for part, key, _ in read_records(tmp_path / "samples-0.jsonl") if key != ["about"]]
+    assert len(set(read)) == len(read)
+    specs = [make_spec("none"), *(make_spec("yarn", 2.0, point.params) for point in points)]
+    assert {part for part, *_ in read} == {str(spec) for spec in specs}
+
+
+@pytest.mark.parametrize(
+    ("options", "trained"),
+    [
+        ({"level": "grid", "points": 24}, 0),
+        ({"level": "heads", "points": 8, "steps": 6, "batch_size": 4}, 6 * 4 * 128),
+        ({"level": "search", **SETTINGS["search"]}, 0),
+    ],
+)
+def test_planned_tokens_are_those_that_a_run_reads(llama, make_run, monkeypatch, options, trained):
+    run, read = make_run(llama, **options), []
+    run.model.model.layers[0].register_forward_hook(lambda layer, inputs, output: read.append(inputs[0].shape[1]))
+    monkeypatch.setattr("ropecli.tuning.procedure.learn", lambda *given, start, **more: Learned(0, start))
+    run.tune()
+    planned = planned_tokens(run.task.settings, 3, 64, 128)
+    assert planned == (pytest.approx(sum(read), rel=0.25), trained)
+
+
 @pytest.mark.parametrize("level", ["search", "heads"])
 def test_a_resumed_run_measures_nothing_again(llama, make_run, monkeypatch, tmp_path, level):
     points, again = [], []
@@ -127,8 +156,8 @@ def test_a_patched_checkpoint_is_tuned_like_its_original(llama, make_run, tmp_pa
 def test_points_that_overflow_have_an_infinite_loss(llama, make_run, monkeypatch):
     evaluator_score, points = Evaluator.score, []
 
-    def score(self, model, part, count=None):
-        if part.startswith("grid") and "beta_fast" in part:
+    def score(self, model, part, count=None, name=""):
+        if "beta_fast" in part:
             raise NotFiniteError("too much")
         return evaluator_score(self, model, part, count)
 
