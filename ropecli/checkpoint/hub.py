@@ -30,11 +30,10 @@ def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = F
     Raises CheckpointError.
     """
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import IncompleteSnapshotError
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # no line for each retry
-    problem = _ask(name, revision)
+    problem, partly = _ask(name, revision), False
     options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
     try:
         if weights or tokenizer:
@@ -42,10 +41,10 @@ def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = F
             folder = Path(snapshot_download(name, allow_patterns=_ALL, ignore_patterns=ignored, **options))
         else:
             folder = _get_configs(name, **options)
-        if problem and weights and not any(folder.glob(WEIGHTS)):
-            raise IncompleteSnapshotError("no weights", str(folder))
+        if partly := bool(problem and weights and not any(folder.glob(WEIGHTS))):
+            raise FileNotFoundError("no weights")
     except Exception as error:  # the Hub client raises many kinds; each means that there is no folder
-        cached = "only partly" if isinstance(error, IncompleteSnapshotError) else "not"
+        cached = "only partly" if partly or hasattr(error, "snapshot_path") else "not"
         reason = _explain(name, revision, problem or error, f"{cached} in the Hub's cache ({constants.HF_HUB_CACHE})")
         raise CheckpointError(f"{name} is not a local folder, {reason}") from (problem or error)
     return Fetched(folder, revision or constants.DEFAULT_REVISION, folder.name)

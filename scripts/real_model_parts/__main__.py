@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -64,6 +65,17 @@ STEPS = {
         f"eval-ppl {_MODEL} --baseline {_MODEL} --method yarn --factor 4 {_HELD_OUT} {_TAIL} --lengths 4k,8k,32k "
         "--max-documents 4 --resume",
     ),
+    "tail-x4-distance": Step(
+        50,
+        f"eval-ppl {_MODEL} --baseline {_MODEL} --method dual-chunk --factor 4 {_HELD_OUT} {_TAIL} --lengths 8k,32k "
+        "--max-documents 4 --resume",
+    ),
+    "tune-grid": Step(
+        26,
+        f"tune {_MODEL} --data {WORK}/calibration --dtype bfloat16 --factor 2 --level grid --points 6 --targets 2k "
+        "--resume",
+        "yarn-x2-grid",
+    ),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,
@@ -101,6 +113,8 @@ def run(name: str, step: Step) -> None:
     begun = time.monotonic()
     if status := subprocess.run(words).returncode:
         sys.exit(f"{name} failed with status {status}")
+    if (tuned := step.output(name) / "tune.json").exists():
+        shutil.copy(tuned, WORK / f"reports/{name}.json")
     print(f"{name}: {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
 
 

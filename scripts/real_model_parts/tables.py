@@ -6,17 +6,18 @@ from pathlib import Path
 
 from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.report_files import read_reports
+from ropecli.reporting.tuning_runs import tuning_table
 from ropecli.table import Table, markdown
+from ropecli.tuning.task import TuneReport
 
 Lines = Sequence[tuple[str, Report]]
 
 
 def main(folder: Path) -> None:
-    found = {
-        path.stem: [report for report in read_reports([path]) if isinstance(report, Report)]
-        for path in sorted(folder.glob("*.json"))
-    }
-    for table in tables(found):
+    read = {path.stem: read_reports([path]) for path in sorted(folder.glob("*.json"))}
+    tuned = [report for reports in read.values() for report in reports if isinstance(report, TuneReport)]
+    found = {name: [report for report in reports if isinstance(report, Report)] for name, reports in read.items()}
+    for table in [*tables({name: reports for name, reports in found.items() if reports}), *map(tuning_table, tuned)]:
         print(markdown(table), "\n")
 
 
@@ -24,22 +25,23 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
     made: list[Table] = []
     for name, reports in found.items():
-        if name not in ("prefix-x2-windows", "tail-trained", "tail-x4"):
+        if name not in ("prefix-x2-windows", "tail-trained", "tail-x4", "tail-x4-distance"):
             more = found.get("prefix-x2-windows", []) if name == "prefix-x2-distance" else []
             lines = [(report.label, report) for report in [*reports, *more]]
             made.append({"prefix": same_length, "tail": same_targets, "ruler": scores}[reports[0].task](name, lines))
     if "tail-x4" in found:
-        [extended] = found["tail-x4"]
-        made.append(same_targets("tail-x4", [("none", _baseline(extended)), (extended.label, extended)]))
+        extended = [*found["tail-x4"], *found.get("tail-x4-distance", [])]
+        rows = [("none", _baseline(extended[0])), *((report.label, report) for report in extended)]
+        made.append(same_targets("tail-x4", rows))
     if "tail-trained" in found:
-        [extended], (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
+        [trained], (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
         rows = [
             ("none", none),
-            ("none, trained", _baseline(extended)),
+            ("none, trained", _baseline(trained)),
             (yarn.label, yarn),
-            (f"{yarn.label}, trained", extended),
+            (f"{yarn.label}, trained", trained),
         ]
-        made.append(same_targets("tail-trained", rows, control=_baseline(extended)))
+        made.append(same_targets("tail-trained", rows, control=_baseline(trained)))
     return made
 
 
