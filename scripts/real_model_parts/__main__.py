@@ -76,6 +76,11 @@ STEPS = {
         "--resume",
         "yarn-x2-grid",
     ),
+    "tail-tuned": Step(
+        16,
+        f"eval-ppl {WORK}/yarn-x2-grid --baseline {WORK}/yarn-x2 {_HELD_OUT} {_TAIL} --lengths 8k,16k "
+        "--max-documents 4 --resume",
+    ),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,

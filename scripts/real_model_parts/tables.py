@@ -25,9 +25,13 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
     made: list[Table] = []
     for name, reports in found.items():
-        if name not in ("prefix-x2-windows", "tail-trained", "tail-x4", "tail-x4-distance"):
-            more = found.get("prefix-x2-windows", []) if name == "prefix-x2-distance" else []
-            lines = [(report.label, report) for report in [*reports, *more]]
+        if name not in ("prefix-x2-windows", "tail-trained", "tail-tuned", "tail-x4", "tail-x4-distance"):
+            lines = [(report.label, report) for report in reports]
+            if name == "prefix-x2-distance":
+                lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
+            if name == "tail-x2-distance" and "tail-tuned" in found:
+                [tuned] = found["tail-tuned"]
+                lines += [(report.label, report) for report in (_baseline(tuned), tuned)]
             made.append({"prefix": same_length, "tail": same_targets, "ruler": scores}[reports[0].task](name, lines))
     if "tail-x4" in found:
         extended = [*found["tail-x4"], *found.get("tail-x4-distance", [])]
