@@ -18,7 +18,7 @@ def main(folder: Path) -> None:
     tuned = [report for reports in read.values() for report in reports if isinstance(report, TuneReport)]
     found = {name: [report for report in reports if isinstance(report, Report)] for name, reports in read.items()}
     for table in [*tables({name: reports for name, reports in found.items() if reports}), *map(tuning_table, tuned)]:
-        print(markdown(table), "\n")
+        print(f"{markdown(table)}\n")
 
 
 def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
