@@ -89,9 +89,7 @@ STEPS = {
     ),
     "ruler-base": Step(7, f"ruler {_MODEL} {_RULER} niah_multikey_1,vt,cwe --lengths 2k,8k --samples 5"),
     # the base hardly solves the other two at any length
-    "ruler-x2": Step(
-        10, f"ruler {WORK}/yarn-x2 {WORK}/yarn-x2-trained {_RULER} niah_multikey_1 --lengths 12k --samples 10"
-    ),
+    "ruler-x2": Step(4, f"ruler {WORK}/yarn-x2 {_RULER} niah_multikey_1 --lengths 12k --samples 10"),
 }
 
 
