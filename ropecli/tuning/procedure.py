@@ -5,6 +5,7 @@ Constants are searched first; the level `heads` trains from the best of them.
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -226,7 +227,7 @@ class _Run:
         # a training step reads twice, and its backward pass takes as long again
         progress = Progress(read + 4 * trained, advice, "Tuning on")
         with progress.bar(f"searching, {self.task.settings.level}", read, LiveReader(self.model)):
-            progress.begin(read)
+            progress.begin(read or sys.maxsize)
             yield
 
     def make_gains(self) -> tuple[HeadGains, dict[str, StoredWeight]]:
