@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from ropecli.config.layers import CHUNKED, COMPRESSED, RECURRENT, SLIDING, SPARSE
+from ropecli.config.layers import CHUNKED, COMPRESSED, FULL, RECURRENT, SLIDING, SPARSE, attention_of
 from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
@@ -145,7 +145,10 @@ def shared_sequence_faults(
     layers = read_settings(model.config.to_dict()).layers
     # context parallelism knows no mask, not even one that hides nothing
     masked = {layer.attention for layer in layers if not (ulysses and layer.window and layer.window >= length)}
-    for kind in (kind for kind in (SLIDING, CHUNKED, SPARSE, COMPRESSED) if kind in masked):
+    kinds = [kind for kind in (SLIDING, CHUNKED, SPARSE, COMPRESSED) if kind in masked]
+    labels = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
+    # other names count as full attention, but may do more, as Inkling's hybrid layers do
+    for kind in [*kinds, *sorted(label for label in labels if attention_of(label) == FULL)]:
         yield f"the model has layers with {kind} attention, which {name} {size} would run with full attention. {hint}"
     if model._is_stateful or any(layer.attention == RECURRENT for layer in layers):
         # accelerate/big_modeling.py: every process would start its part with an empty state
