@@ -13,7 +13,7 @@ from ropecli.analysis.base_bound import LONGEST, support_of
 from ropecli.analysis.score import largest_distance
 from ropecli.analysis.summary import summarize
 from ropecli.analysis.wavelengths import float32_angle_error
-from ropecli.checkpoint.lint import find_faults
+from ropecli.checkpoint.lint import Finding, find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
@@ -24,11 +24,15 @@ from ropecli.errors import RopecliError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
+MISREAD = "misread"
+"""Verdict of a reading, and rule of its finding: ropecli does not read config.json as transformers does."""
 _LONGEST_BASE = 32768
 """The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
 
 
-def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = None) -> dict[str, Any]:
+def inspect_checkpoint(
+    state: CheckpointState, layers: Sequence[Layer] | None = None, reading: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The report of `ropecli inspect`. Top-level fields describe the main rope; `ropes` has all of them.
 
     Lengths, windows and wavelengths in tokens. pretraining_length: as the makers say, or config.json;
@@ -39,14 +43,18 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
     supported anyway or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null.
     layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
     config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
-    bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. findings: problems
-    found, each with a rule, a message and a fix.
+    bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. reading: whether stock
+    transformers builds the same rotary tables from config.json, `verdict` and `message`; the argument, default: null.
+    findings: problems found, each with a rule, a message and a fix.
     """
     layers = state.settings.layers if layers is None else layers
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
     main = {key: value for key, value in _describe(positions.main, length).items() if key != "layer_type"}
     support = support_of(positions.main, length, _LONGEST_BASE)
     tokenizer, record = checkpoint.tokenizer_config or {}, checkpoint.record
+    findings = find_faults(state)
+    if reading and reading["verdict"] == MISREAD:
+        findings.insert(0, Finding(MISREAD, reading["message"]))
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
@@ -68,8 +76,9 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
         "layers": _kinds_of(layers, positions.ropes),
         "limits": list(_limits(state, layers)),
         **_kv_cache(state, layers, length),
+        "reading": reading and dict(reading),
         "warnings": list(state.warnings),
-        "findings": [finding.as_json() for finding in find_faults(state)],
+        "findings": [finding.as_json() for finding in findings],
     }
 
 

@@ -18,6 +18,7 @@ from ropecli.config.dialects import (
     PARTIAL_KEYS,
     THETA_KEYS,
     Parameters,
+    has_alpha,
     rope_type_of,
 )
 from ropecli.config.families import ignores_top_level, is_known
@@ -169,7 +170,7 @@ def _unread_keys(state: CheckpointState) -> Faults:
     family = state.settings.family
     for label, parameters in _rope_fields(state):
         rope_type = rope_type_of(parameters)
-        read = {*NATIVE_KEYS.get(rope_type, ()), *_READ}
+        read = {*NATIVE_KEYS.get(rope_type, ()), *_READ, *(["alpha"] if has_alpha(parameters, family) else [])}
         for key, value in parameters.items():
             if key in read or isinstance(value, dict | None) or (key == "mscale_all_dim" and _scales_softmax(state)):
                 continue

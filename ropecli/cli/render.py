@@ -37,6 +37,8 @@ def show_inspection(inspection: "Inspection") -> None:
     for report in inspection.reports:
         name = report["checkpoint"] if len(inspection.reports) > 1 else ""
         _show_layers(report, f" of {name}" * bool(name))
+        if report["reading"] and report["reading"]["verdict"] != "misread":  # which is a finding
+            tell(report["reading"]["message"])
         if extension := report["makers_extension"]:
             of, training = f" of {name}" * bool(name), ", with training" * extension["needs_training"]
             by = f"{extension['method']} ×{extension['factor']:g} to {extension['context_length']} tokens{training}"

@@ -43,7 +43,11 @@ def inspect(
     other: Annotated[str | None, Doc("Second checkpoint, to show next to the first.")] = None,
     *,
     probe: Annotated[
-        bool, Doc("Run a small model of the same type to find what each layer sees and which rotate.")
+        bool,
+        Doc(
+            "Run a small model of the same type to find what each layer sees and which rotate, and compare the rotary "
+            "tables of stock transformers."
+        ),
     ] = False,
     revision: Revision = None,
 ) -> Inspection:
@@ -60,7 +64,10 @@ def inspect(
     if other is not None:
         opened.append(open_checkpoint(other))
     states = tuple(map(read_state, opened))
-    reports = tuple(inspect_checkpoint(state, _probed(state) if probe else None) for state in states)
+    reports = tuple(
+        inspect_checkpoint(state, _probed(state), _proved(state)) if probe else inspect_checkpoint(state)
+        for state in states
+    )
     return Inspection(states, reports, tuple(differences(reports)))
 
 
@@ -73,3 +80,17 @@ def _probed(state: "CheckpointState") -> "tuple[Layer, ...]":
     # config.json first: a small model reads too few tokens to show every kind of layer
     known = read if len(read) == len(probed) else probed
     return tuple(layer if layer.attention else found for layer, found in zip(known, probed, strict=True))
+
+
+def _proved(state: "CheckpointState") -> dict[str, str]:
+    from ropecli.checkpoint.inspection import MISREAD
+    from ropecli.errors import ProofError
+    from ropecli.live.proof import prove_reading
+
+    try:
+        tables, why_not = prove_reading(state.checkpoint.config)
+    except ProofError as error:
+        return {"verdict": MISREAD, "message": str(error)}
+    if tables is None:
+        return {"verdict": "not proved", "message": f"Not compared with stock transformers: {why_not}"}
+    return {"verdict": "equal", "message": "Stock transformers builds the same rotary tables from config.json."}

@@ -122,6 +122,7 @@ def tune(
     from ropecli.evaluation.driver import interruptible
     from ropecli.evaluation.subject import Subject, load, refuse_attention
     from ropecli.evaluation.texts import count_documents, reads_everything
+    from ropecli.live.proof import require_reading
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import make_task, run_task, write_tuned
     from ropecli.tuning.task import TuneSettings
@@ -163,6 +164,7 @@ def tune(
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
         model = load(opened, task.tokenizer, **loading, whole=True)
+        require_reading(opened.config, model)
         command = list(command_line.get())
         tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))
         for warning in tuned.plan.warnings:

@@ -40,7 +40,6 @@ KEPT_KEYS = (
     "mrope_interleaved",
     QUERY_SCALE,
     "max_position_embeddings",
-    "alpha",  # dynamic NTK of Hunyuan
     "attn_factor",  # vLLM's name for attention_factor
     "extrapolation_factor",
 )
@@ -50,11 +49,12 @@ Parameters = dict[str, Any]
 
 
 def parameters_by_layer_type(
-    section: dict[str, Any], family: Family, warnings: list[str]
+    section: dict[str, Any], family: Family, warnings: list[str], *, stock: bool = False
 ) -> dict[str | None, Parameters | None]:
     """RoPE parameters by layer type; one entry under None if all layers share them.
 
-    Raises CheckpointError if the model type requires parameters by layer type, but config.json has one set for all.
+    stock: leave out what transformers ignores by mistake, and a warning names. Raises CheckpointError if the model type
+    requires parameters by layer type, but config.json has one set for all.
     """
     new, legacy = mapping(section, "rope_parameters"), mapping(section, "rope_scaling")
     theta = first(section, THETA_KEYS)
@@ -65,6 +65,7 @@ def parameters_by_layer_type(
                 f"attn_config sets rope_theta to {theta}, but transformers 5 ignores it and uses 10000. A patch writes "
                 "it where it is read."
             )
+            theta = None if stock else theta
     if any(isinstance(value, dict) for value in new.values()):
         # transformers 5 reads truncate only next to the layer types
         shared = {"truncate": new["truncate"]} if "truncate" in new else {}
@@ -87,7 +88,9 @@ def parameters_by_layer_type(
                 f"rope_scaling has `type` ({legacy['type']}) but no rope_type; transformers 5 ignores `type` in "
                 f"{family.model_type}. A patch writes rope_type."
             )
-        ropes = _by_layer_type(section, family, _flat_parameters(section, new, legacy, theta, warnings), warnings)
+            legacy = {**legacy, "type": None} if stock else legacy
+        flat = _flat_parameters(section, new, legacy, theta, warnings)
+        ropes = _by_layer_type(section, family, flat, warnings, stock=stock)
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
         if parameters is not None and parameters["rope_theta"] is None:
@@ -110,7 +113,7 @@ def _refuse_mixed_bases(section: dict[str, Any]) -> None:
 
 
 def _by_layer_type(
-    section: dict[str, Any], family: Family, parameters: Parameters, warnings: list[str]
+    section: dict[str, Any], family: Family, parameters: Parameters, warnings: list[str], *, stock: bool
 ) -> dict[str | None, Any]:
     """Apply flat fields: to all layers or, for model types with a rope per layer type, to the layers that read them."""
     bases, scaled = family.flat_bases, family.flat_scaling
@@ -126,7 +129,8 @@ def _by_layer_type(
     for label, defaults in (family.layers or {label: {} for label in bases}).items():
         rope = {"rope_type": defaults.get("rope_type", "default")}
         if label in scaled:
-            rope = {"rope_type": rope_type, **parameters}
+            # transformers 5 reads truncate only next to the layer types
+            rope = {"rope_type": rope_type, **{key: parameters[key] for key in parameters if key != "truncate"}}
         share = first(section, PARTIAL_KEYS) or defaults.get("partial_rotary_factor")
         if isinstance(shares := section.get(PARTIAL_LIST), list):  # one per layer
             share = dict(zip(layers, shares, strict=False)).get(label)
@@ -144,6 +148,7 @@ def _by_layer_type(
                 f"{bases[label]} is {base}, but transformers 5 ignores it in {family.model_type} and uses "
                 f"{defaults['rope_theta']:g}. A patch writes it where it is read."
             )
+            base = None if stock else base
         ropes[label] = {**rope, "rope_theta": base}
     return ropes
 
@@ -198,3 +203,9 @@ def rope_type_of(parameters: Parameters) -> str:
     if rope_type == "yarn" and "long_factor" in parameters:  # an early Phi-3
         return "longrope"
     return _OLD_NAMES.get(rope_type, rope_type)
+
+
+def has_alpha(parameters: Parameters, family: Family) -> bool:
+    """Whether `dynamic` only raises the base, for all lengths, as in Hunyuan: to rope_theta * alpha^(d/(d-2))."""
+    reads = family.reads_alpha or not family.known
+    return reads and rope_type_of(parameters) == "dynamic" and bool(parameters.get("alpha"))

@@ -157,8 +157,12 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         section["rope_parameters"] = nest
         _write_legacy_of_nest(section, family, nest, main)
     write_context_length(section, family, context_length)
+    write_head_dim(section, family)
+
+
+def write_head_dim(section: dict[str, Any], family: Family) -> None:
+    """Write a head_dim that is null: transformers 5 divides by it in yarn, longrope and dynamic."""
     if section.get("head_dim") is None and ("head_dim" in section or family.null_head_dim):
-        # transformers 5 divides by null in yarn, longrope and dynamic
         section["head_dim"] = head_dim(section, family)
 
 

@@ -26,6 +26,8 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
         **dict.fromkeys(("phi3", "phi4_multimodal", "phimoe"), ("default", "longrope")),
     },
     "reads_mscales": {"phimoe"},
+    # `dynamic` with `alpha` is static: its base is rope_theta * alpha^(d/(d-2)).
+    "reads_alpha": {"hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"},
     # Attention multiplies the softmax scale by mscale_all_dim, as in DeepSeek.
     "reads_mscale_all_dim": {
         *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"),
@@ -152,6 +154,7 @@ class Family:
     new: bool = False
     rope_types: tuple[str, ...] | None = None
     reads_mscales: bool = False
+    reads_alpha: bool = False
     reads_mscale_all_dim: bool = False
     reads_rotary_dim: bool = False
     bare_longrope: bool = False

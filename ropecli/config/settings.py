@@ -1,5 +1,6 @@
 """Reads the RoPE settings of config.json: geometry and scaling of each layer type, and warnings."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from ropecli.config.dialects import (
     QUERY_SCALE,
     THETA_KEYS,
     Parameters,
+    has_alpha,
     parameters_by_layer_type,
     rope_type_of,
 )
@@ -98,9 +100,10 @@ class RopeSettings:
         return self.max_position_embeddings if raised else max(self.max_position_embeddings, scaled)
 
 
-def read_settings(config: dict[str, Any], original_length: int | None = None) -> RopeSettings:
+def read_settings(config: dict[str, Any], original_length: int | None = None, *, stock: bool = False) -> RopeSettings:
     """Read the RoPE settings of config.json, in either dialect.
 
+    stock: as transformers reads them, where it ignores a field by mistake, and without what the makers say.
     The pretraining length is `original_length`, tokens, if given; else that of the scaling in config.json; else that
     of the makers; else max_position_embeddings. Raises CheckpointError for a model without rotary embeddings, and for
     invalid values.
@@ -114,9 +117,9 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     max_positions = whole_number(section, names) if written or default is None else default
     if original_length and original_length > max_positions:
         warnings.append(f"--original-length {original_length} is above max_position_embeddings, {max_positions}.")
-    by_layer_type = parameters_by_layer_type(section, family, warnings)
+    by_layer_type = parameters_by_layer_type(section, family, warnings, stock=stock)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
-    makers = None if original_length else _find_makers(section, family, rotating, max_positions)
+    makers = None if original_length or stock else _find_makers(section, family, rotating, max_positions)
     layers = read_layers(section, family, rotating)
     ropes = [
         _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, warnings)
@@ -179,10 +182,10 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
         key, value = family.switch
         raise CheckpointError(f"This {model_type} has no rotary positions: {key} in config.json is not {value!r}.")
     silent = all(section.get(key) is None for key in _ROPE_KEYS)
-    if silent and family.scaled:
+    if family.scaled and not (section.get("rope_parameters") or section.get("rope_scaling")):
         raise CheckpointError(
-            f"config.json has none of {', '.join(_ROPE_KEYS)}, and {model_type} is scaled by default. Save the model "
-            "again with transformers, which writes rope_parameters."
+            f"config.json has neither rope_parameters nor rope_scaling, and {model_type} is scaled by default. Save "
+            "the model again with transformers, which writes rope_parameters."
         )
     if silent and family.rope_theta is None and not family.layers:
         keys = ", ".join(_ROPE_KEYS)
@@ -240,12 +243,19 @@ def _read_rope(
                 f"config.json scales by {method} {_UNNAMED_LENGTH}; using max_position_embeddings, {max_positions}"
                 f"{read}. Correct it with patch --original-length."
             )
-    theta = positive_number("rope_theta", parameters["rope_theta"])
-    if theta <= 1:
-        raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
+    theta = _base(parameters, family, width)
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
-    spec = _read_spec(parameters, method, max_positions / original)
+    spec = _read_spec(parameters, method, max_positions / original, family)
     return ConfiguredRope(geometry, spec)
+
+
+def _base(parameters: Parameters, family: Family, width: int) -> float:
+    theta = positive_number("rope_theta", parameters["rope_theta"])
+    if has_alpha(parameters, family):
+        theta *= positive_number("alpha", parameters["alpha"]) ** (width / (width - 2))
+    if not 1 < theta < math.inf:
+        raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
+    return theta
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
@@ -264,7 +274,7 @@ def _read_method(parameters: Parameters, family: Family) -> str:
     if rope_type not in NATIVE_KEYS:
         known, hint = ", ".join(NATIVE_KEYS), did_you_mean(rope_type, NATIVE_KEYS)
         raise CheckpointError(f"Unknown rope_type {shown(rope_type)} in config.json. Known: {known}.{hint}")
-    if rope_type == "default":
+    if rope_type == "default" or has_alpha(parameters, family):
         return "none"
     if rope_type == "proportional":
         return "none" if parameters.get("factor") in (None, 1) else "linear"
@@ -272,7 +282,7 @@ def _read_method(parameters: Parameters, family: Family) -> str:
     return "ntk-by-parts" if rope_type == "yarn" and without_temperature else rope_type
 
 
-def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> ScalingSpec:
+def _read_spec(parameters: Parameters, method: str, implied_factor: float, family: Family) -> ScalingSpec:
     """The scaling in config.json. Not checked, because a patch can replace an invalid one.
 
     implied_factor: max_position_embeddings ÷ pretraining length, which transformers uses for yarn and longrope without
@@ -295,7 +305,8 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
     if "attention_factor" in params and "mscale" in params:  # in transformers attention_factor takes precedence
         for key in MSCALE_PAIR:
             del params[key]
-    if method == "longrope" and parameters.get(MSCALES[1]) is not None:
+    reads_mscales = family.reads_mscales or not family.known
+    if method == "longrope" and reads_mscales and parameters.get(MSCALES[1]) is not None:
         params.setdefault("attention_factor", positive_number(MSCALES[1], parameters[MSCALES[1]]))
     return ScalingSpec(find_method(method), factor, params)
 

@@ -19,6 +19,7 @@ from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
 from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, settle, vocabulary_mismatch
+from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
 from ropecli.messages import progress_bar, warn
 from ropecli.scaling.scale import varies_with_length
@@ -55,9 +56,13 @@ class Subject:
         return self.plan.scaling_warnings if self.plan else read_state(self.checkpoint).warnings
 
     def patch(self, model: "PreTrainedModel") -> bool:
-        """Apply the plan, if any, in memory. Return whether the frequencies then follow the length."""
+        """Apply the plan, if any, in memory. Return whether the frequencies then follow the length.
+
+        Raises PatchError; ProofError if config.json is not read as transformers reads it.
+        """
         if self.plan is None:
             return False
+        require_reading(self.checkpoint.config, model)
         live_patch(model, self.plan.positions.ropes)
         return any(varies_with_length(rope) for rope in self.plan.positions.ropes.values())
 

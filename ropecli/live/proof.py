@@ -1,21 +1,26 @@
-"""Proof that a written patch took effect.
+"""Proof that config.json was read as stock transformers reads it, and that a written patch took effect.
 
-Stock transformers builds the model from the written config, without weights, and every rotary table is compared with
-our own float64 mathematics.
+Stock transformers builds the model from the original and from the written config, without weights, and every rotary
+table is compared with our own float64 mathematics.
 """
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropecli.errors import ProofError
+from ropecli.config.encoding import write_head_dim
+from ropecli.config.fields import section_of
+from ropecli.config.settings import read_settings
+from ropecli.errors import CheckpointError, MethodError, PatchError, ProofError
+from ropecli.messages import warn
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from ropecli.live.rotary import RotaryTable
 
@@ -34,34 +39,77 @@ def prove(
 ) -> int:
     """Compare every rotary table of folder/config.json with `ropes` (by layer type). Returns the number of tables.
 
-    folder: or the config as read by transformers. Methods that depend on the length are compared at length 1, at the
-    pretraining length, one token beyond it, and at the target length. original: the unpatched config.json; with mrope,
-    every dimension must still rotate by the same axis as there. Raises ProofError with the name of the module and the
-    difference.
+    folder: or the config as read by transformers. Tables that may depend on the length are compared at length 1, at the
+    pretraining length, one token beyond it, and at the target length. original: the unpatched config.json, whose
+    reading is proved first (see require_reading); with mrope, every dimension must still rotate by the same axis as
+    there. Raises ProofError with the name of the module and the difference.
+    """
+    from ropecli.live.rotary import rotary_tables
+    from ropecli.live.stock_transformers import build_without_weights
+
+    before = None if original is None else require_reading(original)
+    tables = rotary_tables(build_without_weights(folder))
+    for number, table in enumerate(tables):
+        _compare(table, ropes, before[number] if before else table)
+    return len(tables)
+
+
+def require_reading(config: dict[str, Any], model: "PreTrainedModel | None" = None) -> "list[RotaryTable] | None":
+    """Like prove_reading, but warns if nothing is proved. Returns the tables, or None."""
+    tables, why_not = prove_reading(config, model)
+    if tables is None:
+        warn(f"not proved: that ropecli reads the original config.json as transformers does. {why_not}")
+    return tables
+
+
+def prove_reading(
+    config: dict[str, Any], model: "PreTrainedModel | None" = None
+) -> tuple["list[RotaryTable] | None", str]:
+    """Compare every rotary table that stock transformers builds from config.json with those that ropecli reads from it.
+
+    Left out is what transformers ignores by mistake, and a warning of read_settings names, and a head_dim of null, with
+    which it fails; a patch repairs both. model: loaded from this config.json and not patched. Returns the tables; None,
+    and why, if transformers cannot build or run the model or the scaling in config.json is invalid, so that nothing is
+    proved. Raises ProofError with both values.
     """
     from ropecli.live.rotary import rotary_tables
     from ropecli.live.stock_transformers import build_without_weights, stock_config_of
 
-    tables = rotary_tables(build_without_weights(folder))
-    before = tables
-    if original is not None and any(table.axes > 1 for table in tables):
-        before = rotary_tables(build_without_weights(stock_config_of(original)))
-    for table, unpatched in zip(tables, before, strict=True):
-        rope = ropes.get(table.layer_type)
-        if rope is None:
-            raise ProofError(
-                f"{table.name}: the live model has layers of type {table.layer_type!r}, but config.json does not."
-            )
-        if table.axes > 1:
-            _compare_axes(table, unpatched, rope)
-        if not varies_with_length(rope):
-            _compare(table.name, table.inv_freq, table.attention_factor, rope)
-            continue
+    try:
+        settings, config = read_settings(config, stock=True), copy.deepcopy(config)
+        write_head_dim(section_of(config), settings.family)
+        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in settings.ropes}
+        tables = rotary_tables(build_without_weights(stock_config_of(config)) if model is None else model)
+        for table in tables:
+            _compare(table, ropes, table)
+    except ProofError as error:
+        raise ProofError(
+            f"ropecli does not read this config.json as transformers does, so a patch would start from a wrong base. "
+            f"{error} Correct the RoPE fields of config.json. If they are right, ropecli does not support them yet."
+        ) from error
+    except (CheckpointError, MethodError, PatchError) as error:
+        return None, str(error)
+    return tables, ""
+
+
+def _compare(table: "RotaryTable", ropes: Mapping[str | None, ScaledRope], unpatched: "RotaryTable") -> None:
+    from ropecli.live.rotary import FOLLOWS_LENGTH
+
+    rope = ropes.get(table.layer_type)
+    if rope is None:
+        raise ProofError(
+            f"{table.name}: the live model has layers of type {table.layer_type!r}, but config.json does not."
+        )
+    varies = varies_with_length(rope)
+    if varies or table.rope_type in FOLLOWS_LENGTH:
         pretrained = rope.geometry.original_max_position_embeddings
         for length in (1, pretrained, pretrained + 1, rope.scaled_length):
-            expected = scale(rope.geometry, rope.spec, length)
-            _compare(f"{table.name} at length {length}", *table.at_length(length), expected)
-    return len(tables)
+            expected = scale(rope.geometry, rope.spec, length) if varies else rope
+            _compare_table(f"{table.name} at length {length}", *table.at_length(length), expected)
+    else:
+        _compare_table(table.name, table.inv_freq, table.attention_factor, rope)
+    if table.axes > 1:
+        _compare_axes(table, unpatched, rope)
 
 
 def _compare_axes(table: "RotaryTable", unpatched: "RotaryTable", rope: ScaledRope) -> None:
@@ -80,7 +128,7 @@ def _compare_axes(table: "RotaryTable", unpatched: "RotaryTable", rope: ScaledRo
         angles = positions[axes] * pairs
         if np.allclose(cos_sin, rope.attention_factor * np.stack([np.cos(angles), np.sin(angles)]), atol=_SAME_ANGLE):
             return
-    raise ProofError(f"{table.name}: the cos and sin of a token in an image differ from those of the patch.")
+    raise ProofError(f"{table.name}: the cos and sin of a token in an image differ from those of ropecli.")
 
 
 def _axes(table: "RotaryTable") -> np.ndarray:
@@ -89,21 +137,22 @@ def _axes(table: "RotaryTable") -> np.ndarray:
     return np.abs([table.angles_at(*row.tolist())[1] for row in alone]).argmax(axis=0)
 
 
-def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:
+def _compare_table(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:
     if inv_freq.shape != rope.inv_freq.shape:
-        raise ProofError(f"{name}: the live module has {inv_freq.size} rotary pairs, the patch {rope.inv_freq.size}.")
+        raise ProofError(
+            f"{name}: {inv_freq.size} pairs rotate in stock transformers, but {rope.inv_freq.size} in ropecli."
+        )
     error = np.abs(inv_freq - rope.inv_freq)
     allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL
     if (error > allowed).any():
         pair = int((error / allowed).argmax())
         relative = error[pair] / max(rope.inv_freq[pair], np.finfo(np.float32).tiny)
         raise ProofError(
-            f"{name}: pair {pair} rotates by {inv_freq[pair]:.6g} radians per token in the live module, but by "
-            f"{rope.inv_freq[pair]:.6g} in the patch (relative difference {relative:.2g}). "
-            "Stock transformers does not implement this config as expected."
+            f"{name}: pair {pair} rotates by {inv_freq[pair]:.6g} radians per token in stock transformers, but by "
+            f"{rope.inv_freq[pair]:.6g} in ropecli (relative difference {relative:.2g})."
         )
     if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:
         raise ProofError(
-            f"{name}: the live attention factor is {attention_factor:.6g}, the patch's {rope.attention_factor:.6g}. "
-            "Stock transformers does not implement this config as expected."
+            f"{name}: the attention factor is {attention_factor:.6g} in stock transformers, but "
+            f"{rope.attention_factor:.6g} in ropecli."
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from ropecli.scaling.spec import ScaledRope
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+FOLLOWS_LENGTH = ("dynamic", "longrope")
+"""rope_types whose tables may depend on the length."""
 _TABLE = "inv_freq"
 _SECTIONS = "mrope_section"
 _HOOK = "_ropecli_follows_length"
@@ -54,8 +57,10 @@ class RotaryTable:
     def at_length(self, length: int) -> tuple[np.ndarray, float]:
         """(inv_freq, attention factor) in a first pass over `length` tokens, computed by stock transformers."""
         reset_tables([self])
-        self._cos_sin(length - 1)
-        return self.inv_freq, self.attention_factor
+        cos_sin = torch.stack([part.abs().double().flatten() for part in _tensors(self._cos_sin(length - 1))])
+        applied = float(cos_sin.norm(dim=0).max())  # phimoe applies another factor than its attribute, which is exact
+        exact = math.isclose(applied, self.attention_factor, rel_tol=1e-6)
+        return self.inv_freq, self.attention_factor if exact else applied
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[None]:
@@ -222,7 +227,7 @@ def reset_tables(tables: list[RotaryTable], device: str | None = None) -> None:
 
 def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
     """Return whether a pass over `longest` tokens uses other frequencies than a short one. Resets the tables."""
-    varying = [table for table in tables if table.rope_type in ("dynamic", "longrope")]
+    varying = [table for table in tables if table.rope_type in FOLLOWS_LENGTH]
     switching = any(not np.array_equal(table.at_length(1)[0], table.at_length(longest)[0]) for table in varying)
     reset_tables(varying)
     return switching

@@ -77,7 +77,7 @@ REFUSED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("yarn", "longrope"), MIXED_HEADS),
         **dict.fromkeys(("linear", "ntk"), "from this config: The set of layer types producing"),
     },
-    "mistral4": {"ntk": "has 64 rotary pairs, the patch 32"},
+    "mistral4": {"ntk": "64 pairs rotate in stock transformers, but 32"},
     "recurrent_gemma": dict.fromkeys(METHODS, "limited to the last attention_window_size tokens"),
 }
 

@@ -125,7 +125,8 @@ def test_a_shipped_scaling_is_replaced_from_the_pretraining_length(name, method,
     source, window = released(name), ORIGINAL[name]
     (rope,) = read_state(open_checkpoint(source)).positions.ropes.values()
     assert rope.geometry.original_max_position_embeddings == window
-    never = {"rope_theta": rope.geometry.rope_theta, "rope_scaling": None, "rope_parameters": ...}
+    default = {"rope_type": "default", "rope_theta": rope.geometry.rope_theta}
+    never = {"rope_theta": rope.geometry.rope_theta, "rope_scaling": None, "rope_parameters": default}
     bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
     pair = {"mscale": 1.0, "mscale_all_dim": 1.0}  # yarn keeps what the model was trained with
     kept = {"Ministral-3-8B": pair, "gpt-oss-20b": {"truncate": False}}.get(name, {}) if method == "yarn" else {}

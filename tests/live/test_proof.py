@@ -35,7 +35,7 @@ def tampered(plan, **rope_parameters: object):
 
 
 WRONG = {  # method and parameters, change to config.json, message
-    "linear": ("linear", {}, {"factor": 4.001}, r": pair \d+ rotates by .* in the live module"),
+    "linear": ("linear", {}, {"factor": 4.001}, r": pair \d+ rotates by .* in stock transformers"),
     "beta": ("yarn", {}, {"beta_slow": 0.5, "betaslow": 1.0}, r": pair \d+ rotates by"),
     "truncate": ("yarn", {}, {"truncate": False}, r": pair \d+ rotates by"),
     "rope_type": ("yarn", {}, {"rope_type": "default", "type": "default"}, r": pair \d+ rotates by"),
@@ -44,13 +44,13 @@ WRONG = {  # method and parameters, change to config.json, message
         "yarn",
         {"attention_factor": 1.5},
         {"attention_factor": 1.0001},
-        r": the live attention factor is 1\.0001",
+        r": the attention factor is 1\.0001",
     ),
     "no factor": (
         "longrope",
         {**TWO_LISTS, "attention_factor": 1.5},
         {"attention_factor": ...},
-        "live attention factor",
+        "attention factor is",
     ),
     # compared on both sides of the pretraining length
     "short": ("longrope", TWO_LISTS, {"short_factor": [1.2] * 16}, " at length 1: pair"),

@@ -20,6 +20,7 @@ from ropecli.errors import MethodError, RopecliError, reason_of
 from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
 from ropecli.evaluation.subject import Readers, Subject
+from ropecli.live.proof import require_reading
 from ropecli.messages import progress_bar
 
 _AT_ONCE = 64
@@ -136,6 +137,8 @@ class VllmReaders(Readers):
         """Raises PatchError where vLLM does not compute the scaling."""
         checkpoint, plan = subject.checkpoint, subject.plan
         patched = replace(checkpoint, config=plan.config) if plan else checkpoint
+        if plan:
+            require_reading(checkpoint.config)
         self.overrides_of(patched, checkpoint, subject.positions.context_length)  # refuses before the samples are made
 
         def start(length: int) -> Any:
