@@ -7,8 +7,10 @@ without weights.
     python scripts/coverage.py                  all types, with a summary
     python scripts/coverage.py llama phi3       only these types
     python scripts/coverage.py --layers         what config.json says of each layer, against a small model that is run
+    python scripts/coverage.py --reading        each rope_type in both dialects, as ropecli and as transformers read it
 """
 
+import copy
 import multiprocessing
 import os
 import sys
@@ -95,6 +97,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "step3p7": {"text_config": _STEP},
     "voxtral_realtime": {"text_config": {"model_type": "voxtral_realtime_text", "sliding_window": None}},
     "zamba2": {"use_mem_rope": True},
+}
+
+
+_FACTOR = {"factor": 4.0, "original_max_position_embeddings": 1024}
+_BASE = 54321.0
+# Scalings that config.json may have: what transformers documents, and what only some types read.
+SCALINGS: dict[str, dict[str, Any]] = {
+    "base": {"rope_type": "default", "rope_theta": _BASE},
+    "rotary share": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    "linear": {"rope_type": "linear", "factor": 4.0, "attention_factor": 1.3},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "alpha": {"rope_type": "dynamic", "factor": 1.0, "alpha": 100.0},
+    "yarn": {"rope_type": "yarn", **_FACTOR},
+    "yarn, no length": {"rope_type": "yarn", "factor": 4.0},
+    "yarn, no factor": {"rope_type": "yarn", "original_max_position_embeddings": 1024},
+    "yarn, ramp": {"rope_type": "yarn", **_FACTOR, "truncate": False, "beta_fast": 20.0, "beta_slow": 2.0},
+    "yarn, mscale": {"rope_type": "yarn", **_FACTOR, "mscale": 1.0, "mscale_all_dim": 0.7},
+    "yarn, half mscale": {"rope_type": "yarn", **_FACTOR, "mscale": 2.0},
+    "llama3": {"rope_type": "llama3", **_FACTOR, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"rope_type": "longrope", **_FACTOR},
+    "longrope, mscales": {"rope_type": "longrope", **_FACTOR, "short_mscale": 1.2, "long_mscale": 1.2},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
 }
 
 
@@ -190,6 +214,97 @@ def summary(results: list[Result]) -> str:
         f"{len(worked) + len(never)} language-model types, {rotary} with RoPE set by config.json: ropecli patches "
         f"{len(worked)} of them and refuses {rotary - len(worked)}. The other {len(without_rope)} have no such RoPE."
     )
+
+
+def reading_of(config: dict[str, Any]) -> tuple[str, str]:
+    """How ropecli's reading of a config.json compares with transformers', and why.
+
+    equal; repaired (transformers ignores a field, and a warning says so); refused while reading; misread (the proof
+    refuses it); not provable (transformers does not build it).
+    """
+    import numpy as np
+
+    from ropecli.config.settings import read_settings
+    from ropecli.errors import ProofError, RopecliError
+    from ropecli.live.proof import prove_reading
+    from ropecli.scaling.scale import scale
+
+    try:
+        settings = [read_settings(config, stock=stock) for stock in (False, True)]
+        ours, theirs = ([scale(rope.geometry, rope.spec) for rope in setting.ropes] for setting in settings)
+    except RopecliError as error:
+        return "refused", str(error)
+    try:
+        tables, why_not = prove_reading(config)
+    except ProofError as error:
+        return "misread", str(error)
+    if tables is None:
+        return "not provable", why_not
+    same = all(
+        np.array_equal(first.inv_freq, second.inv_freq) and first.attention_factor == second.attention_factor
+        for first, second in zip(ours, theirs, strict=True)
+    )
+    return ("equal", "") if same else ("repaired", "; ".join(settings[0].warnings))
+
+
+def scaled_configs(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The default config.json of a type, and with each of SCALINGS in both dialects, by name."""
+    import json
+
+    from ropecli.config.fields import section_of
+    from ropecli.config.settings import read_settings
+
+    default = json.loads(config_of(model_type).to_json_string(use_diff=False))
+    yield "default", default
+    settings = read_settings(default)
+    far = [rope.geometry for rope in settings.ropes if rope.far] or [settings.ropes[0].geometry]
+    for name, scaling in SCALINGS.items():
+        parameters = {"rope_theta": _BASE, **scaling}
+        if scaling["rope_type"] == "longrope":
+            rising = [1 + pair / 10 for pair in range(far[0].pairs)]
+            parameters |= {"short_factor": [1.0] * len(rising), "long_factor": rising}
+        for older in (False, True):
+            config = copy.deepcopy(default)
+            section = section_of(config)
+            before = section.pop("rope_parameters", None) or {}
+            if older:
+                parameters = {key: value for key, value in parameters.items() if key != "rope_theta"}
+                section |= {"rope_theta": _BASE, "rope_scaling": {**parameters, "type": scaling["rope_type"]}}
+                if scaling["rope_type"] == "default":
+                    section["rope_scaling"] = None
+                    section |= {key: scaling[key] for key in scaling.keys() & {"partial_rotary_factor"}}
+            elif far[0].layer_type is None:
+                section["rope_parameters"] = {**before, **parameters}
+            else:
+                section["rope_parameters"] = before | {
+                    rope.layer_type: {**before[rope.layer_type], **parameters} for rope in far
+                }
+            yield f"{name}, {'older' if older else 'newer'} fields", config
+
+
+def compare_reading(types: list[str]) -> int:
+    """Print where ropecli reads the RoPE fields of a type in another way than transformers. Returns the crashes."""
+    from ropecli.errors import RopecliError
+
+    totals: Counter[str] = Counter()
+    for model_type in types:
+        counts: Counter[str] = Counter()
+        try:
+            for name, config in scaled_configs(model_type):
+                outcome, reason = reading_of(config)
+                counts[outcome] += 1
+                if outcome in ("misread", "repaired") or name == "default" != outcome == "not provable":
+                    print(f"  {outcome}: {model_type}, {name}: {reason.partition('base. ')[2] or reason}")
+        except RopecliError as error:
+            counts["refused"] += 1
+            print(f"  refused: {model_type}, default: {error}")
+        except Exception as error:  # a type that transformers itself cannot build, or a fault of ours
+            counts["failed"] += 1
+            print(f"  FAILED: {model_type}: {error!r}")
+        totals += counts
+        print(f"{model_type}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}", flush=True)
+    print(f"{len(types)} types: {', '.join(f'{count} {outcome}' for outcome, count in totals.items())}")
+    return totals["failed"]
 
 
 def narrow_config(model_type: str) -> Any:
@@ -288,25 +403,37 @@ def _kinds(layers: Any) -> str:
     return ", ".join(f"{count} {name}" for name, count in names.items())
 
 
+def default_reading(model_type: str) -> str:
+    """The outcome of reading_of for the type's default config.json."""
+    import json
+
+    return reading_of(json.loads(config_of(model_type).to_json_string(use_diff=False)))[0]
+
+
 def main() -> None:
     import transformers
     from rich.console import Console
     from rich.table import Table
 
-    types = [name for name in sys.argv[1:] if name != "--layers"] or all_types()
+    types = [name for name in sys.argv[1:] if not name.startswith("--")] or all_types()
     if "--layers" in sys.argv:
         sys.exit(compare_layers(types) > 0)
+    if "--reading" in sys.argv:
+        sys.exit(compare_reading(types) > 0)
     results = list(walk(types))
     table = Table(title=f"transformers {transformers.__version__}, factor {FACTOR:g}", title_justify="left")
-    for heading in ("type", *METHODS, "reason for refusal"):
+    for heading in ("type", "reading", *METHODS, "reason for refusal"):
         table.add_column(heading, overflow="fold")
     for model_type in types:
         own = {result.method: result for result in results if result.model_type == model_type}
         reasons = dict.fromkeys(result.refused for result in own.values() if result.refused)
         cells = [str(own[method].tables or "refused") for method in METHODS]
-        table.add_row(model_type, *cells, "; ".join(reasons))
+        table.add_row(model_type, default_reading(model_type), *cells, "; ".join(reasons))
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
+    console.print(
+        "Reading: whether stock transformers builds the tables that ropecli reads from the type's config.json."
+    )
     console.print("Numbers: rotary tables of the patched model in stock transformers that match the formulas.")
     console.print(summary(results), markup=False)
 

@@ -1,7 +1,11 @@
 """Both dialects of config.json are read as transformers reads them, and written so that either reader agrees."""
 
+import json
+
 import numpy as np
 import pytest
+from tiny_settings import TINY
+from transformers import CONFIG_MAPPING
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
@@ -32,6 +36,25 @@ def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warn
     assert_inspection_is_live(folder)
     warnings = read_settings(open_checkpoint(folder).config).warnings
     assert any("'linear'" in warning and "'yarn'" in warning for warning in warnings)
+
+
+ALPHA = {"type": "dynamic", "factor": 1.0, "alpha": 1000.0, "beta_fast": 32, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("model_type", ["hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "own"])
+def test_dynamic_with_alpha_raises_the_base_for_all_lengths(
+    model_type, older, written, patched, live, config_of, assert_inspection_is_live
+):
+    fields = {"rope_theta": 1e4, "rope_scaling": ALPHA} if older else {"rope_parameters": {**ALPHA, "rope_theta": 1e4}}
+    folder = written({**TINY, "head_dim": 32, "model_type": model_type, **fields})
+    rope = read_state(open_checkpoint(folder)).positions.main
+    assert (rope.spec.method.name, rope.rope_theta) == ("none", pytest.approx(1e4 * 1000 ** (32 / 30)))
+    if model_type in CONFIG_MAPPING and model_type != "hunyuan_vl_text":  # which no auto class builds alone
+        assert_inspection_is_live(folder)
+        for method in ("yarn", "none"):
+            output = patched(folder, method, original_length=64)
+            assert "alpha" not in json.dumps(config_of(output))
 
 
 @pytest.mark.parametrize("method", ["yarn", "unscaled"])

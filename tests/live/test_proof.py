@@ -9,6 +9,7 @@ import pytest
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.config import settings
 from ropecli.errors import CheckpointError, ProofError
 from ropecli.live.proof import prove
 from ropecli.live.stock_transformers import build_without_weights
@@ -109,6 +110,47 @@ def test_float32_rounding_in_a_large_model_is_no_error(method, params, llama, ed
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
     assert patch_to(plan(large, method, 128.0, **params), tmp_path / "out") == 1
+
+
+SMALL = {"vocab_size": 8, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+PHIMOE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64, **TWO_LISTS}
+MISREAD = {  # config.json, what the message says of stock transformers and of ropecli
+    "pairs": (
+        {"model_type": "llama", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        r"16 pairs rotate in stock transformers, but 8 in ropecli",
+    ),
+    "frequency": (
+        {
+            "model_type": "hunyuan_v1_dense",
+            "rope_theta": 1e4,
+            "rope_scaling": {"rope_type": "dynamic", "factor": 1.0, "alpha": 100.0},
+        },
+        r"pair 15 rotates by 1\.77828e-06 radians per token in stock transformers, but by 0\.000177828 in ropecli",
+    ),
+    "attention factor": (
+        {
+            "model_type": "phimoe",
+            "rope_theta": 1e4,
+            "rope_scaling": {**PHIMOE, "short_mscale": 1.1, "long_mscale": 1.2},
+        },
+        r"at length 1: the attention factor is 1\.1 in stock transformers, but 1\.2 in ropecli",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "message"), MISREAD.values(), ids=MISREAD)
+def test_a_config_that_transformers_reads_otherwise_is_refused(config, message, written, tmp_path, monkeypatch):
+    """A patch would start from another base, and then be proved against itself."""
+    monkeypatch.setattr(settings, "has_alpha", lambda *_: False)  # as for a key that ropecli does not know
+    with pytest.raises(ProofError, match=f"does not read this config.json as transformers does.* {message}"):
+        patch_to(plan(written({**SMALL, "max_position_embeddings": 64, **config})), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_scaling_that_transformers_cannot_build_is_replaced_with_a_warning(llama, edited, tmp_path, caplog):
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    assert patch_to(plan(edited(llama, rope_parameters=longrope)), tmp_path / "out") == 1
+    assert "not proved: that ropecli reads the original config.json as transformers does. " in caplog.text
 
 
 def test_an_error_in_the_code_of_transformers_is_reported_as_such(written):
