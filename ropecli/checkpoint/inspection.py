@@ -40,7 +40,7 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
     layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
     config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
     bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. findings: problems
-    found, each with a rule, a message and a fix.
+    found, each with a rule, a message, a fix, and whether it changes what is computed.
     """
     layers = state.settings.layers if layers is None else layers
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
@@ -69,7 +69,7 @@ def inspect_checkpoint(state: CheckpointState, layers: Sequence[Layer] | None = 
         "limits": list(_limits(state, layers)),
         **_kv_cache(state, layers, length),
         "warnings": list(state.warnings),
-        "findings": [finding.as_json() for finding in find_faults(state)],
+        "findings": [finding._asdict() for finding in find_faults(state)],
     }
 
 

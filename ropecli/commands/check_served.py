@@ -14,6 +14,7 @@ from ropecli.commands.signature import command
 from ropecli.errors import MethodError, RopecliError, quoted
 
 if TYPE_CHECKING:
+    from ropecli.checkpoint.lint import Finding
     from ropecli.evaluation.served import Answers, Verdict
 
 SERVER = Panel("Server")
@@ -28,7 +29,7 @@ class ServedCheck:
 
     verdict: which scaling the server computes. answers: the server's side. max_length: tokens that it accepts, None if
     it does not say. fix: the command that serves the checkpoint's scaling, empty if it is served. notes: remarks of
-    `ropecli export` on it.
+    `ropecli export` on it. findings: those of `ropecli inspect` that change what is computed.
     """
 
     url: str
@@ -40,6 +41,7 @@ class ServedCheck:
     max_length: int | None
     fix: str = ""
     notes: tuple[str, ...] = ()
+    findings: "tuple[Finding, ...]" = ()
 
     @property
     def exit_status(self) -> int:
@@ -61,6 +63,7 @@ class ServedCheck:
             "readings": [asdict(comparison) for comparison in self.verdict.comparisons],
             "fix": self.fix or None,
             "notes": list(self.notes),
+            "findings": [finding._asdict() for finding in self.findings],
         }
 
 
@@ -147,5 +150,14 @@ def check_served(
             except RopecliError as error:
                 notes = (str(error),)
     return ServedCheck(
-        endpoint.url, endpoint.model.name, engine, opened.name, verdict, answers, endpoint.model.max_length, fix, notes
+        url=endpoint.url,
+        model=endpoint.model.name,
+        engine=engine,
+        checkpoint=opened.name,
+        verdict=verdict,
+        answers=answers,
+        max_length=endpoint.model.max_length,
+        fix=fix,
+        notes=notes,
+        findings=engine_input.findings,
     )
