@@ -242,10 +242,10 @@ def open_checkpoint(
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
     base = adapter_base(folder) if is_adapter else None
     config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
-    if config.get("configuration_files"):
+    if others := config.get("configuration_files"):
         raise CheckpointError(
-            f"{name}: transformers reads one of configuration_files ({shown(config['configuration_files'])}) in place of "
-            f"{CONFIG}. Copy that one to {CONFIG}, and remove configuration_files."
+            f"{name}: transformers reads one of the configuration_files, {shown(others)}, in place of {CONFIG}. Copy it "
+            f"to {CONFIG}, and remove configuration_files."
         )
     checkpoint = Checkpoint(str(name), folder, config, fetched.revision, fetched.commit, base, has_weights)
     if weights or tokenizer:  # fail now, not after hours

@@ -149,15 +149,7 @@ def check_served(
                 fix, notes = exported.command, (*exported.cannot, *exported.notes)
             except RopecliError as error:
                 notes = (str(error),)
+    served_by, findings = endpoint.model, engine_input.findings
     return ServedCheck(
-        url=endpoint.url,
-        model=endpoint.model.name,
-        engine=engine,
-        checkpoint=opened.name,
-        verdict=verdict,
-        answers=answers,
-        max_length=endpoint.model.max_length,
-        fix=fix,
-        notes=notes,
-        findings=engine_input.findings,
+        endpoint.url, served_by.name, engine, opened.name, verdict, answers, served_by.max_length, fix, notes, findings
     )
