@@ -244,8 +244,8 @@ def open_checkpoint(
     config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
     if others := config.get("configuration_files"):
         raise CheckpointError(
-            f"{name}: transformers reads one of the configuration_files, {shown(others)}, in place of {CONFIG}. Copy it "
-            f"to {CONFIG}, and remove configuration_files."
+            f"{name}: transformers reads one of the configuration_files, {shown(others)}, in place of {CONFIG}. Copy "
+            f"that one to {CONFIG}, and remove configuration_files."
         )
     checkpoint = Checkpoint(str(name), folder, config, fetched.revision, fetched.commit, base, has_weights)
     if weights or tokenizer:  # fail now, not after hours
