@@ -25,9 +25,12 @@ _TERMS = ["LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]
 # Files that are copied to a new folder. Code is copied only if the config refers to it.
 CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", *_TERMS]
 CODE = "*.py"
+# Mistral's own format, the whole model a second time. vLLM reads these in place of config.json and its weights, SGLang
+# where there are no other weights. A copy beside another config.json would be the model without the patch.
+MISTRAL_FORMAT = ["params.json", "consolidated*"]
 # Files that are uploaded, in lower case: other JSON and text can be private, or the state of a training run.
 PUBLIC_FILES = [
-    *(WEIGHTS, "*.safetensors.index.json", CONFIG, "generation_config.json", "configuration.json", "params.json"),
+    *(WEIGHTS, "*.safetensors.index.json", CONFIG, "generation_config.json", "configuration.json"),
     *("tokenizer*.json", "*.model", "*.tiktoken", "tekken.json", "*vocab*.json", "*vocab*.txt", "merges*.txt"),
     *("added_tokens.json", "special_tokens_map.json", "emoji.json", "normalizer.json", "chat_template*", "*.jinja"),
     *("*processor*_config.json", "audio_tokenizer_config.json", "*quant*_config.json"),
@@ -36,6 +39,15 @@ PUBLIC_FILES = [
 ]
 LARGEST_JSON = 32 * 2**20
 _LARGEST_RECORD = 2**18  # bytes; PyYAML parses about 100 KB per second
+
+
+def is_of_mistral(path: Path) -> bool:
+    return any(path.match(pattern) for pattern in MISTRAL_FORMAT)
+
+
+def weights_in(folder: Path) -> list[Path]:
+    """The safetensors files that belong to config.json, by name."""
+    return sorted(path for path in folder.glob(WEIGHTS) if not is_of_mistral(path))
 
 
 def is_file(path: Path) -> bool:

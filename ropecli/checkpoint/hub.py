@@ -7,11 +7,20 @@ import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ropecli.checkpoint.files import CHECKPOINT_FILES, CODE, CONFIG, PROVENANCE, TOKENIZER_CONFIG, WEIGHTS
+from ropecli.checkpoint.files import (
+    CHECKPOINT_FILES,
+    CODE,
+    CONFIG,
+    MISTRAL_FORMAT,
+    PROVENANCE,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    weights_in,
+)
 from ropecli.errors import CheckpointError, quoted, reason_of
 
 _ALL = [*CHECKPOINT_FILES, CODE, PROVENANCE]
-_NONE_OF = ["*/*", "consolidated*"]
+_NONE_OF = ["*/*", *MISTRAL_FORMAT]
 BAD_TOKEN = "the token in HF_TOKEN, or of `hf auth login`, has characters that are not ASCII. Set it again."
 _PATIENCE = 10.0  # seconds for the Hub's first answer
 
@@ -41,7 +50,7 @@ def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = F
             folder = Path(snapshot_download(name, allow_patterns=_ALL, ignore_patterns=ignored, **options))
         else:
             folder = _get_configs(name, **options)
-        if partly := bool(problem and weights and not any(folder.glob(WEIGHTS))):
+        if partly := bool(problem and weights and not weights_in(folder)):
             raise FileNotFoundError("no weights")
     except Exception as error:  # the Hub client raises many kinds; each means that there is no folder
         cached = "only partly" if partly or hasattr(error, "snapshot_path") else "not"

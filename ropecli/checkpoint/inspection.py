@@ -45,7 +45,7 @@ def inspect_checkpoint(
     config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
     bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. reading: whether stock
     transformers builds the same rotary tables from config.json, `verdict` and `message`; the argument, default: null.
-    findings: problems found, each with a rule, a message and a fix.
+    findings: problems found, each with a rule, a message, a fix, and whether it changes what is computed.
     """
     layers = state.settings.layers if layers is None else layers
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
@@ -54,7 +54,7 @@ def inspect_checkpoint(
     tokenizer, record = checkpoint.tokenizer_config or {}, checkpoint.record
     findings = find_faults(state)
     if reading and reading["verdict"] == MISREAD:
-        findings.insert(0, Finding(MISREAD, reading["message"]))
+        findings.insert(0, Finding(MISREAD, reading["message"], None, True))
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
@@ -78,7 +78,7 @@ def inspect_checkpoint(
         **_kv_cache(state, layers, length),
         "reading": reading and dict(reading),
         "warnings": list(state.warnings),
-        "findings": [finding.as_json() for finding in findings],
+        "findings": [finding._asdict() for finding in findings],
     }
 
 

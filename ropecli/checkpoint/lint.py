@@ -1,13 +1,14 @@
 """Finds settings in a checkpoint's files that stock readers silently ignore or misread. Each finding can have a fix.
 
-Rules only read config.json, and report only what is certain.
+Rules only read config.json and the names of files, and report only what is certain.
 """
 
 import difflib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ropecli.checkpoint.files import CONFIG
+from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG, WEIGHTS, is_own_file
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState
@@ -38,26 +39,28 @@ Faults = Iterator[tuple[str, str]]
 
 
 class Finding(NamedTuple):
-    """A problem. rule: the rule's name, for programs. fix: a command that fixes it, if there is one."""
+    """A problem. rule: the rule's name, for programs. fix: a command that fixes it, if there is one.
+
+    changes_results: whether a reader computes something else than the files say, or positions beyond the scaling. Every
+    command about running the checkpoint repeats these findings.
+    """
 
     rule: str
     message: str
-    fix: str | None = None
-
-    def as_json(self) -> dict[str, str | None]:
-        old = {"old_rule": _OLD_RULES[self.rule]} if self.rule in _OLD_RULES else {}
-        return {**self._asdict(), **old}
+    fix: str | None
+    changes_results: bool
 
 
-_OLD_RULES = {
-    "conflicting-pretraining-lengths": "two-original-windows",
-    "context-beyond-scaling": "window-beyond-scaling",
-    "context-below-scaling": "window-below-scaling",
-    "global-layers-without-rope": "far-layers-do-not-turn",
-}
-"""Names of rules in release 0.2, for those that have another one now."""
-_NOT_FIXED = ("outside-text-config", "switches-with-length", "sliding-window", "global-layers-without-rope")
+_NOT_FIXED = (
+    *("outside-text-config", "switches-with-length", "sliding-window", "global-layers-without-rope"),
+    "adapter-beside-model",
+)
 """Rules whose findings a patch does not fix."""
+_SAME_RESULTS = (
+    *("null-head-dim", "old-name", "context-below-scaling", "tokenizer-caps", "sliding-window"),
+    "global-layers-without-rope",
+)
+"""Rules whose findings change no result: readers fail, stop earlier, or compute what the model was made for."""
 
 
 def find_faults(state: CheckpointState) -> list[Finding]:
@@ -65,7 +68,15 @@ def find_faults(state: CheckpointState) -> list[Finding]:
     faults = [("unclear", warning) for warning in state.warnings]
     faults += [fault for rule in _RULES for fault in rule(state)]
     fix = fix_command(state) if any(name not in _NOT_FIXED for name, _ in faults) else None
-    return [Finding(name, message, None if name in _NOT_FIXED else fix) for name, message in faults]
+    return [
+        Finding(name, message, None if name in _NOT_FIXED else fix, name not in _SAME_RESULTS)
+        for name, message in faults
+    ]
+
+
+def faults_in_results(state: CheckpointState) -> tuple[Finding, ...]:
+    """The findings that change what is computed."""
+    return tuple(finding for finding in find_faults(state) if finding.changes_results)
 
 
 def _only_new_dialect(state: CheckpointState) -> Faults:
@@ -213,8 +224,8 @@ def _lengths(state: CheckpointState) -> Faults:
         yield "dynamic-switched-off", message
     if varies_with_length(state.positions.main):
         message = (
-            f"{spec.method} has different frequencies for short and long inputs here. Batches of mixed lengths, "
-            "chunked prefill, and a KV cache that grows past the pretraining length are inexact."
+            f"{spec.method} has different frequencies for short and long inputs here. In transformers, batches of "
+            "mixed lengths, chunked prefill, and a KV cache that grows past the pretraining length are inexact."
         )
         yield "switches-with-length", message
     scaling = (
@@ -248,6 +259,22 @@ def _sliding(state: CheckpointState) -> Faults:
         yield "global-layers-without-rope", message
 
 
+def _other_formats(state: CheckpointState) -> Faults:
+    folder = state.checkpoint.folder
+    if any(Path(name).match(WEIGHTS) for name in state.checkpoint.skipped_files()):
+        names = ", ".join(state.checkpoint.skipped_files())
+        message = (
+            f"engines such as vLLM read {names} in place of config.json and its weights. A patch does not copy them."
+        )
+        yield "mistral-format", message
+    if is_own_file(folder / ADAPTER_CONFIG):
+        message = (
+            f"{ADAPTER_CONFIG} is beside a whole model: transformers adds the adapter to the model or, from the Hub, "
+            "loads the base model that it names. Other engines ignore it. Move it to another folder."
+        )
+        yield "adapter-beside-model", message
+
+
 _RULES = (
     _only_new_dialect,
     _stale_rope_scaling,
@@ -256,6 +283,7 @@ _RULES = (
     _unread_keys,
     _lengths,
     _sliding,
+    _other_formats,
 )
 
 

@@ -18,14 +18,17 @@ from ropecli.checkpoint.files import (
     CODE,
     CONFIG,
     FACTORS,
+    MISTRAL_FORMAT,
     PROVENANCE,
     TOKENIZER_CONFIG,
     TUNING,
     WEIGHTS,
     is_file,
+    is_of_mistral,
     is_own_file,
     read_json,
     read_record,
+    weights_in,
 )
 from ropecli.errors import CheckpointError, quoted, reason_of, shown
 from ropecli.hashing import sha256_of
@@ -70,7 +73,7 @@ class Checkpoint:
         """The safetensors files. Raises CheckpointError if there are none, or one is missing or damaged."""
         if self.base:
             return self.base.weight_files()
-        files = sorted(self.folder.glob(WEIGHTS))
+        files = weights_in(self.folder)
         index = self.folder / "model.safetensors.index.json"
         if is_own_file(index):
             weight_map = read_json(index).get("weight_map")
@@ -84,13 +87,15 @@ class Checkpoint:
         if not files:
             pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(pattern)]
             hint = f" {pickled[0]} is a pickle, which is not supported: convert it to safetensors." if pickled else ""
+            if other := next(self.folder.glob(WEIGHTS), None):
+                hint = f" {other.name} is in Mistral's own format, which transformers does not read: convert it."
             raise CheckpointError(f"{self.name}: no *.safetensors weights in {self.folder}.{hint}")
         for path in files:
             _check_header(path)
         return files
 
     def files(self) -> list[Path]:
-        """The files to copy: all files of the checkpoint except config.json and ropecli's own.
+        """The files to copy: all files of the checkpoint except config.json, ropecli's own, and `skipped_files`.
 
         Raises CheckpointError for special files, and for a small file that is a link out of the folder.
         """
@@ -101,9 +106,20 @@ class Checkpoint:
             for path in sorted(self.folder.iterdir())
             if not path.is_dir()
             and path.name not in (CONFIG, PROVENANCE, TUNING, FACTORS)
+            and not is_of_mistral(path)
             and any(path.match(pattern) for pattern in patterns)
             and (path.match(WEIGHTS) or is_own_file(path))
         ]
+
+    def skipped_files(self) -> list[str]:
+        """Names of files that are not copied, because engines read them in place of config.json and its weights."""
+        return sorted({path.name for pattern in MISTRAL_FORMAT for path in self.folder.glob(pattern)})
+
+    def skip_warnings(self) -> tuple[str, ...]:
+        """A sentence about `skipped_files`, if there are any."""
+        names = ", ".join(self.skipped_files())
+        read = "which engines such as vLLM read in place of config.json and its weights"
+        return (f"skipping {names}, {read}.",) if names else ()
 
     def digest(self) -> str:
         """`sha256:` and the sha256 of config.json and all weights; without weights, `commit:`. Raises CheckpointError.
@@ -153,7 +169,7 @@ class Checkpoint:
         return sha.hexdigest()
 
     def _files_to_hash(self) -> list[Path]:
-        return [path for path in sorted(self.folder.glob(WEIGHTS)) if is_file(path)]
+        return [path for path in weights_in(self.folder) if is_file(path)]
 
     def origin(self, *, digest: bool = True) -> dict[str, Any]:
         """Name, revision, commit and digest, for records of where something came from.
@@ -214,7 +230,7 @@ def open_checkpoint(
     has_config = is_own_file(folder / CONFIG)
     # an adapter may have a config.json like a checkpoint
     is_adapter = is_own_file(folder / ADAPTER_CONFIG) and all(
-        path.name == ADAPTER_WEIGHTS for path in folder.glob(WEIGHTS)
+        path.name == ADAPTER_WEIGHTS for path in weights_in(folder)
     )
     if is_adapter and not (adapters and has_config):
         raise CheckpointError(
@@ -226,6 +242,11 @@ def open_checkpoint(
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
     base = adapter_base(folder) if is_adapter else None
     config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
+    if others := config.get("configuration_files"):
+        raise CheckpointError(
+            f"{name}: transformers reads one of the configuration_files, {shown(others)}, in place of {CONFIG}. Copy "
+            f"that one to {CONFIG}, and remove configuration_files."
+        )
     checkpoint = Checkpoint(str(name), folder, config, fetched.revision, fetched.commit, base, has_weights)
     if weights or tokenizer:  # fail now, not after hours
         _refuse_kernels(checkpoint)

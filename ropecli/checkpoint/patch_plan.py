@@ -162,7 +162,10 @@ def make_plan(
         layers=settings.layers,
         settings_warnings=warnings,
         scaling_warnings=(*warnings, *plan_warnings.of_scaling(settings, spec, scaled, target, keeps)),
-        writing_warnings=tuple(plan_warnings.of_writing(config, spec, rope, written_length)),
+        writing_warnings=(
+            *plan_warnings.of_writing(config, spec, rope, written_length),
+            *checkpoint.skip_warnings(),
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
 _OF_A_PATCH = {"ropecli", "source", "original_max_position_embeddings", "target_length", "scaling", "changes"}
-_OF_A_PATCH |= {"key_order", "tokenizer"}
+_OF_A_PATCH |= {"key_order", "tokenizer", "skipped_files"}
 
 
 class Provenance(NamedTuple):
@@ -22,7 +22,8 @@ class Provenance(NamedTuple):
     original: config.json before any patch. method, factor, params: the scaling in effect, not checked.
     original_length: the pretraining length, tokens. target_length: tokens. edited: keys of config.json changed after
     the patch; if there are any, the record is out of date. tokenizer_lengths: the tokenizer's model_max_length before
-    and after, empty if it has none. layer_types: the scaled ones, (None,) if all layers share one rope.
+    and after, empty if it has none. layer_types: the scaled ones, (None,) if all layers share one rope. skipped_files:
+    names of files that no patch copied.
     """
 
     original: dict[str, Any]
@@ -34,6 +35,7 @@ class Provenance(NamedTuple):
     edited: tuple[str, ...]
     tokenizer_lengths: tuple[Any, ...]
     layer_types: tuple[str | None, ...]
+    skipped_files: tuple[str, ...]
 
     def spec(self) -> ScalingSpec:
         """The scaling in effect. Raises MethodError if this release does not support it."""
@@ -58,7 +60,8 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         if not edited:
             original = put_in_order(undo(original, changes), record.get("key_order") or {})
         tokenizer = tuple(record["tokenizer"].get("model_max_length", ()))
-        return Provenance(original, *scaled, *lengths, tuple(edited), tokenizer, tuple(scaling["layer_types"]))
+        labels, skipped = tuple(scaling["layer_types"]), tuple(map(str, record.get("skipped_files", ())))
+        return Provenance(original, *scaled, *lengths, tuple(edited), tokenizer, labels, skipped)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
 

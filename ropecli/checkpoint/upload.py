@@ -13,7 +13,17 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, PUBLIC_FILES, TUNING, WEIGHTS, is_own_file
+from ropecli.checkpoint.files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    FACTORS,
+    PROVENANCE,
+    PUBLIC_FILES,
+    TUNING,
+    WEIGHTS,
+    is_of_mistral,
+    is_own_file,
+)
 from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry
@@ -58,8 +68,14 @@ def files_to_push(
     """The files of a checkpoint that belong on the Hub, ropecli.yaml and tune.json, by name.
 
     include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
-    are not among them. Raises OutputError for a pattern without a file.
+    are not among them. Raises OutputError for a pattern without a file, and for files that readers of the repository
+    would read in place of config.json.
     """
+    if is_own_file(checkpoint.folder / ADAPTER_CONFIG):
+        raise OutputError(
+            f"{checkpoint.folder} has {ADAPTER_CONFIG} beside a whole model: from the Hub, transformers would load the "
+            f"base model that it names, in place of {CONFIG}. Move it to another folder."
+        )
     folder, files = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
     written = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
     public = {path.name: path for path in [*written, *filter(_is_public, files)]}
@@ -69,7 +85,13 @@ def files_to_push(
         added = {name: path for name, path in added.items() if path.resolve().is_relative_to(folder.resolve())}
         if not added:
             raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
+        if other := next((name for name, path in added.items() if is_of_mistral(path)), None):
+            raise OutputError(
+                f"--include is {shown(pattern)}, which has {other}: vLLM would read it in place of {CONFIG}."
+            )
         public |= added
+    for warning in checkpoint.skip_warnings():
+        say(warning)
     if others := [path.name for path in files if path.name not in public]:
         say(f"Not uploaded: {shortened(', '.join(others), 200)}. To upload one of them, add --include NAME.")
     return public
@@ -224,8 +246,9 @@ def _commit(api: "HfApi", repo: str, operations: list[Any], message: str, say: C
 
 
 def _refuse_other_weights(repo: str, existing: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-    """Refuse a repository with weights, or their index, that the checkpoint lacks: engines could load both."""
-    if stale := sorted(name for name in existing if fnmatch(name, f"{WEIGHTS}*") and name not in files):
+    """Refuse a repository with weights, an index or an adapter that the checkpoint lacks: engines could load both."""
+    own = (name for name in existing if fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG)
+    if stale := sorted(name for name in own if name not in files):
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise OutputError(
             f"{repo} has {stale[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "

@@ -1,6 +1,7 @@
 """Writes a patched checkpoint, or reverts one to its original config, from the record in ropecli.yaml.
 
-A folder has config.json, ropecli.yaml, linked or copied weights, and copies of all other files.
+A folder has config.json, ropecli.yaml, linked or copied weights, and copies of all other files, except those that an
+engine would read in place of config.json.
 """
 
 import contextlib
@@ -100,6 +101,9 @@ def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any], note
     if orders := key_orders(plan.original, undo(plan.config, changes)):
         record["key_order"] = orders
     record["tokenizer"] = tokenizer
+    earlier = read_provenance(plan.source)
+    if skipped := {*plan.source.skipped_files(), *(earlier.skipped_files if earlier else ())}:
+        record["skipped_files"] = sorted(skipped)
     _write_notes(folder, record | other_notes(plan.source.record) | dict(notes))
 
 
@@ -209,6 +213,10 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
         )
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)
+    warnings += checkpoint.skip_warnings()
+    if note.skipped_files:
+        names = ", ".join(note.skipped_files)
+        warnings.append(f"the patch skipped {names}, which are only in the checkpoint before it: not restored.")
     notes = other_notes(checkpoint.record)
     if "finetuned" in notes:
         length = entry(notes, "finetuned").get("length")

@@ -98,6 +98,14 @@ def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:
             tell(f"  fix: {fix}")
 
 
+def _warn_of_findings(findings: Sequence[dict[str, Any]]) -> None:
+    """Repeat findings of `inspect`, on standard error."""
+    for finding in findings:
+        warn(f"{finding['rule']}: {finding['message']}")
+    for fix in dict.fromkeys(finding["fix"] for finding in findings if finding["fix"]):
+        err.print(f"  fix: {fix}", markup=False, soft_wrap=True)
+
+
 def _parameters(params: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in params.items() if not isinstance(value, list))
 
@@ -261,6 +269,7 @@ def show_plan(plan: "TrainingPlan") -> None:
         tell(f"{way['setting']}:\n{way['command']}")
     for note in report["notes"]:
         tell(note)
+    _warn_of_findings(report["findings"])
 
 
 def _time(seconds: float) -> str:
@@ -343,6 +352,7 @@ def show_served(check: "ServedCheck") -> None:
     tell(f"Accepts {known} tokens; compared up to {compared}." if known else f"Accepts at least {compared} tokens.")
     if check.fix:
         tell(f"To serve the checkpoint's scaling: {check.fix}")
+    _warn_of_findings(check.as_json()["findings"])
     for note in check.notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
 
@@ -402,6 +412,7 @@ def show_export(export: "Export") -> None:
     """The command alone on standard output, to be pasted; or its config file, to be redirected."""
     unwritten = export.file_text and not export.written
     tell(export.file_text.rstrip() if unwritten else export.command)
+    _warn_of_findings(export.as_json()["findings"])
     for sentence in export.cannot:
         warn(sentence)
     notes = [f"note: {sentence}" for sentence in export.notes]

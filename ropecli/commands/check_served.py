@@ -14,6 +14,7 @@ from ropecli.commands.signature import command
 from ropecli.errors import MethodError, RopecliError, quoted
 
 if TYPE_CHECKING:
+    from ropecli.checkpoint.lint import Finding
     from ropecli.evaluation.served import Answers, Verdict
 
 SERVER = Panel("Server")
@@ -28,7 +29,7 @@ class ServedCheck:
 
     verdict: which scaling the server computes. answers: the server's side. max_length: tokens that it accepts, None if
     it does not say. fix: the command that serves the checkpoint's scaling, empty if it is served. notes: remarks of
-    `ropecli export` on it.
+    `ropecli export` on it. findings: those of `ropecli inspect` that change what is computed.
     """
 
     url: str
@@ -40,6 +41,7 @@ class ServedCheck:
     max_length: int | None
     fix: str = ""
     notes: tuple[str, ...] = ()
+    findings: "tuple[Finding, ...]" = ()
 
     @property
     def exit_status(self) -> int:
@@ -61,6 +63,7 @@ class ServedCheck:
             "readings": [asdict(comparison) for comparison in self.verdict.comparisons],
             "fix": self.fix or None,
             "notes": list(self.notes),
+            "findings": [finding._asdict() for finding in self.findings],
         }
 
 
@@ -146,6 +149,7 @@ def check_served(
                 fix, notes = exported.command, (*exported.cannot, *exported.notes)
             except RopecliError as error:
                 notes = (str(error),)
+    served_by, findings = endpoint.model, engine_input.findings
     return ServedCheck(
-        endpoint.url, endpoint.model.name, engine, opened.name, verdict, answers, endpoint.model.max_length, fix, notes
+        endpoint.url, served_by.name, engine, opened.name, verdict, answers, served_by.max_length, fix, notes, findings
     )

@@ -109,6 +109,8 @@ def _make_report(
     given: dict[str, Any],
 ) -> dict[str, Any]:
     """memory, host: bytes of a GPU, of a machine. flops: per second, of a GPU. given: recipe keys set by the user."""
+    from ropecli.checkpoint.lint import faults_in_results
+    from ropecli.checkpoint.state import read_state
     from ropecli.live.stock_transformers import read_stock_config, stock_config_of
     from ropecli.training.memory_plan import setups
     from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
@@ -172,6 +174,8 @@ def _make_report(
             for setup in setups.alternatives_to(best, candidates)
         ],
         "notes": list(_notes(estimator, best, length)),
+        # a patch writes the RoPE fields anew
+        "findings": [] if patch else [finding._asdict() for finding in faults_in_results(read_state(opened))],
     }
 
 

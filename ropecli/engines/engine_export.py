@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import new_file
+from ropecli.checkpoint.lint import Finding
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
 from ropecli.engines.engine_input import EngineInput, read_input
@@ -21,7 +22,8 @@ class Export:
 
     command: one line to paste. overrides: the config values that the command overrides, or the contents of the config
     file that it reads. cannot: sentences on how the engine differs from stock transformers. notes: further remarks.
-    file_name, file_text: the config file, empty if there is none. written: whether it was written.
+    findings: those of `inspect` that change what is computed. file_name, file_text: the config file, empty if there is
+    none. written: whether it was written.
     """
 
     engine: str
@@ -29,12 +31,14 @@ class Export:
     overrides: Mapping[str, Any]
     cannot: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     file_name: str = ""
     file_text: str = ""
     written: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("engine", "command", "overrides", "cannot", "notes")}
+        values = {key: getattr(self, key) for key in ("engine", "command", "overrides", "cannot", "notes")}
+        return {**values, "findings": [finding._asdict() for finding in self.findings]}
 
 
 _ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx", "lm_eval": "lm-eval"}
@@ -80,7 +84,8 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, p)),
-        notes=(*p.warnings, *_texts((engine.without_options(p), *engine.notes), p)),
+        notes=tuple(_texts((engine.without_options(p), *engine.notes), p)),
+        findings=p.findings,
         file_name=file_name,
         file_text=file_text,
         written=output is not None,

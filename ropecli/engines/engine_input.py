@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
-from ropecli.checkpoint.lint import fix_command
+from ropecli.checkpoint.lint import Finding, faults_in_results, fix_command
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import CheckpointState, Positions, read_state
 from ropecli.config.dialects import (
@@ -39,7 +39,7 @@ class EngineInput:
     by layer type; key None where all layers share them. written_length: the context length in config.json, under
     length_key. sections: whether config.json splits the pairs into sections for multimodal positions. latent: whether
     attention is multi-head latent. older_fields: whether rope_theta and rope_scaling have all that rope_parameters has.
-    fix: the command that writes them. warnings: sentences about what config.json leaves ambiguous.
+    fix: the command that writes them. findings: those of `inspect` that change what is computed.
     """
 
     checkpoint: str
@@ -58,7 +58,7 @@ class EngineInput:
     latent: bool
     older_fields: bool
     fix: str | None
-    warnings: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
     @property
     def rope(self) -> ScaledRope:
@@ -182,7 +182,7 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         fix=fix_command(state),
         sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
         latent=section.get("qk_rope_head_dim") is not None,
-        warnings=state.warnings,
+        findings=faults_in_results(state),
     )
 
 

@@ -22,6 +22,10 @@ class Case(NamedTuple):
     text: str
 
 
+class Same(str):
+    """Says that an engine gives the same results without its options. Not said beside findings that change results."""
+
+
 @dataclass(frozen=True)
 class EngineTable:
     """An engine's table.
@@ -95,7 +99,8 @@ def without_options(p: EngineInput, texts: Mapping[str, str]) -> str:
         return ""
     if not p.raised:
         return _NOT_RAISED
-    return "" if p.nested else texts.get(p.rope_type, "")
+    text = texts.get(p.rope_type, "")
+    return "" if p.nested or (p.findings and isinstance(text, Same)) else text
 
 
 def with_engine_names(parameters: Parameters) -> Parameters:

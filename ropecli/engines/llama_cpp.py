@@ -33,6 +33,7 @@ from ropecli.engines.engine_table import (
     ROUNDS_GPT_OSS,
     Case,
     EngineTable,
+    Same,
     is_released_gpt_oss,
     without_options,
 )
@@ -173,7 +174,7 @@ def _stores_longrope(p: EngineInput) -> bool:
 
 
 _CHECKED = {*_BY_LAYER, *_LLAMA3_IN_FILE, *_MSCALE_IN_FILE, "minicpm3"}
-_CARRIED = f"{_MODEL} already contains all of it: llama.cpp gives the same results without the --rope options."
+_CARRIED = Same(f"{_MODEL} already contains all of it: llama.cpp gives the same results without the --rope options.")
 _CONVERSION_NOTES = (
     Case(lambda p: not p.on_hub, f"To make {_MODEL}: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}."),
     Case(

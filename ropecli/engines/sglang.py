@@ -24,6 +24,7 @@ from ropecli.engines.engine_table import (
     PROPORTIONAL_FACTOR,
     Case,
     EngineTable,
+    Same,
     with_engine_names,
     without_options,
 )
@@ -66,7 +67,7 @@ def _reads_layer_types(p: EngineInput) -> bool:
 
 
 def _without_options(p: EngineInput) -> str:
-    same = "SGLang gives the same results without the options: config.json already contains them."
+    same = Same("SGLang gives the same results without the options: config.json already contains them.")
     ignores = "Without the options, SGLang ignores attention_factor and uses 0.1·ln s + 1."
     linear = "Without the options, SGLang accepts more than {p.length} tokens: it multiplies by the factor again."
     texts = {

@@ -22,6 +22,7 @@ from ropecli.engines.engine_table import (
     PROPORTIONAL_FACTOR,
     Case,
     EngineTable,
+    Same,
     with_engine_names,
     without_options,
 )
@@ -49,11 +50,11 @@ def _command(p: EngineInput) -> tuple[object, ...]:
     return ("vllm", "serve", p.checkpoint, *p.at_revision, *options, "--max-model-len", p.length)
 
 
-_SAME = "vLLM gives the same results without the options: config.json already contains them."
+_SAME = Same("vLLM gives the same results without the options: config.json already contains them.")
 _WITHOUT_OPTIONS = {
     "default": _SAME,
     "llama3": _SAME,
-    "yarn": "vLLM 0.30.0 and later give the same results without the options: config.json already contains them.",
+    "yarn": Same("vLLM 0.30.0 and later give the same results without the options: config.json already contains them."),
     "linear": "Without the options, vLLM accepts more than {p.length} tokens: it multiplies by the factor again.",
     "longrope": "Without the options, vLLM stops at {p.original_length} tokens.",
 }

@@ -220,7 +220,8 @@ def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
             continue
         yield f"## Serve with {name}"
         yield f"```\n{export.command}\n```"
-        if notes := [f"- {escaped(note)}" for note in (*export.cannot, *export.notes)]:
+        problems = [finding.message for finding in export.findings]
+        if notes := [f"- {escaped(note)}" for note in (*export.cannot, *problems, *export.notes)]:
             yield "\n".join(notes)
 
 

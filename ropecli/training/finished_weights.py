@@ -25,6 +25,7 @@ from ropecli.config.changes import get_path
 from ropecli.errors import OutputError, RopecliError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.messages import warn
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
 from ropecli.training.run_folder import CHECKPOINTS
 from ropecli.training.sharded_weights import write_gathered
@@ -75,7 +76,9 @@ def write_result(
 
 
 def _small_files(checkpoint: Checkpoint) -> list[Path]:
-    """Such as the tokenizer's."""
+    """Such as the tokenizer's. Warns of files that are not copied."""
+    for warning in checkpoint.skip_warnings():
+        warn(warning)
     return [file for file in checkpoint.files() if ".safetensors" not in file.name and file.name != ADAPTER_CONFIG]
 
 

@@ -1,19 +1,23 @@
 """The linter: each problem is real, is found by its rule, and is fixed by the printed command."""
 
+import contextlib
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_settings import LATENT, TINY
 
 from ropecli.checkpoint import lint
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import CheckpointError
+from ropecli.engines.engine_export import ENGINES, export_checkpoint
+from ropecli.errors import CheckpointError, PatchError
 from ropecli.live.stock_transformers import build_without_weights
 
 LLAMA = {**TINY, "model_type": "llama", "head_dim": 32, "rope_theta": 1e4}
@@ -178,7 +182,60 @@ def test_a_problem_is_found_and_the_printed_command_fixes_it(rule, config, clean
 
 def test_every_rule_has_a_case():
     named = {"unclear"} | set(re.findall(r'yield \(?\s*"([a-z-]+)"', Path(lint.__file__).read_text(encoding="utf-8")))
-    assert named == {case[0] for case in CASES} | {"tokenizer-caps"}
+    assert named == {case[0] for case in CASES} | {"tokenizer-caps", "mistral-format", "adapter-beside-model"}
+
+
+@pytest.mark.parametrize(
+    "config", [pytest.param(case[1], marks=marks(case[1]), id=case[0]) for case in CASES if case[3] is not None]
+)
+def test_export_repeats_the_findings_that_change_results(config, written):
+    """And then says of no engine that it gives the same results."""
+    state = read_state(open_checkpoint(written(config)))
+    changing = tuple(finding for finding in lint.find_faults(state) if finding.changes_results)
+    exports = []
+    for engine in ENGINES:
+        with contextlib.suppress(PatchError):
+            exports.append(export_checkpoint(state.checkpoint, engine))
+    assert exports
+    for export in exports:
+        assert export.findings == changing
+        assert not changing or "same results" not in " ".join(export.notes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"), [("context-beyond-scaling", True), ("context-below-scaling", False), ("sliding-window", False)]
+)
+def test_which_findings_change_results(rule, changes, written):
+    config = next(case[1] for case in CASES if case[0] == rule)
+    (finding,) = findings(written(config))
+    assert (finding["rule"], finding["changes_results"]) == (rule, changes)
+
+
+def test_mistrals_own_format_beside_config_json(written, fixed):
+    """vLLM reads params.json only where consolidated*.safetensors is."""
+    folder = written(CLEAN)
+    (folder / "params.json").write_text("{}")
+    assert findings(folder) == []
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.00.safetensors")
+    (finding,) = findings(folder)
+    assert (finding["rule"], finding["changes_results"]) == ("mistral-format", True)
+    assert "vLLM read consolidated.00.safetensors, params.json in place of config.json" in finding["message"]
+    assert findings(fixed(finding["fix"])) == []
+
+
+def test_an_adapter_beside_a_whole_model(llama, tmp_path):
+    """transformers loads it too, so the model is another one than config.json and its weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder, ids = Path(shutil.copytree(llama, tmp_path / "both")), torch.arange(40)[None]
+    before = AutoModelForCausalLM.from_pretrained(folder)
+    expected = before(ids).logits
+    lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    get_peft_model(before, lora).save_pretrained(folder)
+    assert not torch.allclose(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, expected)
+    (finding,) = findings(folder)
+    assert (finding["rule"], finding["fix"], finding["changes_results"]) == ("adapter-beside-model", None, True)
 
 
 def test_a_clean_checkpoint_has_no_findings(written):

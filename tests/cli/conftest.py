@@ -99,7 +99,8 @@ def hub(llama, cache, monkeypatch):
     from huggingface_hub import constants
 
     server = FakeHub()
-    files = {**bytes_of(llama), "modeling_own.py": b"x", "consolidated.safetensors": b"x", "pytorch_model.bin": b"x"}
+    files = {**bytes_of(llama), "modeling_own.py": b"x", "pytorch_model.bin": b"x"}
+    files |= {"params.json": b"{}", "consolidated.safetensors": b"x"}
     older = json.dumps({**json.loads(files["config.json"]), "max_position_embeddings": 32}).encode()
     server.repositories[NAME] = Repository(
         {"main": MAIN, "v1": OLD}, {MAIN: files, OLD: {**files, "config.json": older}}

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-KEYS = {"engine", "command", "overrides", "cannot", "notes"}
+KEYS = {"engine", "command", "overrides", "cannot", "notes", "findings"}
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "mlx", "sglang", "vllm"])
@@ -21,6 +21,21 @@ def test_standard_output_is_one_line_to_paste(engine, yarn, ropecli):
     assert set(report) == KEYS
     assert (report["engine"], report["command"]) == (engine, outcome.out.strip())
     assert all(sentence in outcome.err for sentence in (*report["cannot"], *report["notes"]))
+
+
+def test_a_finding_of_inspect_that_changes_results_is_repeated(llama, edited, ropecli):
+    """yarn ×2 with a context length of 4 times the pretraining length; `inspect` prints the same sentence."""
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    beyond = {"rope_parameters": {"rope_theta": 1e4, **scaling}, "rope_scaling": scaling, "rope_theta": 1e4}
+    folder = edited(llama, **beyond, max_position_embeddings=256)
+    inspected = ropecli("inspect", folder, "--json").json()["findings"]
+    (finding,) = [finding for finding in inspected if finding["changes_results"]]
+    outcome = ropecli("export", folder, "--engine", "vllm").succeeds()
+    assert outcome.out.count("\n") == 1
+    assert f"context-beyond-scaling: {finding['message']}" in outcome.said
+    assert f"fix: {finding['fix']}" in outcome.said
+    assert "same results" not in outcome.err
+    assert ropecli("export", folder, "--engine", "vllm", "--json").json()["findings"] == [finding]
 
 
 @pytest.mark.parametrize("engine", ["axolotl", "ollama", "trl"])

@@ -82,6 +82,19 @@ def test_it_is_what_merging_at_once_would_have_written(ropecli, yarn, adapter, c
     assert (logits(tmp_path / "whole") - logits(yarn)).abs().max() > 1e-2
 
 
+def test_what_engines_read_in_place_of_config_json_stays_with_the_base(yarn, adapter, ropecli, tmp_path):
+    """Merged at once, as `finetune` does, and later."""
+    base, names = Path(shutil.copytree(yarn, tmp_path / "base")), {"params.json", "consolidated.safetensors"}
+    for name in names:
+        shutil.copy(yarn / "model.safetensors", base / name)
+    train(base, tmp_path / "at-once", save="merged")
+    outcome = ropecli("merge", adapter, "--base", base, "--output", tmp_path / "whole").succeeds()
+    assert outcome.said.count("skipping consolidated.safetensors, params.json, which engines such as vLLM read") == 1
+    assert "different weights" not in outcome.err
+    for folder in (tmp_path / "at-once", tmp_path / "whole"):
+        assert not names & {path.name for path in folder.iterdir()}
+
+
 def test_an_adapter_is_measured_on_its_base_with_its_own_config(ropecli, llama, adapter, changed, corpus, tmp_path):
     def measured(checkpoint):
         return ropecli("eval-ppl", checkpoint, "--data", corpus, "--lengths", "48,128", "--json")

@@ -83,6 +83,25 @@ def test_files_that_are_no_part_of_a_checkpoint_stay_behind(patch, source):
     assert "LICENSE" in names
 
 
+def test_what_engines_read_in_place_of_config_json_stays_behind(ropecli, source, tmp_path):
+    """vLLM takes params.json first where consolidated*.safetensors is. The linked weights are those of config.json."""
+    shutil.copy(source / "model.safetensors", source / "consolidated.safetensors")
+    (source / "params.json").write_text('{"max_position_embeddings": 64}')
+    names = "consolidated.safetensors, params.json"
+    sentence = f"skipping {names}, which engines such as vLLM read in place of config.json and its weights"
+    for words in (["--dry-run"], ["-o", tmp_path / "out"], ["-o", tmp_path / "again"]):
+        outcome = ropecli("patch", tmp_path / "out" if "again" in str(words) else source, *YARN, *words).succeeds()
+        assert outcome.said.count(sentence) == ("again" not in str(words))
+    for folder in (tmp_path / "out", tmp_path / "again"):
+        written = {path.name for path in folder.iterdir()}
+        assert written == {path.name for path in source.iterdir()} - set(names.split(", ")) | {"ropecli.yaml"}
+    reverted = ropecli("patch", tmp_path / "again", "--revert", "-o", tmp_path / "before").succeeds()
+    assert f"the patch skipped {names}, which are only in the checkpoint before it: not restored" in reverted.said
+    assert not (tmp_path / "before" / "ropecli.yaml").exists()
+    (source / "model.safetensors").unlink()
+    ropecli("patch", source, *YARN, "-o", tmp_path / "none").is_refused("is in Mistral's own format")
+
+
 def test_code_that_only_the_tokenizer_names_is_copied(patch, source):
     (source / "tokenization_own.py").write_text("x")
     path = source / "tokenizer_config.json"

@@ -137,8 +137,8 @@ PUSHED = [
     "tokenizer_config.json",
 ]
 PUBLIC = [
-    "config.json", "generation_config.json", "configuration.json", "params.json", "ropecli.yaml", "model.safetensors",
-    "tune.json", "factors.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json",
+    "config.json", "generation_config.json", "configuration.json", "ropecli.yaml", "model.safetensors", "tune.json",
+    "factors.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json",
     "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "special_tokens_map.json",
     "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "tekken.json", "preprocessor_config.json",
     "processor_config.json", "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja",
@@ -176,6 +176,22 @@ def test_other_files_are_included_by_name_or_pattern(ropecli, local, tmp_path):
         refused.is_refused("has no such file")
 
 
+@pytest.mark.parametrize("name", ["params.json", "consolidated.safetensors"])
+def test_what_engines_read_in_place_of_config_json_is_not_pushed(name, ropecli, local):
+    (local / name).write_text("{}")
+    push = ["push", local, "--repo", NEW, "--dry-run", "--json"]
+    outcome = ropecli(*push)
+    assert name not in {file["name"] for file in outcome.json()["files"]}
+    assert f"skipping {name}, which engines such as vLLM read in place of config.json" in outcome.err
+    ropecli(*push, "--include", f"{name[:4]}*").is_refused(f"which has {name}: vLLM would read it in place of")
+
+
+def test_an_adapter_beside_a_whole_model_is_not_pushed(ropecli, local):
+    (local / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/unpatched"}')
+    outcome = ropecli("push", local, "--repo", NEW, "--dry-run")
+    outcome.is_refused("has adapter_config.json beside a whole model", "in place of config.json")
+
+
 def test_the_origin_is_found_by_way_of_local_folders(ropecli, from_hub, tmp_path):
     card, linear = tmp_path / "twice.README.md", ["--method", "linear", "--factor", 2, "--no-verify"]
     ropecli("patch", from_hub, *linear, "-o", tmp_path / "twice").succeeds()
@@ -207,7 +223,8 @@ WRONG = {
     "offline": "HF_HUB_OFFLINE is set, so nothing can be uploaded.",
     "network": "cannot be reached",
     "public": f"{NEW} is public. Add --public to publish there",
-    "others": f"{NEW} has old.safetensors, which this checkpoint does not have",
+    "old.safetensors": f"{NEW} has old.safetensors, which this checkpoint does not have",
+    "adapter_config.json": f"{NEW} has adapter_config.json, which this checkpoint does not have",
     "token": f"The Hub refused to write to {NEW} (status 403): <token> may not write to this repository.",
     "metadata": "The Hub refused the metadata of README.md: license must be a string.",
 }
@@ -225,9 +242,9 @@ def test_nothing_is_sent(what, writable, ropecli, local, monkeypatch, tmp_path):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     elif what == "network":
         writable.cut()
-    elif what in ("public", "others"):
+    elif what in ("public", "old.safetensors", "adapter_config.json"):
         ropecli(*push, *(["--public"] if what == "public" else [])).succeeds()
-        writable.newest(NEW)["old.safetensors" if what == "others" else "x"] = b"x"
+        writable.newest(NEW)[what] = b"x"
     elif what == "token":
         writable.writers.clear()  # the server repeats the token
     else:

@@ -201,6 +201,8 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH, f"lists ../{PRIVATE}, which is not in", write(INDEX, {"weight_map": {"b": f"../{PRIVATE}"}})),
     (PATCH, "config.json cannot be read as JSON: it is larger than", large(CONFIG)),
     (PATCH, "config.json cannot be read", write(CONFIG, '{"a":' * 10**5 + "1" + "}" * 10**5)),
+    ("inspect source", "transformers reads one of the configuration_files",
+     edit(CONFIG, configuration_files=["config.4.0.0.json"])),
     (EVAL, "requests attention code from the Hub", edit(CONFIG, _attn_implementation="owner/kernel")),
     (EVAL, "requests attention code from the Hub",
      edit(CONFIG, text_config={"attn_implementation": "paged|owner/kernel@main:run"})),
