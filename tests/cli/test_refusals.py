@@ -160,6 +160,9 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     *((command, "no layer sees further than 16 tokens (its window in config.json), so yarn has no effect on distant",
        edit(CONFIG, model_type="cohere2", sliding_window=16))
       for command in (PATCH, EVAL + "--method yarn --factor 2", COMPARE + "--methods yarn --factors 2", TUNE)),
+    *((command, "16 pairs rotate in stock transformers, but 8 in ropecli", edit(CONFIG, partial_rotary_factor=0.5))
+      for command in (PATCH, PATCH + "--dry-run", EVAL + "--method yarn --factor 2", COMPARE + "--factors 2",
+                      "tune source --data demo-train --max-documents 10 --factor 2 --output run")),
     ("inspect source", "it has ALiBi, biases that grow with the distance. No scaling applies; its training and the",
      write(CONFIG, {"model_type": "bloom"})),
     ("inspect source", "it has 3 recurrent layers and 1 with attention without positions. No scaling applies",
