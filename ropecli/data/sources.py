@@ -1,43 +1,77 @@
 """Reads documents from SOURCE: `demo`, `demo-train`, a file, a folder, a Hub dataset (owner/name, owner/name:config).
 
-A document is a text; to train on, a row of a table may also be a conversation.
-
-Files of unknown kinds are ignored in a folder and refused when given directly. Text and JSON lines may be compressed
-(.txt.gz, .jsonl.zst). Documents are read one at a time, without a cache.
+A document is a text; to train on, a row of a table may also be a conversation. Text, JSON and CSV may be compressed
+(.txt.gz, .jsonl.zst). A folder with tables may have splits, as a Hub dataset has: by its README's metadata or its file
+names, which datasets resolves, or written by save_to_disk. Files of unknown kinds are named in a folder and refused
+when given directly. Documents are read one at a time, without a cache.
 """
 
-import glob
+import codecs
 import io
-import logging
+import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID
-from ropecli.data.conversations import Conversation, find_conversation
+from ropecli.data.conversations import Conversation
+from ropecli.data.tables import ARROW, CSV, JSON, PARQUET, TABLES, TEXT_COLUMN, TSV, read_bodies
 from ropecli.demo import corpus
 from ropecli.errors import DataError, quoted, reason_of, shown
+from ropecli.messages import say, warn
 
-TEXT_COLUMN = "text"
 DEMO = "demo"
 DEMO_TRAIN = "demo-train"
-TEXT_FILES = {".txt", ".md", ".py"}
-TABLE_FILES = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+TEXT_FILES = (".txt", ".md", ".py")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""fsspec's names. It reads zstd with Python 3.14, or with the package zstandard."""
-_COMPRESSED = TEXT_FILES | {".jsonl"}
-_KINDS = ", ".join(sorted(TEXT_FILES | set(TABLE_FILES)))
+_KINDS = ", ".join((*TEXT_FILES, *TABLES))
+_CARD = "readme.md"
+"""Describes the tables beside it; no document."""
+_DATASET_DICT, _DATASET_STATE = "dataset_dict.json", "state.json"
+"""Files of datasets' save_to_disk."""
 HUB_DOCUMENTS = 10_000
 """Documents to read of a Hub dataset, unless the user sets a number."""
 _HUB_DATASET = re.compile(f"({HUB_ID.pattern})(?::(.+))?")
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
+_HUB_PATIENCE = 10.0
+"""Timeout for reading a dataset's commit, seconds."""
 
 Texts = Iterator[tuple[str, str]]
 Rows = Iterator[tuple[str, str | Conversation]]
+
+
+class UnreachableError(DataError):
+    """A dataset could not be loaded from the Hub."""
+
+
+class DataFile(NamedTuple):
+    """A file to read. name: for documents and messages. address: a path, or a file on the Hub with its commit."""
+
+    name: str
+    address: str
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name) or ""
+
+    def open(self) -> BinaryIO:
+        """Raises OSError. A compressed file that ends early raises it too, while it is read."""
+        if self.address.startswith("hf://"):
+            from huggingface_hub import HfFileSystem
+
+            file: Any = HfFileSystem().open(self.address, "rb")
+        else:
+            file = Path(self.address).open("rb")
+        if compression := _COMPRESSIONS.get(Path(self.name).suffix.lower()):
+            import pyarrow
+
+            file = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), compression)
+        return file
 
 
 class HubDataset(NamedTuple):
@@ -73,15 +107,16 @@ def read_rows(
     `messages` or `conversations`. split: of a Hub dataset; default: the first of `splits` that it has. whole: read more
     than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
     """
-    place = source if source in (DEMO, DEMO_TRAIN) else locate(source)
-    if isinstance(place, HubDataset):
-        rows = _read_hub(place, text_column, (split,) if split else splits)
-        return rows if whole else islice(rows, HUB_DOCUMENTS)
-    if split:
-        raise DataError(f"{source} is not a Hub dataset, so it has no split {shown(split)}. Remove the split.")
-    if isinstance(place, str):
-        return demo_held_out() if place == DEMO else corpus.training_files()
-    return _read_folder(place, text_column) if place.is_dir() else _read_file(place, text_column)
+    if source in (DEMO, DEMO_TRAIN):
+        if split:
+            raise DataError(f"{source} has no splits. Remove the split {shown(split)}.")
+        return demo_held_out() if source == DEMO else corpus.training_files()
+    rows = read_files(files_of(source, split, splits, text_column), text_column)
+    return islice(rows, HUB_DOCUMENTS) if is_hub_dataset(source) and not whole else rows
+
+
+def read_files(files: Sequence[DataFile], text_column: str) -> Rows:
+    return (row for file in files for row in _read_file(file, text_column))
 
 
 def locate(source: str) -> Path | HubDataset:
@@ -105,16 +140,142 @@ def is_hub_dataset(source: str) -> bool:
         return False
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of a folder that can be read, sorted."""
-    return sorted(path for path in folder.rglob("*") if _kind_of(path) and path.is_file())
-
-
-def _kind_of(path: Path) -> str | None:
-    """The suffix without that of a compression: .txt for story.txt.gz. None for an unknown file type."""
+def kind_of(name: str) -> str | None:
+    """The suffix without that of a compression, in small letters: .txt for story.TXT.gz. None for an unknown type."""
+    path = Path(name.lower())
     packed = path.suffix in _COMPRESSIONS
-    suffix = Path(path.stem).suffix if packed else path.suffix
-    return suffix if suffix in (_COMPRESSED if packed else TEXT_FILES | set(TABLE_FILES)) else None
+    kind = Path(path.stem).suffix if packed else path.suffix
+    return kind if kind in (*TEXT_FILES, *TABLES) and not (packed and kind in (PARQUET, ARROW)) else None
+
+
+def files_of(
+    source: str, split: str | None, splits: Sequence[str], text_column: str = TEXT_COLUMN
+) -> tuple[DataFile, ...]:
+    """The files of a source, in order. Says what is read of several splits, and what is not read of a folder.
+
+    Arguments: see read_rows. Raises DataError.
+    """
+    place = locate(source)
+    if isinstance(place, HubDataset):
+        return _chosen(source, _splits_on_hub(place), split, splits)
+    if place.is_file():
+        if kind_of(place.name) is None:
+            raise DataError(
+                f"{place} has an unknown file type; expected one of {_KINDS}, or text, JSON or CSV as .gz or .zst."
+            )
+        files: tuple[DataFile, ...] = (DataFile(place.name, str(place)),)
+    elif by_split := _splits_of_folder(place):
+        return _chosen(source, by_split, split, splits)
+    else:
+        files = _all_files(place, text_column)
+    if split:
+        raise DataError(f"{source} has no splits. Remove the split {shown(split)}.")
+    return files
+
+
+def _chosen(
+    source: str, by_split: dict[str, list[DataFile]], split: str | None, splits: Sequence[str]
+) -> tuple[DataFile, ...]:
+    chosen = next((name for name in ((split,) if split else splits) if name in by_split), None)
+    others = [name for name in by_split if name != chosen]
+    if chosen is None:
+        raise DataError(f"{source} has no split {split or ' or '.join(splits)}. Choose one of {', '.join(others)}.")
+    files = by_split[chosen]
+    if unread := [file.name for file in files if file.kind not in TABLES + TEXT_FILES]:
+        raise DataError(f"{source} has a file of an unknown type, {unread[0]}; expected one of {_KINDS}.")
+    if others and not split:
+        say(f"Reading the split {chosen} of {source}; it also has {', '.join(others)}. Choose another with --split.")
+    return tuple(files)
+
+
+def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
+    """All files with documents in a folder without splits, sorted. Says which others it has."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [DataFile(path.relative_to(folder).as_posix(), str(path)) for path in paths if kind_of(path.name)]
+    if any(file.kind in TABLES for file in files):  # which a README describes
+        files = [file for file in files if Path(file.name).name.lower() != _CARD]
+    # .json and .csv hold settings and figures as well as documents
+    unsure = [file for file in files if file.kind in (JSON, CSV, TSV) and not _has_documents(file, text_column)]
+    if not files:
+        raise DataError(f"{folder} contains no {_KINDS} files.")
+    read = files if len(unsure) == len(files) else [file for file in files if file not in unsure]
+    kinds = Counter(Path(path).suffix.lower() or Path(path).name for path in paths)
+    kinds.subtract(Path(file.name).suffix.lower() for file in read)
+    if others := +kinds:
+        say(f"Not read in {folder}: {', '.join(f'{count} {kind}' for kind, count in others.most_common(8))}.")
+    return tuple(read)
+
+
+def _has_documents(file: DataFile, text_column: str) -> bool:
+    try:
+        next(_read_file(file, text_column), None)
+    except DataError:
+        return False
+    return True
+
+
+def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
+    """The files of each split of a folder with tables; empty if it has none."""
+    from datasets.data_files import DEFAULT_PATTERNS_ALL, EmptyDatasetError, get_data_patterns
+
+    if (folder / _DATASET_DICT).is_file():
+        return {name: _saved_files(folder, folder / name) for name in _saved(folder / _DATASET_DICT)["splits"]}
+    if (folder / _DATASET_STATE).is_file() and any(folder.glob("*.arrow")):
+        return {"train": _saved_files(folder, folder)}
+    if not any(kind_of(path.name) in TABLES for path in folder.rglob("*")):
+        return {}
+    card = next((path for path in folder.iterdir() if path.name.lower() == _CARD), None)
+    configured = card is not None and re.search(r"^data_files:|\bdata_files:", card.read_text("utf-8", "replace"))
+    try:
+        if not configured and get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL:
+            return {}
+    except EmptyDatasetError:
+        return {}
+    return _resolved(str(folder), str(folder), None, None)
+
+
+def _saved_files(root: Path, folder: Path) -> list[DataFile]:
+    """The files of a dataset written by save_to_disk."""
+    paths = [folder / entry["filename"] for entry in _saved(folder / _DATASET_STATE)["_data_files"]]
+    return [DataFile(path.relative_to(root).as_posix(), str(path)) for path in paths]
+
+
+def _saved(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from error
+
+
+def _splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
+    name, config = dataset
+    try:
+        return _resolved(name, name, config, hub_commit(name))
+    except DataError:
+        raise
+    except Exception as error:  # the Hub client raises many kinds
+        _refuse_unknown_config(dataset)
+        raise UnreachableError(
+            f"{name} is not a local file or folder, and it could not be loaded from the Hub: {_reason(error)}"
+        ) from error
+
+
+def _resolved(place: str, root: str, config: str | None, commit: str | None) -> dict[str, list[DataFile]]:
+    """The files of each split, as datasets resolves them by metadata and names."""
+    from datasets import load_dataset_builder
+
+    files = load_dataset_builder(place, config, revision=commit).config.data_files or {}
+    prefix = re.compile(rf"^(hf://datasets/[^@]+@[^/]+|{re.escape(Path(root).resolve().as_posix())})/")
+    return {
+        str(split): [DataFile(prefix.sub("", str(address)), str(address)) for address in addresses]
+        for split, addresses in files.items()
+    }
+
+
+def hub_commit(dataset: str) -> str | None:
+    from huggingface_hub import HfApi
+
+    return HfApi().dataset_info(dataset, timeout=_HUB_PATIENCE).sha
 
 
 def demo_held_out() -> Texts:
@@ -124,63 +285,32 @@ def demo_held_out() -> Texts:
             yield name, text
 
 
-def _read_folder(folder: Path, text_column: str) -> Rows:
-    files = files_of(folder)
-    if not files:
-        raise DataError(f"{folder} contains no {_KINDS} files.")
-    for path in files:
-        for name, body in _read_file(path, text_column):
-            yield f"{path.relative_to(folder).as_posix()}{name.removeprefix(path.name)}", body
+def _read_file(file: DataFile, text_column: str) -> Rows:
+    try:
+        with file.open() as content:
+            if file.kind in TEXT_FILES:
+                yield file.name, _read_text(file.name, content)
+                return
+            for number, body in read_bodies(file.kind, content, file.name, text_column):
+                yield f"{file.name}:{number}", body
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{file.name} cannot be read: {_reason(error)}") from error
 
 
-def _read_file(path: Path, text_column: str) -> Rows:
-    kind = _kind_of(path)
-    if kind is None:
-        raise DataError(f"{path} has an unknown file type; expected one of {_KINDS}, or text or .jsonl as .gz or .zst.")
-    if kind in TEXT_FILES:
-        try:
-            yield path.name, _read_text(path)
-        except (UnicodeDecodeError, OSError, EOFError, ValueError) as error:
-            raise DataError(f"{path} cannot be read as UTF-8 text: {_reason(error)}") from error
-        return
-    if kind == ".jsonl" and path.stat().st_size == 0:
-        return  # no rows; load_dataset would fail
-    files = glob.escape(str(path))
-    yield from _read_table(path.name, text_column, TABLE_FILES[kind], data_files=files, split="train")
-
-
-def _read_text(path: Path) -> str:
-    from fsspec.compression import compr
-    from fsspec.core import get_compression
-
-    compression = get_compression(path.name, _COMPRESSIONS.get(path.suffix))
-    with path.open("rb") as file, io.TextIOWrapper(compr[compression](file, mode="rb"), encoding="utf-8") as text:
-        return text.read()
+def _read_text(name: str, content: BinaryIO) -> str:
+    try:
+        text = content.read().removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is not UTF-8 text: {error}") from error
+    if "\0" in text:
+        warn(f"{name} has NUL characters: it may be UTF-16, or no text at all.")
+    return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         return BAD_TOKEN
-    if "zstd not supported" in str(error):  # fsspec
-        return "it is compressed with zstd. Run `pip install zstandard`."
     return reason_of(error)
-
-
-def _read_hub(dataset: HubDataset, text_column: str, splits: tuple[str, ...]) -> Rows:
-    from datasets import get_dataset_split_names
-
-    name, config = dataset
-    try:
-        available = get_dataset_split_names(name, config)
-    except Exception as error:  # the Hub client raises many kinds
-        _refuse_unknown_config(dataset)
-        raise DataError(
-            f"{name} is not a local file or folder, and it could not be loaded from the Hub: {_reason(error)}"
-        ) from error
-    chosen = next((split for split in splits if split in available), None)
-    if chosen is None:
-        raise DataError(f"{name} has no split {' or '.join(splits)}. Choose one of {', '.join(available)}.")
-    return _read_table(name, text_column, name, name=config, split=chosen)
 
 
 def _refuse_unknown_config(dataset: HubDataset) -> None:
@@ -196,29 +326,3 @@ def _refuse_unknown_config(dataset: HubDataset) -> None:
         problem = f"has no configuration {config}" if config else "has several configurations"
         example = quoted("--data", f"{name}:{configs[0]}")
         raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as {example}.")
-
-
-def _read_table(label: str, text_column: str, builder: str, **arguments: str | None) -> Rows:
-    from datasets import load_dataset
-
-    # datasets would also log the errors that are raised below
-    logger = logging.getLogger("datasets")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        for index, row in enumerate(load_dataset(builder, streaming=True, **arguments)):
-            body = row.get(text_column)
-            if not isinstance(body, str):
-                body = find_conversation(row, text_column, TEXT_COLUMN)
-            if body is None:
-                columns = ", ".join(row) or "none"
-                raise DataError(
-                    f"{label}: row {index} has no text in column {text_column!r}. Available columns: {columns}."
-                )
-            yield f"{label}:{index}", body
-    except DataError:
-        raise
-    except Exception as error:  # broken rows surface as many kinds from the readers below datasets
-        raise DataError(f"{label} cannot be read as a table: {_reason(error)}") from error
-    finally:
-        logger.setLevel(level)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, islice
@@ -31,16 +31,25 @@ import numpy as np
 from ropecli.atomic import new_folder
 from ropecli.data.conversations import Conversation, template_digest, tokenize_conversations
 from ropecli.data.documents import Document, tokenize
-from ropecli.data.sources import DEMO_TRAIN, TO_TRAIN, HubDataset, Rows, files_of, locate, read_rows
+from ropecli.data.sources import (
+    DEMO,
+    DEMO_TRAIN,
+    TO_TRAIN,
+    DataFile,
+    Rows,
+    UnreachableError,
+    files_of,
+    is_hub_dataset,
+    read_files,
+    read_rows,
+)
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 
-_FORMAT = 2
-"""Version of the files; part of every key, so that files of another version are not read."""
+_FORMAT = 3
+"""Version of the files and of how rows are read; part of every key, so that files of another version are not read."""
 _DIGEST = "digest"
 _PIECE = 1 << 20
-_HUB_PATIENCE = 10.0
-"""Timeout for reading a dataset's commit from the Hub, seconds."""
 
 
 class TokenStore:
@@ -92,14 +101,15 @@ def open_store(source: Any, most: int | None, tokenizer) -> TokenStore:
     Reads the whole store once to verify it (about 2 GB/s). most: documents to read; None for all. Raises
     DataError, and OutputError if the cache cannot be written.
     """
-    identity = [_FORMAT, source_identity(source.data, source.split or TO_TRAIN[0], cache_folder()), source.text_column]
+    files = source_files(source, cache_folder() / "hub")
+    identity = [_FORMAT, source_identity(source.data, files), source.text_column]
     identity += [most, tokenizer_digest(tokenizer), template_digest(tokenizer), source.train_on]
     measured = source.skip_compressible > 0 or source.skip_incompressible > 0
     identity += ["compression"] if measured else []
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def documents() -> Iterator[Document]:
-        rows = read_rows(source.data, text_column=source.text_column, split=source.split, splits=TO_TRAIN, whole=True)
+        rows = read_rows(source.data) if files is None else read_files(files, source.text_column)
         rows = islice(rows, most)
         return measure_compression(rows, tokenized) if measured else tokenized(rows)
 
@@ -195,39 +205,41 @@ def tokenize_rows(rows: Rows, tokenizer, train_on: str | None) -> Iterator[Docum
             )
 
 
-def source_identity(source: str, split: str, cache: Path) -> list[Any]:
-    """Identity of a source as JSON: its files with sizes and times, or the commit of a Hub dataset.
+def source_files(source: Any, seen: Path) -> tuple[DataFile, ...] | None:
+    """The files of a source; None for the demo's.
 
-    Includes mtime and ctime, because cp -p, tar and rsync -t preserve mtime. cache: stores the last commit seen, for
-    when the Hub cannot be reached.
+    Of a Hub dataset that cannot be reached, those seen last, which the folder `seen` keeps. Raises DataError.
     """
-    if source == DEMO_TRAIN:
+    if source.data in (DEMO, DEMO_TRAIN):
+        return None
+    name = hashlib.sha256(json.dumps([source.data, source.split]).encode()).hexdigest()
+    path = seen / f"{name}.json"
+    try:
+        files = files_of(source.data, source.split, TO_TRAIN, source.text_column)
+    except UnreachableError:
+        if not path.is_file():
+            raise
+        return tuple(DataFile(*pair) for pair in json.loads(path.read_text(encoding="utf-8")))
+    if is_hub_dataset(source.data):
+        with suppress(OSError):  # writing the tokens will report an unwritable cache
+            seen.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(files), encoding="utf-8")
+    return files
+
+
+def source_identity(source: str, files: Sequence[DataFile] | None) -> list[Any]:
+    """Identity of a source as JSON: its files with sizes and times, or with the commit of a Hub dataset.
+
+    Includes mtime and ctime, because cp -p, tar and rsync -t preserve mtime. files: see source_files.
+    """
+    if files is None:
         chooses = hashlib.sha256(Path(corpus.__file__).read_bytes()).hexdigest()
         root = corpus.stdlib_root()
         return [source, chooses, sys.version, str(root), root.stat().st_mtime_ns]
-    try:
-        place = locate(source)
-    except DataError:  # reading the source will report it
-        return ["hub", source, split, None]
-    if isinstance(place, HubDataset):
-        return ["hub", source, split, _commit(place.name, cache)]
-    files = [(path.resolve(), path.stat()) for path in (files_of(place) if place.is_dir() else [place])]
-    return ["files", *([str(path), file.st_size, file.st_mtime_ns, file.st_ctime_ns] for path, file in files)]
-
-
-def _commit(dataset: str, cache: Path) -> str | None:
-    from huggingface_hub import HfApi
-
-    seen = cache / "hub" / dataset.replace("/", "--")
-    try:
-        commit = HfApi().dataset_info(dataset, timeout=_HUB_PATIENCE).sha
-    except Exception:  # the Hub client raises many kinds; reading the source will report the error
-        return seen.read_text(encoding="utf-8") if seen.is_file() else None
-    if commit:
-        with suppress(OSError):  # writing the tokens will report an unwritable cache
-            seen.parent.mkdir(parents=True, exist_ok=True)
-            seen.write_text(commit, encoding="utf-8")
-    return commit
+    if is_hub_dataset(source):
+        return ["hub", *(file.address for file in files)]
+    local = [(path.resolve(), path.stat()) for path in (Path(file.address) for file in files)]
+    return ["files", *([str(path), file.st_size, file.st_mtime_ns, file.st_ctime_ns] for path, file in local)]
 
 
 def tokenizer_digest(tokenizer) -> str:

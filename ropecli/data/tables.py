@@ -1,0 +1,188 @@
+"""Reads rows strictly: a needed value is given as it stands in the file, or its row is named.
+
+JSON lines, a JSON array, CSV, Parquet and Arrow. No value takes the type of others, and columns that are not needed
+cannot stop a reading. Memory is bounded by a row, of Parquet and Arrow by a batch of rows.
+"""
+
+import codecs
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from ropecli.data.conversations import COLUMNS, Conversation
+from ropecli.errors import DataError, shown
+
+TEXT_COLUMN = "text"
+JSON_LINES, JSON, CSV, TSV, PARQUET, ARROW = ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow"
+TABLES = (JSON_LINES, JSON, CSV, TSV, PARQUET, ARROW)
+_ROWS = 64
+"""Rows of Parquet and Arrow at a time."""
+_PIECE = 1 << 20
+_LONGEST_FIELD = 2**31 - 1
+_SPACE = re.compile(r"\s*")
+
+Row = tuple[int, dict[str, Any], Sequence[str]]
+"""Number of the line or row, from 1; its values, of needed columns at least; the names of all columns."""
+
+
+def read_bodies(kind: str, file: BinaryIO, name: str, text_column: str) -> Iterator[tuple[int, str | Conversation]]:
+    """(number of the line or row, text or conversation) of each row of a table.
+
+    text_column: if it is the default and missing, also `messages` or `conversations`. Raises DataError with the line or
+    row, for a needed value of another type, a number that is not finite, or text that cannot be written as UTF-8.
+    """
+    names = (text_column, *COLUMNS) if text_column == TEXT_COLUMN else (text_column,)
+    place = "line" if kind in (JSON_LINES, CSV, TSV) else "row"
+    number = 0
+    try:
+        for number, row, columns in _rows(kind, file, (*names, "tools", "system")):
+            yield number, _body(row, names, columns)
+    except _FaultError as fault:
+        raise DataError(f"{name}, {place} {fault.number or number}: {fault}") from fault
+    except (OSError, EOFError, ValueError) as error:  # pyarrow's errors are among them
+        raise DataError(f"{name} cannot be read as a table after {place} {number}: {error}") from error
+
+
+class _FaultError(Exception):
+    """A row that cannot be used. number: of its line or row; None for the one that was read."""
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def _body(row: dict[str, Any], names: Sequence[str], columns: Sequence[str]) -> str | Conversation:
+    body = row.get(names[0])
+    if not isinstance(body, str):
+        body = next((row[name] for name in names if isinstance(row.get(name), list)), None)
+    if body is None:
+        present = next((name for name in names if name in columns), None)
+        if present is None:
+            raise _FaultError(f"no column {names[0]!r}. Columns: {', '.join(columns) or 'none'}.")
+        value = row.get(present)
+        given = "null" if value is None else shown(value)
+        raise _FaultError(f"{present} is {given}; expected text or a conversation.")
+    if isinstance(body, str):
+        _refuse_unclean(names[0], body)
+        return body
+    conversation = Conversation(body, row.get("tools"), row.get("system"))
+    for column, value in vars(conversation).items():
+        _refuse_unclean(column, value)
+    return conversation
+
+
+def _refuse_unclean(column: str, value: Any) -> None:
+    if isinstance(value, str):
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise _FaultError(f"{column} has half a surrogate pair at character {error.start}.") from error
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise _FaultError(f"{column} has the number {value}, which is not JSON.")
+    elif isinstance(value, dict | list):
+        for part in (*value, *value.values()) if isinstance(value, dict) else value:
+            _refuse_unclean(column, part)
+
+
+def _rows(kind: str, file: BinaryIO, columns: Sequence[str]) -> Iterator[Row]:
+    if kind in (JSON_LINES, JSON):
+        file = io.BufferedReader(file) if not hasattr(file, "peek") else file  # type: ignore[type-var,assignment]
+        start = file.peek(_PIECE).removeprefix(codecs.BOM_UTF8).lstrip()[:1]  # type: ignore[attr-defined]
+        rows = _array(file) if kind == JSON and start == b"[" else _lines(file)
+        return ((number, _object(row, number), list(row)) for number, row in rows)
+    if kind in (CSV, TSV):
+        return _csv(file, "," if kind == CSV else "\t")
+    return _columns(_parquet(file, columns) if kind == PARQUET else _arrow(file, columns))
+
+
+def _object(row: Any, number: int) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise _FaultError(f"{shown(row)} is not an object with columns.", number)
+    return row
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(file, 1):
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if not text.strip():
+            continue
+        try:
+            yield number, json.loads(text.decode())
+        except (ValueError, RecursionError) as error:
+            raise _FaultError(f"not JSON: {error}.", number) from error
+
+
+def _array(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    """The elements of an array, without holding it in memory."""
+    text, decoder = io.TextIOWrapper(file, encoding="utf-8-sig"), json.JSONDecoder()
+    buffer, at, number = text.read(_PIECE), 0, 0
+    at = buffer.index("[") + 1
+    while True:
+        at = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
+        try:
+            if buffer[at : at + 1] == "]":
+                return
+            value, stop = decoder.raw_decode(buffer, at)
+            stop = _SPACE.match(buffer, stop).end()  # type: ignore[union-attr]
+            if stop == len(buffer):  # a number may go on in what is not read yet
+                raise ValueError("the array does not end")
+        except (ValueError, RecursionError) as error:
+            more = text.read(max(_PIECE, len(buffer) - at))
+            if not more:
+                raise _FaultError(f"not JSON: {error}.", number + 1) from error
+            buffer, at = buffer[at:] + more, 0
+            continue
+        number += 1
+        yield number, value
+        if buffer[stop] not in ",]":
+            raise _FaultError(f"not JSON: {shown(buffer[stop : stop + 20])} follows; expected a comma.", number)
+        at = stop + (buffer[stop] == ",")
+
+
+def _csv(file: BinaryIO, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row, reader.fieldnames or ()
+    except csv.Error as error:
+        raise _FaultError(f"not CSV: {error}.", reader.line_num) from error
+
+
+def _columns(batches: Iterable[Any]) -> Iterator[Row]:
+    """The rows of record batches, each with the names of all columns of the table."""
+    number = 0
+    for batch, names in batches:
+        for start in range(0, batch.num_rows, _ROWS):
+            for row in batch.slice(start, _ROWS).to_pylist():
+                number += 1
+                yield number, row, names
+
+
+def _parquet(file: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
+    from pyarrow.parquet import ParquetFile
+
+    table = ParquetFile(file)
+    names = table.schema_arrow.names
+    for batch in table.iter_batches(_ROWS, columns=[name for name in columns if name in names] or names[:1]):
+        yield batch, names
+
+
+def _arrow(file: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
+    from pyarrow import ipc
+
+    magic = file.read(6)
+    file.seek(0)
+    if magic == b"ARROW1":
+        table = ipc.open_file(file)
+        batches: Iterable[Any] = (table.get_batch(index) for index in range(table.num_record_batches))
+    else:
+        batches = table = ipc.open_stream(file)
+    names = table.schema.names
+    for batch in batches:
+        yield batch.select([name for name in columns if name in names] or names[:1]), names
