@@ -35,6 +35,7 @@ _DATASET_DICT, _DATASET_STATE = "dataset_dict.json", "state.json"
 """Files of datasets' save_to_disk."""
 HUB_DOCUMENTS = 10_000
 """Documents to read of a Hub dataset, unless the user sets a number."""
+_PATTERN = re.compile(r"[\[\]*?{}]")
 _HUB_DATASET = re.compile(f"({HUB_ID.pattern})(?::(.+))?")
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
@@ -66,7 +67,7 @@ class DataFile(NamedTuple):
 
             file: Any = HfFileSystem().open(self.address, "rb")
         else:
-            file = Path(self.address).open("rb")
+            file = Path(self.address).open("rb")  # noqa: SIM115
         if compression := _COMPRESSIONS.get(Path(self.name).suffix.lower()):
             import pyarrow
 
@@ -199,10 +200,11 @@ def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
     if not files:
         raise DataError(f"{folder} contains no {_KINDS} files.")
     read = files if len(unsure) == len(files) else [file for file in files if file not in unsure]
-    kinds = Counter(Path(path).suffix.lower() or Path(path).name for path in paths)
-    kinds.subtract(Path(file.name).suffix.lower() for file in read)
-    if others := +kinds:
-        say(f"Not read in {folder}: {', '.join(f'{count} {kind}' for kind, count in others.most_common(8))}.")
+    taken = {file.address for file in read}
+    if others := [path.relative_to(folder).as_posix() for path in paths if str(path) not in taken]:
+        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in others)
+        counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
+        say(f"Not read in {folder}: {', '.join(others if len(others) < 5 else counts)}.")
     return tuple(read)
 
 
@@ -216,7 +218,7 @@ def _has_documents(file: DataFile, text_column: str) -> bool:
 
 def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
     """The files of each split of a folder with tables; empty if it has none."""
-    from datasets.data_files import DEFAULT_PATTERNS_ALL, EmptyDatasetError, get_data_patterns
+    from datasets.data_files import DEFAULT_PATTERNS_ALL, get_data_patterns
 
     if (folder / _DATASET_DICT).is_file():
         return {name: _saved_files(folder, folder / name) for name in _saved(folder / _DATASET_DICT)["splits"]}
@@ -224,14 +226,16 @@ def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
         return {"train": _saved_files(folder, folder)}
     if not any(kind_of(path.name) in TABLES for path in folder.rglob("*")):
         return {}
+    if magic := _PATTERN.search(str(folder)):  # datasets would find other files, or none
+        raise DataError(f"{folder} has {magic[0]} in its name, which datasets takes for a pattern. Rename the folder.")
     card = next((path for path in folder.iterdir() if path.name.lower() == _CARD), None)
-    configured = card is not None and re.search(r"^data_files:|\bdata_files:", card.read_text("utf-8", "replace"))
     try:
+        configured = card is not None and "data_files:" in card.read_text("utf-8", "replace")
         if not configured and get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL:
             return {}
-    except EmptyDatasetError:
-        return {}
-    return _resolved(str(folder), str(folder), None, None)
+        return _resolved(str(folder), str(folder), None, None)
+    except Exception as error:  # of the card, or of files that datasets cannot tell apart
+        raise DataError(f"datasets cannot find the splits of {folder}: {reason_of(error)} Give a file.") from error
 
 
 def _saved_files(root: Path, folder: Path) -> list[DataFile]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,3 +212,23 @@ def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tm
     assert "Reading at most 3 documents of owner/texts:en. To read more, set max_documents." in said[0]
     assert "Reading at most" not in said[1]
     assert [int(re.search(r"(\d+) documents", text[text.index("owner/texts:en:") :])[1]) for text in said] == [3, 5]
+
+
+def test_tokens_are_kept_for_a_commit_and_offline_those_of_the_last_one_are_used(texts, hub, tmp_path):
+    from ropecli.data.sources import UnreachableError
+    from ropecli.data.token_store import source_files, source_identity
+
+    def identity(config):
+        source = SimpleNamespace(data=f"{TEXTS}:{config}", split=None, text_column="text")
+        return json.dumps(source_identity(source.data, source_files(source, tmp_path / "seen")))
+
+    first = identity("en")
+    assert (f"{MAIN}/en.jsonl" in first, identity("de") != first) == (True, True)
+    repository = hub.repositories[TEXTS]
+    hub.repositories[TEXTS] = Repository({"main": OLD}, {OLD: repository.files[MAIN]})
+    second = identity("en")
+    assert f"{OLD}/en.jsonl" in second
+    hub.cut()
+    assert identity("en") == second
+    with pytest.raises(UnreachableError):
+        identity("chat")

@@ -1,15 +1,21 @@
 """Reading SOURCE: texts of every kind of file, in a fixed order, and one clear message for each error."""
 
+import codecs
+import csv
 import gzip
 import json
+import re
+from itertools import islice
 
-import fsspec.compression
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 
+from ropecli.data import tables as tables_of_rows
 from ropecli.data.conversations import Conversation
-from ropecli.data.sources import read_rows, read_texts
+from ropecli.data.sources import TO_TRAIN, read_rows, read_texts
 from ropecli.errors import DataError
 
 ROWS = ["first row, with a ü", "second\nrow", "third row"]
@@ -42,7 +48,7 @@ tables = pytest.mark.parametrize(("name", "write"), TABLES.values(), ids=TABLES.
 @tables
 def test_a_table_gives_a_document_a_row(tmp_path, name, write):
     write(tmp_path / name, {"id": [1, 2, 3], "text": ROWS, "body": ROWS[::-1]})
-    assert list(read_texts(str(tmp_path / name))) == [(f"{name}:{index}", text) for index, text in enumerate(ROWS)]
+    assert list(read_texts(str(tmp_path / name))) == [(f"{name}:{number}", text) for number, text in enumerate(ROWS, 1)]
     assert [text for _, text in read_texts(str(tmp_path / name), text_column="body")] == ROWS[::-1]
     with pytest.raises(DataError, match=r"rows.*'title'.*id, text, body"):
         list(read_texts(str(tmp_path / name), text_column="title"))
@@ -61,10 +67,10 @@ def test_conversations_are_read_from_their_column_to_train_on(tmp_path, name, wr
     named = {"text_column": "chat"} if column == "chat" else {}
     rows = list(read_rows(str(tmp_path / name), **named))
     assert rows == [
-        (f"{name}:0", Conversation(CHATS[0], system="Be brief.")),
-        (f"{name}:1", Conversation(CHATS[1])),
+        (f"{name}:1", Conversation(CHATS[0], system="Be brief.")),
+        (f"{name}:2", Conversation(CHATS[1])),
     ]
-    with pytest.raises(DataError, match=rf"{name}:0 is a conversation; expected text"):
+    with pytest.raises(DataError, match=rf"{name}:1 is a conversation; expected text"):
         list(read_texts(str(tmp_path / name), **named))
 
 
@@ -74,10 +80,9 @@ def zstd(content: bytes) -> bytes:
     return bytes.fromhex("28b52ffd a0") + len(content).to_bytes(4, "little") + block
 
 
-needs_zstd = pytest.mark.skipif("zstd" not in fsspec.compression.compr, reason="needs Python 3.14 or zstandard")
 compressions = pytest.mark.parametrize(
     ("ending", "compress"),
-    [pytest.param("gz", gzip.compress, id="gz"), pytest.param("zst", zstd, marks=needs_zstd, id="zst")],
+    [pytest.param("gz", gzip.compress, id="gz"), pytest.param("zst", zstd, id="zst")],
 )
 
 
@@ -91,7 +96,7 @@ def test_compressed_text_and_rows_are_read_as_without_compression(tmp_path, endi
         (packed / f"{name}.{ending}").write_bytes(compress((tmp_path / name).read_bytes()))
     (packed / "also.md").write_text("not compressed")
     (packed / "picture.png.gz").write_bytes(b"junk")
-    rows = [(f"rows.jsonl.{ending}:{index}", text) for index, text in enumerate(ROWS)]
+    rows = [(f"rows.jsonl.{ending}:{number}", text) for number, text in enumerate(ROWS, 1)]
     expected = [("also.md", "not compressed"), *rows, (f"story.txt.{ending}", "grüße\n\tand more\n")]
     assert list(read_texts(str(packed))) == expected
     assert list(read_texts(str(packed / f"rows.jsonl.{ending}"))) == rows
@@ -104,16 +109,176 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
     write_jsonl(tmp_path / "b" / "rows.jsonl", {"text": ["first", "second"]})
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     (tmp_path / "folder.txt").mkdir()
-    expected = [("a/x.py", "a/x.py"), ("b/a.txt", "b/a.txt"), ("b/rows.jsonl:0", "first"), ("b/rows.jsonl:1", "second")]
+    expected = [("a/x.py", "a/x.py"), ("b/a.txt", "b/a.txt"), ("b/rows.jsonl:1", "first"), ("b/rows.jsonl:2", "second")]
     assert list(read_texts(str(tmp_path))) == [*expected, ("b/y.md", "b/y.md"), ("z.txt", "z.txt")]
 
 
+def texts_of(folder, **options):
+    return [text for _, text in read_texts(str(folder), **options)]
+
+
+def write_csv(path, columns):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerows([columns, *zip(*columns.values(), strict=True)])
+
+
+def write_json(path, columns):
+    path.write_text(json.dumps([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        *(("a.csv", write_csv), ("a.tsv", write_csv), ("a.json", write_json), ("b.json", write_jsonl)),
+        ("A.JSONL", write_jsonl),
+    ],
+)
+def test_further_tables_and_names_in_capitals_are_read(tmp_path, name, write):
+    write(tmp_path / name, {"id": ["1", "2", "3"], "text": ROWS})
+    (tmp_path / "README.md").write_text("What the table has.")
+    assert texts_of(tmp_path) == texts_of(tmp_path / name) == ROWS
+
+
+def test_a_long_array_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables_of_rows, "_PIECE", 7)
+    rows = [{"n": [1.5, {"x": index}], "text": "ü]} " + "long " * index} for index in range(9)]
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    assert texts_of(tmp_path / "a.json") == [row["text"] for row in rows]
+
+
+ODD = {
+    "null": ({"text": None}, "text is null; expected text or a conversation"),
+    "a number": ({"text": 2023}, "text is 2023"),
+    "an object": ({"text": {"a": 1}}, "text is {'a': 1}"),
+    "missing": ({"body": "a"}, "no column 'text'. Columns: body"),
+    "no object": ([1], r"[1] is not an object"),
+    "half a surrogate pair": ({"text": "a\ud800"}, "text has half a surrogate pair at character 1"),
+    "not a number": ({"messages": [{"x": [float("nan")]}]}, "messages has the number nan"),
+}
+
+
+@pytest.mark.parametrize(("row", "fault"), ODD.values(), ids=ODD)
+def test_an_odd_row_is_named_and_changes_no_other(tmp_path, row, fault):
+    good = [{"text": f"text {number}\n" + "word " * 1700} for number in range(1300)]
+    rows = [*good[:900], row, *good[900:]]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+    texts = read_texts(str(path))
+    assert [text for _, text in islice(texts, 900)] == [entry["text"] for entry in good[:900]]
+    with pytest.raises(DataError, match=re.escape(f"rows.jsonl, line 901: {fault}")):
+        next(texts)
+
+
+@pytest.mark.parametrize(("name", "write"), [TABLES[kind] for kind in TABLES if kind != "jsonl"])
+def test_a_row_without_a_text_is_named_in_every_table(tmp_path, name, write):
+    write(tmp_path / name, {"id": [1, 2, 3], "text": ["a", None, "b"]})
+    with pytest.raises(DataError, match=rf"{name}, row 2: text is null"):
+        texts_of(tmp_path / name)
+    write(tmp_path / name, {"text": pyarrow.array([], "string")} if name != "rows.jsonl" else {"text": []})
+    assert texts_of(tmp_path / name) == []
+
+
+LATE = {  # what a column that is not needed has in 900 rows, and in later ones
+    "text after null": (None, "a"),
+    "a fraction after numbers": (3, 3.5),
+    "a list after an empty one": ([], ["a"]),
+    "a word after dates": ("2024-01-01", "unknown"),
+    "another type": ("a", [{"b": 1}]),
+    "a new key": ({"a": 1}, {"a": 1, "b": {"c": 2}}),
+    "NaN": (1.5, float("nan")),
+}
+
+
+@pytest.mark.parametrize(("early", "late"), LATE.values(), ids=LATE)
+def test_a_column_that_is_not_needed_stops_nothing(tmp_path, early, late):
+    texts = [f"text {number}\n" + "word " * 1700 for number in range(1300)]
+    rows = [{"text": text, "other": early if number < 900 else late} for number, text in enumerate(texts)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert texts_of(tmp_path / "rows.jsonl") == texts
+
+
+def test_values_of_a_conversation_are_as_in_the_file(tmp_path):
+    call = {"z": 1, "a": 1.5, "day": "2024-01-01", "large": 12345678901234567890123, "none": None}
+    rows = [{"messages": [{"role": "assistant", "tool_calls": [{**call, "n": n}]}]} for n in (1, 1.5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = [row.messages for _, row in read_rows(str(tmp_path / "rows.jsonl"))]
+    assert list(map(repr, read)) == [repr(row["messages"]) for row in rows]
+
+
+def write_splits(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_parquet(folder / name, {"text": [name]})
+
+
+def write_by_names(folder):
+    write_splits(folder, ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"])
+
+
+def write_by_card(folder):
+    write_splits(folder, ["a/one.parquet", "b/two.parquet"])
+    files = [{"split": "train", "path": "a/*"}, {"split": "test", "path": "b/*"}]
+    card = yaml.safe_dump({"configs": [{"config_name": "default", "data_files": files}]})
+    (folder / "README.md").write_text(f"---\n{card}---\nA card.\n")
+
+
+def write_by_save_to_disk(folder):
+    splits = {name: datasets.Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(folder)
+
+
+@pytest.mark.parametrize("write", [write_by_names, write_by_card, write_by_save_to_disk])
+def test_one_split_of_a_folder_is_read_and_said(tmp_path, write, caplog):
+    caplog.set_level("INFO")
+    folder = tmp_path / "data set test"
+    write(folder)
+    (folder / "notes.txt").write_text("no document")
+    measured, trained = texts_of(folder), [text for _, text in read_rows(str(folder), splits=TO_TRAIN)]
+    assert (len(measured), len(trained), measured != trained) == (1, 1, True)
+    assert f"Reading the split test of {folder}; it also has train. Choose another with --split." in caplog.text
+    assert f"Reading the split train of {folder}; it also has test." in caplog.text
+    assert texts_of(folder, split="train") == trained
+    with pytest.raises(DataError, match=r"has no split dev\. Choose one of train, test\."):
+        texts_of(folder, split="dev")
+
+
+def test_a_folder_that_is_one_saved_dataset_is_read(tmp_path):
+    datasets.Dataset.from_dict({"text": ROWS}).save_to_disk(tmp_path / "saved")
+    assert texts_of(tmp_path / "saved") == ROWS
+
+
+def test_what_is_not_read_of_a_folder_is_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    write_jsonl(tmp_path / "rows.jsonl", {"text": ROWS})
+    for name in ("settings.json", "figures.csv", "README.md", "picture.png"):
+        (tmp_path / name).write_text("a,b\n1,2\n" if name.endswith("csv") else "{}")
+    assert texts_of(tmp_path) == ROWS
+    assert f"Not read in {tmp_path}: README.md, figures.csv, picture.png, settings.json." in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl", "a.csv"])
+def test_a_byte_order_mark_is_no_text(tmp_path, name):
+    text = {"a.jsonl": json.dumps({"text": "some text"}), "a.csv": "text\nsome text\n"}.get(name, "some text")
+    (tmp_path / name).write_bytes(codecs.BOM_UTF8 + text.encode())
+    assert texts_of(tmp_path / name) == ["some text"]
+
+
+def test_nul_characters_are_worth_a_warning(tmp_path, caplog):
+    (tmp_path / "a.txt").write_bytes("a text".encode("utf-16-le"))
+    texts_of(tmp_path / "a.txt")
+    assert "a.txt has NUL characters: it may be UTF-16" in caplog.text
+
+
 WRONG = {
+    "a folder that datasets takes for a pattern": ("a[1]/a.jsonl", b'{"text": "a"}', r"a\[1\] has \[ in its name"),
     "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
     "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
     "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt.*UTF-8"),
-    "a damaged archive": ("x.txt.gz", gzip.compress(b"text")[:-9], r"x\.txt\.gz.*cannot be read"),
-    "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl.*cannot be read as a table"),
+    "a cut .gz": ("x.txt.gz", gzip.compress(b"text" * 99)[:-12], r"x\.txt\.gz cannot be read: Truncated"),
+    "a cut .zst": ("x.txt.zst", zstd(b"text" * 99)[:-9], r"x\.txt\.zst cannot be read: Truncated"),
+    "a damaged .zst": ("x.jsonl.zst", b"(\xb5/\xfdjunk", r"x\.jsonl\.zst cannot be read"),
+    "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl, line 2: not JSON"),
     "not a parquet file": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
     "not an arrow file": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),
     "a missing path": ("absent.txt", None, r"No file or folder .*absent\.txt"),
@@ -126,9 +291,10 @@ def test_a_source_that_cannot_be_read_says_why(tmp_path, name, content, message)
     if name == "folder":
         (tmp_path / name).mkdir()
     if content is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        list(read_texts(str(tmp_path / name)))
+        list(read_texts(str(tmp_path / name.partition("/")[0])))
 
 
 def test_a_dataset_on_the_hub_needs_the_hub():

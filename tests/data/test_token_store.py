@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from ropecli.data.documents import Document
-from ropecli.data.token_store import TokenStore, open_documents, source_identity, tokenizer_digest
+from ropecli.data.token_store import TokenStore, open_documents, source_files, source_identity, tokenizer_digest
 from ropecli.errors import OutputError
 
 
@@ -150,8 +151,9 @@ def test_full_disk_gives_one_message_and_leaves_nothing(cache):
     assert not list(cache.rglob("*.bin"))
 
 
-def identity(source, tmp_path, split="train"):
-    return json.dumps(source_identity(str(source), split, tmp_path / "cache"))
+def identity(source, tmp_path):
+    chosen = SimpleNamespace(data=str(source), split=None, text_column="text")
+    return json.dumps(source_identity(chosen.data, source_files(chosen, tmp_path / "cache")))
 
 
 def test_a_file_is_identified_by_path_size_and_times(tmp_path):
@@ -168,25 +170,6 @@ def test_a_file_is_identified_by_path_size_and_times(tmp_path):
     path.write_text("more text")
     os.utime(path, ns=(1, 1))
     assert identity(path, tmp_path) != before
-
-
-def test_a_dataset_is_identified_by_its_commit_and_offline_by_the_last_one_seen(tmp_path, monkeypatch):
-    import huggingface_hub
-
-    def at(commit, split="train"):
-        def dataset_info(self, dataset, timeout):
-            if commit is None:
-                raise OSError("no network")
-            return type("Info", (), {"sha": commit})()
-
-        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-        return identity("owner/name", tmp_path, split)
-
-    unknown, known = at(None), at("abc")
-    assert "owner/name" in unknown
-    assert "abc" in known
-    assert at(None) == known
-    assert len({unknown, known, at("def"), at("def", split="test")}) == 4
 
 
 def test_what_splits_the_text_changes_the_digest_of_a_tokenizer_and_its_last_call_does_not(tokenizer):
