@@ -112,9 +112,9 @@ def check_served(
     engine_input = read_input(opened)  # refuses what no engine computes
     endpoint = options.endpoint_of(url, shared)
 
+    from ropecli.data.sources import Source
     from ropecli.evaluation import served  # torch is loaded only once the server answers
     from ropecli.evaluation.subject import LiveReaders
-    from ropecli.evaluation.texts import TextChoice
     from ropecli.live.loading import load_tokenizer
 
     tokenizer = load_tokenizer(opened)
@@ -132,7 +132,7 @@ def check_served(
         longest = length or min(most, engine_input.length - 1, 2 * engine_input.original_length)
         if longest > most:
             raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
-        ids = served.read_tokens(TextChoice(data).texts(), tokenizer, longest)
+        ids = served.read_tokens(Source(data).texts(), tokenizer, longest)
         prompt = endpoint.gives_prompt_losses(ids)  # before the long reading
         known = served.make_reference(opened, subjects, LiveReaders(loading), tokenizer, ids)
         if file:

@@ -114,8 +114,7 @@ def compare(
 
     lengths = shared["lengths"] or default_lengths(subjects)
     asking: dict[str, Any] = {"samples": samples, "mode": mode, "skip_short": True}
-    origin: dict[str, Any] = {"text_column": texts.text_column, "split": texts.split}
-    ruler = RulerChoice(texts.source, lengths, None if tasks is None else options.listed(tasks), **asking, **origin)
+    ruler = RulerChoice(texts.source, lengths, None if tasks is None else options.listed(tasks), **asking)
     search = RetrievalChoice(lengths, **asking)
 
     def perplexity(protocol: Protocol) -> "Made":
@@ -126,9 +125,7 @@ def compare(
     makers: dict[str, Callable[[], Made]] = {
         "ppl": lambda: perplexity(protocol),
         "longppl": lambda: perplexity(Protocol("longppl")),
-        "needle": lambda: _by_checkpoint(
-            subjects, lambda subject: make_needle(subject, search, texts.source, **origin)
-        ),
+        "needle": lambda: _by_checkpoint(subjects, lambda subject: make_needle(subject, search, texts.source)),
         "ruler": lambda: _by_checkpoint(subjects, lambda subject: make_ruler(subject, ruler)),
     }
     made = [makers[name]() for name in measures]

@@ -68,7 +68,7 @@ class RecipeKeys(TypedDict, total=False):
     ]
     text_column: Annotated[str | None, Default(None), Doc("Column of a table with the text or conversations."), DATA]
     dataset_config: DatasetConfig
-    split: Annotated[str | None, Default(None), Doc("Split of a Hub dataset. Default: train."), DATA]
+    split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: train."), DATA]
     length: Annotated[
         int | None, Default(None), Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")
     ]
@@ -108,7 +108,10 @@ def finetune(
     from ropecli.training.recipe_schema import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
-    shared["data"] = with_config(shared["data"] or "", shared.pop("dataset_config")) or None
+    config = shared.pop("dataset_config")
+    if config and not shared["data"]:
+        raise RecipeError(f"--dataset-config needs --data. In a recipe, write data: owner/name:{config}.")
+    shared["data"] = shared["data"] and with_config(shared["data"], config)
     further = dict(settings or {})
     if twice := [key for key in further if shared.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")

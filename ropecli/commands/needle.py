@@ -67,16 +67,15 @@ def needle(
     from ropecli.evaluation.tasks.retrieval import make_needle
     from ropecli.reporting.outputs import measure_subjects
 
-    data = options.with_config(data, shared["dataset_config"])
+    source = options.source_of(data, shared, shared["split"])
     choice = options.retrieval_of(shared, num_needles)
-    default = default_style(data)
+    default = default_style(source.place)
     templates = choose_templates(style, needle, question, default)
     templates.check_keys(num_needles)
     style = (style or default) if needle is None else None
-    settings = {"style": style, "text_column": shared["text_column"], "split": shared["split"]}
 
     def make(subject: "Subject") -> "tuple[Retrieval, Any]":
-        return make_needle(subject, choice, data, templates, **settings)
+        return make_needle(subject, choice, source, templates, style=style)
 
     readers, scaling = options.readers_of(shared), options.scaling_of(shared)
     return measure_subjects(options.listed(checkpoints), make, readers, shared, scaling, single=True)

@@ -20,6 +20,7 @@ from ropecli.errors import MethodError
 from ropecli.evaluation.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
+    from ropecli.data.sources import Source
     from ropecli.evaluation.endpoint import Endpoint
     from ropecli.evaluation.subject import Readers
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice
@@ -100,14 +101,15 @@ class TextOptions(TypedDict, total=False):
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
     dataset_config: DatasetConfig
+    skip_faulty: Annotated[
+        bool, Default(False), Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA
+    ]
 
 
 class EvalTextOptions(TextOptions, total=False):
     """The texts of an evaluation."""
 
-    split: Annotated[
-        str | None, Default(None), Doc("Split of a Hub dataset. Default: test, validation or train."), DATA
-    ]
+    split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: test, validation or train."), DATA]
 
 
 class DocumentOptions(EvalTextOptions, total=False):
@@ -441,9 +443,16 @@ def endpoint_of(url: str, options: ServerOptions) -> "Endpoint":
 def texts_of(options: DocumentOptions) -> "TextChoice":
     from ropecli.evaluation.texts import TextChoice
 
-    names = ("text_column", "split", "max_documents", "min_tokens", "max_tokens")
-    source = with_config(options["data"], options["dataset_config"])
+    names = ("max_documents", "min_tokens", "max_tokens")
+    source = source_of(options["data"], options, options["split"])
     return TextChoice(source, **{name: options[name] for name in names})  # type: ignore[literal-required]
+
+
+def source_of(data: str, options: TextOptions, split: str | None) -> "Source":
+    from ropecli.data.sources import Source
+
+    place = with_config(data, options["dataset_config"])
+    return Source(place, options["text_column"], split, skip_faulty=options["skip_faulty"])
 
 
 def retrieval_of(options: SearchOptions, keys: int = 1) -> "RetrievalChoice":

@@ -90,13 +90,11 @@ def ruler(
 
     files = {"qa_1": options.optional_path(squad), "qa_2": options.optional_path(hotpotqa)}
     choice = RulerChoice(
-        options.with_config(data, shared["dataset_config"]),
+        options.source_of(data, shared, shared["split"]),
         lengths,
         None if tasks is None else options.listed(tasks),
         samples,
         mode,
-        text_column=shared["text_column"],
-        split=shared["split"],
         questions={name: file for name, file in files.items() if file},
         chat_template=chat_template,
         threshold=threshold,

@@ -1,7 +1,7 @@
 """`ropecli tune`: tunes a scaling to a model and writes the checkpoint."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +108,7 @@ def tune(
     ] = ("yarn",),
     population: Annotated[int, Ge(1), Doc("search: population size.")] = 64,
     iterations: Annotated[int, Ge(0), Doc("search: number of generations.")] = 40,
-    split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), options.DATA] = None,
+    split: Annotated[str | None, Doc("Split of a dataset. Default: train."), options.DATA] = None,
     weights: options.Weights = "link",
     resume: options.Resume = False,
     revision: options.Revision = None,
@@ -119,9 +119,10 @@ def tune(
     Trains on most documents of --data and scores on the rest.
     """
     from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.data.sources import TO_TRAIN
     from ropecli.evaluation.driver import interruptible
     from ropecli.evaluation.subject import Subject, load, refuse_attention
-    from ropecli.evaluation.texts import count_documents, reads_everything
+    from ropecli.evaluation.texts import count_documents
     from ropecli.live.proof import require_reading
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import make_task, run_task, write_tuned
@@ -134,7 +135,9 @@ def tune(
         search_iterations=iterations,
         **{name: shared[name] for name in SettingOptions.__annotations__},  # type: ignore[literal-required]
     )
-    data = options.with_config(data, shared["dataset_config"])
+    source = replace(options.source_of(data, shared, split), splits=TO_TRAIN)
+    if settings.max_documents is None:
+        source = source.limited("--max-documents")
     loading = options.loading_of(shared)
     folder = options.as_path(output)
     refuse_existing(folder)
@@ -149,11 +152,8 @@ def tune(
         task = make_task(
             opened,
             factor,
-            data,
+            source,
             settings,
-            text_column=shared["text_column"],
-            split=split,
-            whole=reads_everything(data, settings.max_documents),
             loading=loading,
             evaluator=open_checkpoint(settings.evaluator, weights=True, adapters=True) if settings.evaluator else None,
             advance=step,

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -60,9 +61,13 @@ class DataFile(NamedTuple):
     def kind(self) -> str:
         return kind_of(self.name) or ""
 
+    @property
+    def is_on_hub(self) -> bool:
+        return self.address.startswith("hf://")
+
     def open(self) -> BinaryIO:
         """Raises OSError. A compressed file that ends early raises it too, while it is read."""
-        if self.address.startswith("hf://"):
+        if self.is_on_hub:
             from huggingface_hub import HfFileSystem
 
             file: Any = HfFileSystem().open(self.address, "rb")
@@ -82,9 +87,89 @@ class HubDataset(NamedTuple):
     config: str | None
 
 
-def read_texts(source: str, **options: Any) -> Texts:
-    """(name, text) of each document of SOURCE. options: of read_rows. Raises DataError, also for conversations."""
-    return map(_text_of, read_rows(source, **options))
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from, and which of them are read.
+
+    place: `demo`, `demo-train`, a file, a folder, or a Hub dataset (owner/name, owner/name:config). column: of tables,
+    with the texts or the conversations; if the default is missing, also `messages` or `conversations`. split: default:
+    the first of `splits` that the place has. limit: documents to read; None for all. skip_faulty: skip and count rows
+    without a text that can be used, which are refused otherwise. Raises DataError in every method.
+    """
+
+    place: str
+    column: str = TEXT_COLUMN
+    split: str | None = None
+    splits: tuple[str, ...] = TO_MEASURE
+    limit: int | None = None
+    skip_faulty: bool = False
+
+    @property
+    def is_demo(self) -> bool:
+        return self.place in (DEMO, DEMO_TRAIN)
+
+    @property
+    def is_on_hub(self) -> bool:
+        return is_hub_dataset(self.place)
+
+    def limited(self, option: str = "") -> "Source":
+        """Read no more than the first HUB_DOCUMENTS of a Hub dataset without a limit, and say so.
+
+        option: sets the limit; empty for none.
+        """
+        if self.limit is not None or not self.is_on_hub:
+            return self
+        more = f" To read more, set {option}." if option else ""
+        say(f"Reading at most {HUB_DOCUMENTS:,} documents of {self.place}.{more}")
+        return replace(self, limit=HUB_DOCUMENTS)
+
+    def texts(self) -> Texts:
+        """(name, text) of each document, in a fixed order."""
+        return map(_text_of, self.rows())
+
+    def rows(self, files: Sequence[DataFile] | None = None) -> Rows:
+        """(name, text or conversation) of each document, in a fixed order. files: default: all of them."""
+        if not self.is_demo:
+            faults: list[str] | None = [] if self.skip_faulty else None
+            files = self.files() if files is None else files
+            return islice(_read_files(files, self.column, faults), self.limit)
+        if self.split:
+            raise DataError(f"{self.place} has no splits. Remove the split {shown(self.split)}.")
+        return islice(demo_held_out() if self.place == DEMO else corpus.training_files(), self.limit)
+
+    def files(self) -> tuple[DataFile, ...]:
+        """The files, in order; none of the demo. Says what is read of several splits, and not read of a folder."""
+        if self.is_demo:
+            return ()
+        place = locate(self.place)
+        if isinstance(place, HubDataset):
+            return self._chosen(_splits_on_hub(place))
+        if place.is_file():
+            if kind_of(place.name) is None:
+                raise DataError(
+                    f"{place} has an unknown file type; expected one of {_KINDS}, or text, JSON or CSV as .gz or .zst."
+                )
+            files: tuple[DataFile, ...] = (DataFile(place.name, str(place)),)
+        elif by_split := _splits_of_folder(place):
+            return self._chosen(by_split)
+        else:
+            files = _all_files(place, self.column)
+        if self.split:
+            raise DataError(f"{self.place} has no splits. Remove the split {shown(self.split)}.")
+        return files
+
+    def _chosen(self, by_split: dict[str, list[DataFile]]) -> tuple[DataFile, ...]:
+        wanted = (self.split,) if self.split else self.splits
+        chosen = next((name for name in wanted if name in by_split), None)
+        others = ", ".join(name for name in by_split if name != chosen)
+        if chosen is None:
+            raise DataError(f"{self.place} has no split {' or '.join(wanted)}. Choose one of {others}.")
+        files = by_split[chosen]
+        if unread := [file.name for file in files if not file.kind]:
+            raise DataError(f"{self.place} has a file of an unknown type, {unread[0]}; expected one of {_KINDS}.")
+        if others and not self.split:
+            say(f"Reading the split {chosen} of {self.place}; it also has {others}. Choose another with --split.")
+        return tuple(files)
 
 
 def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
@@ -92,32 +177,6 @@ def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
     if isinstance(body, Conversation):
         raise DataError(f"{name} is a conversation; expected text. Only `finetune --data` reads conversations.")
     return name, body
-
-
-def read_rows(
-    source: str,
-    *,
-    text_column: str = TEXT_COLUMN,
-    split: str | None = None,
-    splits: tuple[str, ...] = TO_MEASURE,
-    whole: bool = False,
-) -> Rows:
-    """(name, text or conversation) of each document of SOURCE, in a fixed order.
-
-    text_column: the column of tables with the text or the conversations; if the default column is missing, also
-    `messages` or `conversations`. split: of a Hub dataset; default: the first of `splits` that it has. whole: read more
-    than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
-    """
-    if source in (DEMO, DEMO_TRAIN):
-        if split:
-            raise DataError(f"{source} has no splits. Remove the split {shown(split)}.")
-        return demo_held_out() if source == DEMO else corpus.training_files()
-    rows = read_files(files_of(source, split, splits, text_column), text_column)
-    return islice(rows, HUB_DOCUMENTS) if is_hub_dataset(source) and not whole else rows
-
-
-def read_files(files: Sequence[DataFile], text_column: str) -> Rows:
-    return (row for file in files for row in _read_file(file, text_column))
 
 
 def locate(source: str) -> Path | HubDataset:
@@ -149,46 +208,6 @@ def kind_of(name: str) -> str | None:
     return kind if kind in (*TEXT_FILES, *TABLES) and not (packed and kind in (PARQUET, ARROW)) else None
 
 
-def files_of(
-    source: str, split: str | None, splits: Sequence[str], text_column: str = TEXT_COLUMN
-) -> tuple[DataFile, ...]:
-    """The files of a source, in order. Says what is read of several splits, and what is not read of a folder.
-
-    Arguments: see read_rows. Raises DataError.
-    """
-    place = locate(source)
-    if isinstance(place, HubDataset):
-        return _chosen(source, _splits_on_hub(place), split, splits)
-    if place.is_file():
-        if kind_of(place.name) is None:
-            raise DataError(
-                f"{place} has an unknown file type; expected one of {_KINDS}, or text, JSON or CSV as .gz or .zst."
-            )
-        files: tuple[DataFile, ...] = (DataFile(place.name, str(place)),)
-    elif by_split := _splits_of_folder(place):
-        return _chosen(source, by_split, split, splits)
-    else:
-        files = _all_files(place, text_column)
-    if split:
-        raise DataError(f"{source} has no splits. Remove the split {shown(split)}.")
-    return files
-
-
-def _chosen(
-    source: str, by_split: dict[str, list[DataFile]], split: str | None, splits: Sequence[str]
-) -> tuple[DataFile, ...]:
-    chosen = next((name for name in ((split,) if split else splits) if name in by_split), None)
-    others = [name for name in by_split if name != chosen]
-    if chosen is None:
-        raise DataError(f"{source} has no split {split or ' or '.join(splits)}. Choose one of {', '.join(others)}.")
-    files = by_split[chosen]
-    if unread := [file.name for file in files if file.kind not in TABLES + TEXT_FILES]:
-        raise DataError(f"{source} has a file of an unknown type, {unread[0]}; expected one of {_KINDS}.")
-    if others and not split:
-        say(f"Reading the split {chosen} of {source}; it also has {', '.join(others)}. Choose another with --split.")
-    return tuple(files)
-
-
 def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
     """All files with documents in a folder without splits, sorted. Says which others it has."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -210,7 +229,7 @@ def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
 
 def _has_documents(file: DataFile, text_column: str) -> bool:
     try:
-        next(_read_file(file, text_column), None)
+        next(_read_file(file, text_column, None), None)
     except DataError:
         return False
     return True
@@ -289,13 +308,23 @@ def demo_held_out() -> Texts:
             yield name, text
 
 
-def _read_file(file: DataFile, text_column: str) -> Rows:
+def _read_files(files: Sequence[DataFile], text_column: str, faults: list[str] | None) -> Rows:
+    """faults: the faulty rows are added to it; None to refuse them."""
+    try:
+        for file in files:
+            yield from _read_file(file, text_column, faults)
+    finally:
+        if faults:
+            warn(f"Skipping {len(faults)} faulty row{'s'[: len(faults) > 1]}. The first: {faults[0]}")
+
+
+def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Rows:
     try:
         with file.open() as content:
             if file.kind in TEXT_FILES:
                 yield file.name, _read_text(file.name, content)
                 return
-            for number, body in read_bodies(file.kind, content, file.name, text_column):
+            for number, body in read_bodies(file.kind, content, file.name, text_column, faults):
                 yield f"{file.name}:{number}", body
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{file.name} cannot be read: {_reason(error)}") from error

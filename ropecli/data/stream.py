@@ -28,7 +28,7 @@ from ropecli.data.sequences import (
     cut_long,
     pack,
 )
-from ropecli.data.sources import HUB_DOCUMENTS, is_hub_dataset
+from ropecli.data.sources import TO_TRAIN, Source
 from ropecli.data.token_store import TokenStore, open_store
 from ropecli.errors import DataError
 
@@ -150,12 +150,12 @@ def open_stream(
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     parts, made_of = [], []
     for number, source in enumerate(recipe.sources):
-        most = source.max_documents
-        if most is None and is_hub_dataset(source.data):
-            most = HUB_DOCUMENTS
-            say(f"Reading at most {most:,} documents of {source.data}. To read more, set max_documents.")
+        text = Source(
+            source.data, source.text_column, source.split, TO_TRAIN, source.max_documents, source.skip_faulty
+        ).limited("max_documents")
+        measured = source.skip_compressible > 0 or source.skip_incompressible > 0
         with first():
-            store = open_store(source, most, tokenizer)
+            store = open_store(text, tokenizer, source.train_on, measured=measured)
         separator = _separator(tokenizer) if source.sequences == "concat" else None
         padding = (tokenizer.eos_token_id or 0) if source.sequences == "packed" else None
         selection, layout = _lay_out(source, number, store, length, recipe.seed, separated=separator is not None)

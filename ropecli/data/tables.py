@@ -25,22 +25,32 @@ _PIECE = 1 << 20
 _LONGEST_FIELD = 2**31 - 1
 _SPACE = re.compile(r"\s*")
 
-Row = tuple[int, dict[str, Any], Sequence[str]]
-"""Number of the line or row, from 1; its values, of needed columns at least; the names of all columns."""
+Row = tuple[int, Any, Sequence[str]]
+"""Number of the line or row, from 1; its values, of needed columns at least, or its fault; the names of all columns."""
 
 
-def read_bodies(kind: str, file: BinaryIO, name: str, text_column: str) -> Iterator[tuple[int, str | Conversation]]:
+def read_bodies(
+    kind: str, file: BinaryIO, name: str, text_column: str, faults: list[str] | None = None
+) -> Iterator[tuple[int, str | Conversation]]:
     """(number of the line or row, text or conversation) of each row of a table.
 
-    text_column: if it is the default and missing, also `messages` or `conversations`. Raises DataError with the line or
-    row, for a needed value of another type, a number that is not finite, or text that cannot be written as UTF-8.
+    text_column: if it is the default and missing, also `messages` or `conversations`. faults: rows without a text that
+    can be used are described here and skipped; None to refuse them: a needed value of another type, a number that is
+    not finite, text that cannot be written as UTF-8. Raises DataError with the line or row.
     """
     names = (text_column, *COLUMNS) if text_column == TEXT_COLUMN else (text_column,)
     place = "line" if kind in (JSON_LINES, CSV, TSV) else "row"
     number = 0
     try:
         for number, row, columns in _rows(kind, file, (*names, "tools", "system")):
-            yield number, _body(row, names, columns)
+            try:
+                body = _body(row, names, columns)
+            except _FaultError as fault:
+                if faults is None:
+                    raise
+                faults.append(f"{name}, {place} {number}: {fault}")
+            else:
+                yield number, body
     except _FaultError as fault:
         raise DataError(f"{name}, {place} {fault.number or number}: {fault}") from fault
     except (OSError, EOFError, ValueError) as error:  # pyarrow's errors are among them
@@ -48,14 +58,18 @@ def read_bodies(kind: str, file: BinaryIO, name: str, text_column: str) -> Itera
 
 
 class _FaultError(Exception):
-    """A row that cannot be used. number: of its line or row; None for the one that was read."""
+    """A row that cannot be used. number: of its line or row; None for the one that was read last."""
 
     def __init__(self, message: str, number: int | None = None) -> None:
         super().__init__(message)
         self.number = number
 
 
-def _body(row: dict[str, Any], names: Sequence[str], columns: Sequence[str]) -> str | Conversation:
+def _body(row: Any, names: Sequence[str], columns: Sequence[str]) -> str | Conversation:
+    if isinstance(row, _FaultError):
+        raise row
+    if not isinstance(row, dict):
+        raise _FaultError(f"{shown(row)} is not an object with columns.")
     body = row.get(names[0])
     if not isinstance(body, str):
         body = next((row[name] for name in names if isinstance(row.get(name), list)), None)
@@ -94,16 +108,10 @@ def _rows(kind: str, file: BinaryIO, columns: Sequence[str]) -> Iterator[Row]:
         file = io.BufferedReader(file) if not hasattr(file, "peek") else file  # type: ignore[type-var,assignment]
         start = file.peek(_PIECE).removeprefix(codecs.BOM_UTF8).lstrip()[:1]  # type: ignore[attr-defined]
         rows = _array(file) if kind == JSON and start == b"[" else _lines(file)
-        return ((number, _object(row, number), list(row)) for number, row in rows)
+        return ((number, row, list(row) if isinstance(row, dict) else ()) for number, row in rows)
     if kind in (CSV, TSV):
         return _csv(file, "," if kind == CSV else "\t")
     return _columns(_parquet(file, columns) if kind == PARQUET else _arrow(file, columns))
-
-
-def _object(row: Any, number: int) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise _FaultError(f"{shown(row)} is not an object with columns.", number)
-    return row
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
@@ -114,7 +122,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
         try:
             yield number, json.loads(text.decode())
         except (ValueError, RecursionError) as error:
-            raise _FaultError(f"not JSON: {error}.", number) from error
+            yield number, _FaultError(f"not JSON: {error}.")
 
 
 def _array(file: BinaryIO) -> Iterator[tuple[int, Any]]:

@@ -8,7 +8,8 @@ CACHE/tokens/KEY/trained.bin      whether to train on each token, one byte
 CACHE/tokens/KEY/compression.bin  compressed size ÷ size of each document's text, float64, if the recipe needs it
 CACHE/tokens/KEY/digest           sha256 of the documents; a damaged store is detected by it and written again
 
-KEY is computed from the source and the tokenizer, without reading the text.
+KEY is computed from the source and the tokenizer, without reading the text. The files of a source are tokenized in
+shards of 64 MiB or one file, each under its own KEY, so that a failure or a change loses one of them.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,7 @@ import numpy as np
 from ropecli.atomic import new_folder
 from ropecli.data.conversations import Conversation, template_digest, tokenize_conversations
 from ropecli.data.documents import Document, tokenize
-from ropecli.data.sources import (
-    DEMO,
-    DEMO_TRAIN,
-    TO_TRAIN,
-    DataFile,
-    Rows,
-    UnreachableError,
-    files_of,
-    is_hub_dataset,
-    read_files,
-    read_rows,
-)
+from ropecli.data.sources import DataFile, Rows, Source, UnreachableError
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 
@@ -50,6 +40,29 @@ _FORMAT = 3
 """Version of the files and of how rows are read; part of every key, so that files of another version are not read."""
 _DIGEST = "digest"
 _PIECE = 1 << 20
+_SHARD = 1 << 26
+"""Bytes of text, compressed or not."""
+
+
+class Chunks:
+    """Arrays, one after the other, as one that is read by slices."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._parts else 0
+
+    def __getitem__(self, at: slice) -> np.ndarray:
+        pieces, start = [], at.start
+        while start < min(at.stop, len(self)):
+            number = int(np.searchsorted(self._ends, start, side="right"))
+            part = self._parts[number]
+            first = int(self._ends[number]) - len(part)
+            pieces.append(part[start - first : at.stop - first])
+            start = first + len(part)
+        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, self._parts[0][:0]])
 
 
 class TokenStore:
@@ -61,9 +74,13 @@ class TokenStore:
     """
 
     def __init__(
-        self, lengths: np.ndarray, ids: np.ndarray, trained: np.ndarray, compression: np.ndarray | None = None
+        self,
+        lengths: np.ndarray,
+        ids: np.ndarray | Chunks,
+        trained: np.ndarray | Chunks,
+        compression: np.ndarray | None = None,
     ) -> None:
-        self.lengths, self.compression, self._ids, self._trained = lengths, compression, ids, trained
+        self.lengths, self.compression, self.ids, self.trained = lengths, compression, ids, trained
         self._starts = np.cumsum(lengths) - lengths
         self.masked, self.largest_id = False, -1
         sha = hashlib.sha256()
@@ -86,7 +103,7 @@ class TokenStore:
         """(ids, int64, and whether to train on them, bool) of the tokens start ≤ t < stop of a document, as copies."""
         first = int(self._starts[document])
         part = slice(first + start, first + stop)
-        return self._ids[part].astype(np.int64), self._trained[part].astype(bool)
+        return self.ids[part].astype(np.int64), self.trained[part].astype(bool)
 
 
 def cache_folder() -> Path:
@@ -95,28 +112,57 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
 
 
-def open_store(source: Any, most: int | None, tokenizer) -> TokenStore:
-    """Open the store of a source; if it is missing or damaged, tokenize the source and write it.
+def open_store(source: Source, tokenizer, train_on: str | None, *, measured: bool = False) -> TokenStore:
+    """Open the store of a source; tokenize and write what is missing or damaged of it.
 
-    Reads the whole store once to verify it (about 2 GB/s). most: documents to read; None for all. Raises
+    Reads the whole store once to verify it (about 2 GB/s). measured: with the compression of each text. Raises
     DataError, and OutputError if the cache cannot be written.
     """
-    files = source_files(source, cache_folder() / "hub")
-    identity = [_FORMAT, source_identity(source.data, files), source.text_column]
-    identity += [most, tokenizer_digest(tokenizer), template_digest(tokenizer), source.train_on]
-    measured = source.skip_compressible > 0 or source.skip_incompressible > 0
-    identity += ["compression"] if measured else []
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-    def documents() -> Iterator[Document]:
-        rows = read_rows(source.data) if files is None else read_files(files, source.text_column)
-        rows = islice(rows, most)
-        return measure_compression(rows, tokenized) if measured else tokenized(rows)
+    files = last_seen_files(source, cache_folder() / "hub")
+    settings = [_FORMAT, source.column, source.skip_faulty, source.limit, train_on, measured]
+    settings += [tokenizer_digest(tokenizer), template_digest(tokenizer)]
 
     def tokenized(rows: Rows) -> Iterator[Document]:
-        return tokenize_rows(rows, tokenizer, source.train_on)
+        return tokenize_rows(rows, tokenizer, train_on)
 
-    return open_documents(key, documents)
+    def shard(part: Sequence[DataFile]) -> TokenStore:
+        def documents() -> Iterator[Document]:
+            rows = source.rows(part)
+            return measure_compression(rows, tokenized) if measured else tokenized(rows)
+
+        identity = [*settings, source_identity(source, part)]
+        return open_documents(hashlib.sha256(json.dumps(identity).encode()).hexdigest(), documents)
+
+    if source.is_demo or source.limit is not None:
+        return shard(files)
+    return joined([shard(part) for part in _shards(files)])
+
+
+def _shards(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """Neighbouring files of some size together. Each is tokenized as a whole, so that a failure loses one at most."""
+    part: list[DataFile] = []
+    size = 0
+    for file in files:
+        part.append(file)
+        size += _SHARD if file.is_on_hub else Path(file.address).stat().st_size
+        if size >= _SHARD:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def joined(stores: Sequence[TokenStore]) -> TokenStore:
+    """The documents of all stores, in order."""
+    if len(stores) == 1:
+        return stores[0]
+    compressions = [store.compression for store in stores if store.compression is not None]
+    return TokenStore(
+        np.concatenate([store.lengths for store in stores] or [np.empty(0, dtype=np.int64)]),
+        Chunks([store.ids for store in stores]),
+        Chunks([store.trained for store in stores]),
+        np.concatenate(compressions) if compressions else None,
+    )
 
 
 def open_documents(key: str, documents: Callable[[], Iterator[Document]]) -> TokenStore:
@@ -205,41 +251,45 @@ def tokenize_rows(rows: Rows, tokenizer, train_on: str | None) -> Iterator[Docum
             )
 
 
-def source_files(source: Any, seen: Path) -> tuple[DataFile, ...] | None:
-    """The files of a source; None for the demo's.
+def last_seen_files(source: Source, folder: Path) -> tuple[DataFile, ...]:
+    """The files of a source; of a Hub dataset that cannot be reached, those seen last, which `folder` keeps.
 
-    Of a Hub dataset that cannot be reached, those seen last, which the folder `seen` keeps. Raises DataError.
+    Raises DataError.
     """
-    if source.data in (DEMO, DEMO_TRAIN):
-        return None
-    name = hashlib.sha256(json.dumps([source.data, source.split]).encode()).hexdigest()
-    path = seen / f"{name}.json"
+    if not source.is_on_hub:
+        return source.files()
+    name = hashlib.sha256(json.dumps([source.place, source.split, source.splits]).encode()).hexdigest()
+    path = folder / f"{name}.json"
     try:
-        files = files_of(source.data, source.split, TO_TRAIN, source.text_column)
+        files = source.files()
     except UnreachableError:
         if not path.is_file():
             raise
         return tuple(DataFile(*pair) for pair in json.loads(path.read_text(encoding="utf-8")))
-    if is_hub_dataset(source.data):
-        with suppress(OSError):  # writing the tokens will report an unwritable cache
-            seen.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(files), encoding="utf-8")
+    with suppress(OSError):  # writing the tokens will report an unwritable cache
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(files), encoding="utf-8")
     return files
 
 
-def source_identity(source: str, files: Sequence[DataFile] | None) -> list[Any]:
+def source_identity(source: Source, files: Sequence[DataFile]) -> list[Any]:
     """Identity of a source as JSON: its files with sizes and times, or with the commit of a Hub dataset.
 
-    Includes mtime and ctime, because cp -p, tar and rsync -t preserve mtime. files: see source_files.
+    Includes mtime and ctime, because cp -p, tar and rsync -t preserve mtime.
     """
-    if files is None:
+    if source.is_demo:
         chooses = hashlib.sha256(Path(corpus.__file__).read_bytes()).hexdigest()
         root = corpus.stdlib_root()
-        return [source, chooses, sys.version, str(root), root.stat().st_mtime_ns]
-    if is_hub_dataset(source):
-        return ["hub", *(file.address for file in files)]
-    local = [(path.resolve(), path.stat()) for path in (Path(file.address) for file in files)]
-    return ["files", *([str(path), file.st_size, file.st_mtime_ns, file.st_ctime_ns] for path, file in local)]
+        return [source.place, chooses, sys.version, str(root), root.stat().st_mtime_ns]
+    identity: list[Any] = []
+    for file in files:
+        if file.is_on_hub:
+            identity.append(file.address)
+        else:
+            path = Path(file.address).resolve()
+            status = path.stat()
+            identity.append([str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+    return identity
 
 
 def tokenizer_digest(tokenizer) -> str:

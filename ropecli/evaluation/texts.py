@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ropecli.data.documents import Documents, read_documents, special_tokens
-from ropecli.data.sources import HUB_DOCUMENTS, Texts, is_hub_dataset, read_texts
+from ropecli.data.sources import Source, Texts
 from ropecli.errors import DataError
 from ropecli.evaluation.protocols import Protocol
 from ropecli.messages import progress_bar, say, warn
@@ -21,17 +21,14 @@ _ENOUGH_DOCUMENTS = 8
 class TextChoice:
     """Which documents to read from a source. min_tokens, max_tokens: for protocols that read whole documents."""
 
-    source: str
-    text_column: str = "text"
-    split: str | None = None
+    source: Source
     max_documents: int | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
 
-    def texts(self, *, whole: bool | None = None) -> Texts:
-        """(name, text) of each document. whole: read all of a Hub dataset; default: only with --max-documents."""
-        whole = reads_everything(self.source, self.max_documents) if whole is None else whole
-        return read_texts(self.source, text_column=self.text_column, split=self.split, whole=whole)
+    def texts(self) -> Texts:
+        """(name, text) of each document; of the first of a Hub dataset without --max-documents."""
+        return (self.source if self.max_documents else self.source.limited("--max-documents")).texts()
 
     def read(
         self,
@@ -78,13 +75,6 @@ class TextChoice:
         if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
             warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
         return documents, lengths
-
-
-def reads_everything(source: str, max_documents: int | None) -> bool:
-    """Return whether to read on until `max_documents` are found. If not, say how much of a Hub dataset is read."""
-    if max_documents is None and is_hub_dataset(source):
-        say(f"Reading at most {HUB_DOCUMENTS:,} documents of {source}. To read more, set --max-documents.")
-    return max_documents is not None
 
 
 def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:

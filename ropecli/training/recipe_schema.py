@@ -43,7 +43,8 @@ class _Text(_Keys):
     train_on: Literal["assistant", "all"] | None = Field(
         None, description="tokens of conversations to train on: the assistant's answers, or all; default: assistant"
     )
-    split: str | None = Field(None, description="split of a Hub dataset")
+    split: str | None = Field(None, description="split of a dataset; default: train")
+    skip_faulty: bool = Field(False, description="skip rows of a table without a usable text, instead of refusing them")
     sequences: Literal["long", "packed", "concat"] = Field(
         "long",
         description="long: long documents, cut into sequences. packed: documents side by side, each attending to "
@@ -143,6 +144,8 @@ class Recipe(_Text):
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep during the run")
     eval_data: str | None = Field(None, description="source on which to measure perplexity while training")
+    eval_text_column: str = Field("text", description="column of its tables that holds the text")
+    eval_split: str | None = Field(None, description="its split; default: test, validation or train")
     eval_every: int = Field(50, ge=1, description="steps between measurements")
     eval_lengths: tuple[Tokens, ...] = Field((), description="tokens; default: the pretraining length and `length`")
     eval_documents: int = Field(16, ge=1, description="documents to measure on")

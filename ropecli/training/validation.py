@@ -17,7 +17,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sequences import UNSCORED
-from ropecli.data.sources import TO_MEASURE, read_texts
+from ropecli.data.sources import Source
 from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
@@ -115,8 +115,8 @@ def make_validation(
     lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, longest))))
     _refuse_unshared(lengths, checkpoint, accelerator)
     try:
-        texts = read_texts(recipe.eval_data, text_column=recipe.text_column, splits=TO_MEASURE)
-        documents = read_documents(texts, tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
+        source = Source(recipe.eval_data, recipe.eval_text_column, recipe.eval_split)
+        documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
     except DataError as error:
         raise DataError(f"eval_data: {error} Set eval_lengths to shorter lengths, or use other data.") from error
     if recipe.eval_data in [source.data for source in recipe.sources]:

@@ -22,7 +22,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import Positions
 from ropecli.data.documents import Document, Documents, read_documents
-from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
+from ropecli.data.sources import DEMO, Source
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import Store, read
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer
@@ -64,31 +64,27 @@ class Calibration:
 
 
 def read_calibration(
-    source: str,
+    source: Source,
     tokenizer: Any,
     target: int,
     *,
     most: int | None,
-    whole: bool = True,
     seed: int,
-    text_column: str = "text",
-    split: str | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
     """Read the documents of `source` with at least `target` tokens, cut to that length and shuffled with the seed.
 
     Documents with the same first `target` tokens count as one, so that no document is used for both training and
-    scoring. most: maximum number of documents to read; None for all. whole: see read_texts. advance: called after each
-    document. Raises DataError for fewer than four documents.
+    scoring. most: maximum number of documents to read; None for all. advance: called after each document. Raises
+    DataError for fewer than four documents.
     """
-    if source == DEMO:
+    if source.place == DEMO:
         raise DataError("'demo' is the held-out text for eval-ppl; calibrate on 'demo-train' instead.")
-    texts = read_texts(source, text_column=text_column, split=split, splits=TO_TRAIN, whole=whole)
-    documents = read_documents(texts, tokenizer, target, most=most, cut=target, advance=advance)
+    documents = read_documents(source.texts(), tokenizer, target, most=most, cut=target, advance=advance)
     different = list({document.ids.tobytes(): document for document in documents.kept}.values())
     if len(different) < _MIN_DOCUMENTS:
         raise DataError(
-            f"{source} has too few distinct documents of {target} tokens: {len(different)} of "
+            f"{source.place} has too few distinct documents of {target} tokens: {len(different)} of "
             f"{len(documents.kept)}; expected at least {_MIN_DOCUMENTS} for training and scoring."
         )
     order = np.random.default_rng(seed).permutation(len(different))

@@ -23,6 +23,7 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
+from ropecli.data.sources import Source
 from ropecli.errors import MethodError, NotFiniteError, PatchError
 from ropecli.evaluation.driver import Progress, Store
 from ropecli.evaluation.protocols import short_context
@@ -60,19 +61,16 @@ _PROBE_TOKENS = 64
 def make_task(
     checkpoint: Checkpoint,
     factor: float,
-    source: str,
+    source: Source,
     settings: TuneSettings,
     *,
-    text_column: str = "text",
-    split: str | None = None,
-    whole: bool = True,
     loading: dict[str, Any] | None = None,
     evaluator: Checkpoint | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
     """Plan the baseline patch and read the calibration documents.
 
-    whole: see read_texts. evaluator: for the objective longppl. advance: called after each document. Raises
+    evaluator: for the objective longppl. advance: called after each document. Raises
     MethodError, PatchError, CheckpointError, DataError.
     """
     if tuned_weights(checkpoint.record):
@@ -88,16 +86,13 @@ def make_task(
         source,
         tokenizer,
         target_length,
-        whole=whole,
         most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
         seed=settings.seed,
-        text_column=text_column,
-        split=split,
         advance=advance,
     )
-    task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
+    task = TuningTask(checkpoint, settings, source.place, tokenizer, baseline, calibration, dict(loading or {}))
     if settings.objective == "needle":
-        templates = STYLES[default_style(source)]
+        templates = STYLES[default_style(source.place)]
         calibration = hide_needles(calibration, tokenizer, templates, original_length, target_length, settings.seed)
     if evaluator:
         if load_tokenizer(evaluator).get_vocab() != tokenizer.get_vocab():

@@ -10,7 +10,7 @@ from bench import Rows, best_times, in_new_process, memory_meter
 from ropecli import open_checkpoint
 from ropecli.attention import load_model
 from ropecli.data.documents import Document, Documents, read_documents
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import Source
 from ropecli.evaluation.driver import read
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
@@ -75,7 +75,7 @@ def run(
     """
     checkpoint, numbers = open_checkpoint("demo"), [int(length) for length in lengths.split(",")]
     model, longest = load_model(checkpoint, device="cpu"), numbers[-1]
-    texts = read_documents(read_texts("demo"), load_tokenizer(checkpoint), longest, most=documents)
+    texts = read_documents(Source("demo").texts(), load_tokenizer(checkpoint), longest, most=documents)
     pairs = zip(*(way(model, texts, numbers) for way in WAYS.values()), strict=True)
     yield "perplexity", {"": f"largest difference at {lengths}", "ppl": max(abs(one - other) for one, other in pairs)}
     ways = {name: lambda _, way=way: way(model, texts, numbers) for name, way in WAYS.items()}

@@ -14,7 +14,7 @@ from bench import Rows
 import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import read_documents
-from ropecli.data.sources import DEMO, DEMO_TRAIN, read_texts
+from ropecli.data.sources import DEMO, DEMO_TRAIN, Source
 from ropecli.evaluation.driver import Store, read
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
@@ -64,7 +64,7 @@ def tune(level: str, factor: float, seed: int, data: str, sequences: int | None)
 def judge_model(model: Any, target: int, source: str) -> list[dict[str, Any]]:
     """The cells at the pretraining length and at the target, on 32 documents."""
     tokenizer = ropecli.load_tokenizer(ropecli.open_checkpoint("demo"))
-    documents = read_documents(read_texts(source), tokenizer, target, most=32, cut=target)
+    documents = read_documents(Source(source).texts(), tokenizer, target, most=32, cut=target)
     task = Perplexity(documents, [WINDOW, target], Protocol("tail", targets=TARGETS))
     cells = task.cells(read(task, LiveReader(model)))
     return [{"length": cell.length, "sums": cell.sums, "weights": cell.weights} for cell in cells]

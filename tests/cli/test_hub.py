@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,10 +171,10 @@ def texts(hub, corpus, tmp_path, monkeypatch):
 
 
 def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, ropecli, llama):
-    from ropecli.data.sources import read_texts
+    from ropecli.data.sources import Source
 
     for config in ("en", "de"):
-        assert [text for _, text in read_texts(f"{TEXTS}:{config}")] == texts[config]
+        assert [text for _, text in Source(f"{TEXTS}:{config}").texts()] == texts[config]
     outcome = ropecli("eval-ppl", llama, "--data", TEXTS, "--dataset-config", "de", "--lengths", 32, "--json")
     report = outcome.json()
     assert (report["source"], report["rows"][0]["documents"]) == (f"{TEXTS}:de", len(texts["de"]))
@@ -195,10 +194,9 @@ def test_a_source_that_takes_no_configuration_is_refused_with_one(command, ropec
 
 
 def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tmp_path, monkeypatch):
-    from ropecli.data import sources, stream
+    from ropecli.data import sources
 
     monkeypatch.setattr(sources, "HUB_DOCUMENTS", 3)
-    monkeypatch.setattr(stream, "HUB_DOCUMENTS", 3)
     data = ["--data", f"{TEXTS}:en"]
     counts = []
     for options in ([], ["--max-documents", 5]):
@@ -215,12 +213,12 @@ def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tm
 
 
 def test_tokens_are_kept_for_a_commit_and_offline_those_of_the_last_one_are_used(texts, hub, tmp_path):
-    from ropecli.data.sources import UnreachableError
-    from ropecli.data.token_store import source_files, source_identity
+    from ropecli.data.sources import Source, UnreachableError
+    from ropecli.data.token_store import last_seen_files, source_identity
 
     def identity(config):
-        source = SimpleNamespace(data=f"{TEXTS}:{config}", split=None, text_column="text")
-        return json.dumps(source_identity(source.data, source_files(source, tmp_path / "seen")))
+        source = Source(f"{TEXTS}:{config}")
+        return json.dumps(source_identity(source, last_seen_files(source, tmp_path / "seen")))
 
     first = identity("en")
     assert (f"{MAIN}/en.jsonl" in first, identity("de") != first) == (True, True)

@@ -37,6 +37,7 @@ def source():
             "text_column": "text",
             "train_on": None,
             "split": None,
+            "skip_faulty": False,
             "sequences": "long",
             "max_documents": None,
             "max_tokens": None,

@@ -15,7 +15,7 @@ import yaml
 
 from ropecli.data import tables as tables_of_rows
 from ropecli.data.conversations import Conversation
-from ropecli.data.sources import TO_TRAIN, read_rows, read_texts
+from ropecli.data.sources import TO_TRAIN, Source
 from ropecli.errors import DataError
 
 ROWS = ["first row, with a ü", "second\nrow", "third row"]
@@ -48,10 +48,12 @@ tables = pytest.mark.parametrize(("name", "write"), TABLES.values(), ids=TABLES.
 @tables
 def test_a_table_gives_a_document_a_row(tmp_path, name, write):
     write(tmp_path / name, {"id": [1, 2, 3], "text": ROWS, "body": ROWS[::-1]})
-    assert list(read_texts(str(tmp_path / name))) == [(f"{name}:{number}", text) for number, text in enumerate(ROWS, 1)]
-    assert [text for _, text in read_texts(str(tmp_path / name), text_column="body")] == ROWS[::-1]
+    assert list(Source(str(tmp_path / name)).texts()) == [
+        (f"{name}:{number}", text) for number, text in enumerate(ROWS, 1)
+    ]
+    assert [text for _, text in Source(str(tmp_path / name), column="body").texts()] == ROWS[::-1]
     with pytest.raises(DataError, match=r"rows.*'title'.*id, text, body"):
-        list(read_texts(str(tmp_path / name), text_column="title"))
+        list(Source(str(tmp_path / name), column="title").texts())
 
 
 CHATS = [
@@ -64,14 +66,14 @@ CHATS = [
 @pytest.mark.parametrize("column", ["messages", "conversations", "chat"])
 def test_conversations_are_read_from_their_column_to_train_on(tmp_path, name, write, column):
     write(tmp_path / name, {"id": [1, 2], column: CHATS, "system": ["Be brief.", None]})
-    named = {"text_column": "chat"} if column == "chat" else {}
-    rows = list(read_rows(str(tmp_path / name), **named))
+    named = {"column": "chat"} if column == "chat" else {}
+    rows = list(Source(str(tmp_path / name), **named).rows())
     assert rows == [
         (f"{name}:1", Conversation(CHATS[0], system="Be brief.")),
         (f"{name}:2", Conversation(CHATS[1])),
     ]
     with pytest.raises(DataError, match=rf"{name}:1 is a conversation; expected text"):
-        list(read_texts(str(tmp_path / name), **named))
+        list(Source(str(tmp_path / name), **named).texts())
 
 
 def zstd(content: bytes) -> bytes:
@@ -98,8 +100,8 @@ def test_compressed_text_and_rows_are_read_as_without_compression(tmp_path, endi
     (packed / "picture.png.gz").write_bytes(b"junk")
     rows = [(f"rows.jsonl.{ending}:{number}", text) for number, text in enumerate(ROWS, 1)]
     expected = [("also.md", "not compressed"), *rows, (f"story.txt.{ending}", "grüße\n\tand more\n")]
-    assert list(read_texts(str(packed))) == expected
-    assert list(read_texts(str(packed / f"rows.jsonl.{ending}"))) == rows
+    assert list(Source(str(packed)).texts()) == expected
+    assert list(Source(str(packed / f"rows.jsonl.{ending}")).texts()) == rows
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
@@ -110,11 +112,11 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     (tmp_path / "folder.txt").mkdir()
     expected = [("a/x.py", "a/x.py"), ("b/a.txt", "b/a.txt"), ("b/rows.jsonl:1", "first"), ("b/rows.jsonl:2", "second")]
-    assert list(read_texts(str(tmp_path))) == [*expected, ("b/y.md", "b/y.md"), ("z.txt", "z.txt")]
+    assert list(Source(str(tmp_path)).texts()) == [*expected, ("b/y.md", "b/y.md"), ("z.txt", "z.txt")]
 
 
 def texts_of(folder, **options):
-    return [text for _, text in read_texts(str(folder), **options)]
+    return [text for _, text in Source(str(folder), **options).texts()]
 
 
 def write_csv(path, columns):
@@ -147,27 +149,30 @@ def test_a_long_array_is_read_in_pieces(tmp_path, monkeypatch):
     assert texts_of(tmp_path / "a.json") == [row["text"] for row in rows]
 
 
-ODD = {
+ODD: dict[str, tuple[object, str]] = {
     "null": ({"text": None}, "text is null; expected text or a conversation"),
     "a number": ({"text": 2023}, "text is 2023"),
     "an object": ({"text": {"a": 1}}, "text is {'a': 1}"),
     "missing": ({"body": "a"}, "no column 'text'. Columns: body"),
     "no object": ([1], r"[1] is not an object"),
+    "no JSON": ('{"text": "a', "not JSON: Unterminated string"),
     "half a surrogate pair": ({"text": "a\ud800"}, "text has half a surrogate pair at character 1"),
     "not a number": ({"messages": [{"x": [float("nan")]}]}, "messages has the number nan"),
 }
 
 
 @pytest.mark.parametrize(("row", "fault"), ODD.values(), ids=ODD)
-def test_an_odd_row_is_named_and_changes_no_other(tmp_path, row, fault):
+def test_an_odd_row_is_named_and_changes_no_other(tmp_path, row, fault, caplog):
     good = [{"text": f"text {number}\n" + "word " * 1700} for number in range(1300)]
     rows = [*good[:900], row, *good[900:]]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
-    texts = read_texts(str(path))
+    path.write_text("".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in rows))
+    texts = Source(str(path)).texts()
     assert [text for _, text in islice(texts, 900)] == [entry["text"] for entry in good[:900]]
     with pytest.raises(DataError, match=re.escape(f"rows.jsonl, line 901: {fault}")):
         next(texts)
+    assert texts_of(path, skip_faulty=True) == [entry["text"] for entry in good]
+    assert f"Skipping 1 faulty row. The first: rows.jsonl, line 901: {fault}" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "write"), [TABLES[kind] for kind in TABLES if kind != "jsonl"])
@@ -202,7 +207,7 @@ def test_values_of_a_conversation_are_as_in_the_file(tmp_path):
     call = {"z": 1, "a": 1.5, "day": "2024-01-01", "large": 12345678901234567890123, "none": None}
     rows = [{"messages": [{"role": "assistant", "tool_calls": [{**call, "n": n}]}]} for n in (1, 1.5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    read = [row.messages for _, row in read_rows(str(tmp_path / "rows.jsonl"))]
+    read = [row.messages for _, row in Source(str(tmp_path / "rows.jsonl")).rows()]
     assert list(map(repr, read)) == [repr(row["messages"]) for row in rows]
 
 
@@ -234,7 +239,7 @@ def test_one_split_of_a_folder_is_read_and_said(tmp_path, write, caplog):
     folder = tmp_path / "data set test"
     write(folder)
     (folder / "notes.txt").write_text("no document")
-    measured, trained = texts_of(folder), [text for _, text in read_rows(str(folder), splits=TO_TRAIN)]
+    measured, trained = texts_of(folder), [text for _, text in Source(str(folder), splits=TO_TRAIN).rows()]
     assert (len(measured), len(trained), measured != trained) == (1, 1, True)
     assert f"Reading the split test of {folder}; it also has train. Choose another with --split." in caplog.text
     assert f"Reading the split train of {folder}; it also has test." in caplog.text
@@ -294,11 +299,11 @@ def test_a_source_that_cannot_be_read_says_why(tmp_path, name, content, message)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        list(read_texts(str(tmp_path / name.partition("/")[0])))
+        texts_of(tmp_path / name.partition("/")[0])
 
 
 def test_a_dataset_on_the_hub_needs_the_hub():
     with pytest.raises(
         DataError, match="owner/name is not a local file or folder, and it could not be loaded from the Hub"
     ):
-        list(read_texts("owner/name"))
+        list(Source("owner/name").texts())

@@ -11,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from ropecli.data.sequences import UNSCORED
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import Source
 from ropecli.errors import DataError
 
 END = 0
@@ -31,7 +31,7 @@ def short_texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ids_of(tokenizer):
-    return lambda folder: [tokenizer(text)["input_ids"] for _, text in read_texts(str(folder))]
+    return lambda folder: [tokenizer(text)["input_ids"] for _, text in Source(str(folder)).texts()]
 
 
 @pytest.mark.parametrize("positions", ["full", "pose", "randomized"])
@@ -187,7 +187,7 @@ def test_everything_that_changes_a_batch_changes_the_fingerprint(
 
 
 def test_documents_that_compress_best_and_worst_are_skipped(stream_of, chat_stream, source, short_texts, chat):
-    texts = [text.encode() for _, text in read_texts(str(short_texts))]
+    texts = [text.encode() for _, text in Source(str(short_texts)).texts()]
     ranked = np.argsort([len(zlib.compress(text)) / len(text) for text in texts], kind="stable")
     shares = {"skip_compressible": 10 / 42, "skip_incompressible": 4 / 42}
     stream = stream_of(source(short_texts, sequences="packed", **shares))

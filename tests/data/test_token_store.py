@@ -7,16 +7,25 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from ropecli.data import sources, token_store
 from ropecli.data.documents import Document
-from ropecli.data.token_store import TokenStore, open_documents, source_files, source_identity, tokenizer_digest
-from ropecli.errors import OutputError
+from ropecli.data.sources import Source
+from ropecli.data.token_store import (
+    TokenStore,
+    last_seen_files,
+    open_documents,
+    open_store,
+    source_identity,
+    tokenizer_digest,
+)
+from ropecli.errors import DataError, OutputError
 
 
 def documents(count=100, wait=0.0):
@@ -52,7 +61,7 @@ def test_documents_are_kept_with_what_is_trained_on(cache):
         np.testing.assert_array_equal(ids, document.ids[7:])
         np.testing.assert_array_equal(trained, True if document.trained is None else document.trained[7:])
         assert (ids.dtype, trained.dtype) == (np.int64, bool)
-    assert isinstance(store._ids, np.memmap)
+    assert isinstance(store.ids, np.memmap)
 
 
 def test_the_digest_is_of_lengths_ids_and_mask():
@@ -151,9 +160,9 @@ def test_full_disk_gives_one_message_and_leaves_nothing(cache):
     assert not list(cache.rglob("*.bin"))
 
 
-def identity(source, tmp_path):
-    chosen = SimpleNamespace(data=str(source), split=None, text_column="text")
-    return json.dumps(source_identity(chosen.data, source_files(chosen, tmp_path / "cache")))
+def identity(path, tmp_path):
+    source = Source(str(path))
+    return json.dumps(source_identity(source, last_seen_files(source, tmp_path / "cache")))
 
 
 def test_a_file_is_identified_by_path_size_and_times(tmp_path):
@@ -180,3 +189,28 @@ def test_what_splits_the_text_changes_the_digest_of_a_tokenizer_and_its_last_cal
     assert tokenizer_digest(other) == tokenizer_digest(tokenizer)
     other.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     assert tokenizer_digest(other) != tokenizer_digest(tokenizer)
+
+
+def test_what_was_tokenized_before_a_fault_is_kept_by_shard(tmp_path, cache, tokenizer, monkeypatch):
+    """And a changed file costs its own shard alone."""
+    tokenized = []
+    read = sources._read_file
+    monkeypatch.setattr(sources, "_read_file", lambda file, *others: tokenized.append(file.name) or read(file, *others))
+    monkeypatch.setattr(token_store, "_SHARD", 100)
+    for number in range(3):
+        rows = [{"text": "ba de fi go " * 9}] * 2 + [{"text": None}] * (number == 1)
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = Source(str(tmp_path))
+    with pytest.raises(DataError, match=r"1\.jsonl, line 3: text is null"):
+        open_store(source, tokenizer, None)
+    (tmp_path / "1.jsonl").write_text(json.dumps({"text": "ku lo"}) + "\n")
+    tokenized.clear()
+    store = open_store(source, tokenizer, None)
+    assert tokenized == ["1.jsonl", "2.jsonl"]
+    whole = open_store(replace(source, limit=99), tokenizer, None)  # not in shards
+    assert (store.digest, len(store)) == (whole.digest, 5)
+    for document, length in enumerate(whole.lengths):
+        for got, expected in zip(store.read(document, 1, length), whole.read(document, 1, length), strict=True):
+            np.testing.assert_array_equal(got, expected)
+    monkeypatch.setattr(token_store, "_PIECE", 7)  # pieces that shards do not divide
+    assert open_store(source, tokenizer, None).digest == whole.digest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import Source
 from ropecli.demo import corpus
 
 
@@ -87,4 +87,4 @@ def test_a_held_out_file_into_which_training_text_moved_is_passed_over(training,
     moved = "\n".join(training["_pydecimal.py"].splitlines()[1000:1300])
     fake = {"argparse.py": "\n".join([*lines("own", 50), moved]), "ast.py": "\n".join(lines("own", 50))}
     monkeypatch.setattr(corpus, "held_out_files", lambda root=None: fake)
-    assert dict(read_texts("demo")).keys() == {"ast.py"}
+    assert dict(Source("demo").texts()).keys() == {"ast.py"}

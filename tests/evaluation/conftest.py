@@ -16,9 +16,9 @@ def loaded():
 def documents(corpus, tokenizer):
     """Four documents of the corpus, each of at least 200 tokens."""
     from ropecli.data.documents import read_documents
-    from ropecli.data.sources import read_texts
+    from ropecli.data.sources import Source
 
-    return read_documents(read_texts(str(corpus)), tokenizer, 200, most=4)
+    return read_documents(Source(str(corpus)).texts(), tokenizer, 200, most=4)
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +28,9 @@ def uneven(corpus, tokenizer):
     Every seventh token is a key token.
     """
     from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
-    from ropecli.data.sources import read_texts
+    from ropecli.data.sources import Source
 
-    whole = read_documents(read_texts(str(corpus)), tokenizer, 800, count_bytes=True).kept
+    whole = read_documents(Source(str(corpus)).texts(), tokenizer, 800, count_bytes=True).kept
 
     def make(*tokens, prefix=(0,)):
         kept = []

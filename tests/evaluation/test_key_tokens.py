@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
@@ -21,7 +21,7 @@ SHORT = ShortContext(64, 16)  # of a pretraining length of 64 tokens
 
 @pytest.fixture(scope="module")
 def texts(corpus):
-    return dict(list(read_texts(str(corpus)))[:3])
+    return dict(list(Source(str(corpus)).texts())[:3])
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_longppl_is_that_of_brute_force_with_another_tokenizer(
 ):
     """The evaluator reads one tokenizer's tokens; the judged model, with <s>, is scored on its own within them."""
     judged = build("llama", head_dim=32, vocab_size=512, num_key_value_heads=1)
-    choice, readers = TextChoice(str(corpus), max_documents=3), LiveReaders({"device": "cpu"}, batch_size=3)
+    choice, readers = TextChoice(Source(str(corpus)), max_documents=3), LiveReaders({"device": "cpu"}, batch_size=3)
     keys, _ = get_keys(str(llama), None, choice, [LENGTH], readers, Workers(), drop_rare=False)
     documents = read_marked(choice, short_words, keys)
     cells = evaluate(loaded(judged), documents, [64, 900], "longppl", batch_size=2)

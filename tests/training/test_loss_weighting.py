@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.sequences import UNSCORED
-from ropecli.data.sources import read_rows
+from ropecli.data.sources import Source
 from ropecli.data.stream import open_stream
 from ropecli.data.token_store import tokenize_rows
 from ropecli.live.loading import load_tokenizer
@@ -38,7 +38,7 @@ def one_by_one(patched_llama, chat, chat_tokenizer):
 
     documents = [
         torch.cat([losses(*piece) for piece in pieces(document) if len(piece[0]) > 1])
-        for document in tokenize_rows(read_rows(str(chat)), chat_tokenizer, "assistant")
+        for document in tokenize_rows(Source(str(chat)).rows(), chat_tokenizer, "assistant")
     ]
     torch.stack([document.mean() for document in documents]).mean().backward()
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import read
 from ropecli.evaluation.protocols import ShortContext
@@ -43,7 +44,7 @@ def ids_of(calibration):
 
 @pytest.mark.parametrize(("parts", "count"), [(4, 2), (30, 7), (70, 16)])
 def test_a_quarter_of_the_documents_up_to_sixteen_is_scored(texts, tokenizer, parts, count):
-    calibration = read_calibration(texts(parts), tokenizer, TARGET, most=None, seed=0)
+    calibration = read_calibration(Source(texts(parts)), tokenizer, TARGET, most=None, seed=0)
     scored, learned = ids_of(calibration)
     assert (len(scored), len(learned)) == (count, parts - count)
     assert calibration.sequences.dtype == torch.int64
@@ -54,7 +55,9 @@ def test_a_quarter_of_the_documents_up_to_sixteen_is_scored(texts, tokenizer, pa
 
 def test_the_seed_determines_the_order(texts, tokenizer):
     folder = texts(16)
-    first, same, other = (read_calibration(folder, tokenizer, TARGET, most=None, seed=seed) for seed in (0, 0, 1))
+    first, same, other = (
+        read_calibration(Source(folder), tokenizer, TARGET, most=None, seed=seed) for seed in (0, 0, 1)
+    )
     assert ids_of(first) == ids_of(same) != ids_of(other)
     assert first.fingerprint() == same.fingerprint() != other.fingerprint()
 
@@ -62,21 +65,21 @@ def test_the_seed_determines_the_order(texts, tokenizer):
 def test_repeated_documents_count_once(texts, tokenizer):
     folder = texts(12, repeated=12)
     for seed in range(4):
-        scored, learned = ids_of(read_calibration(folder, tokenizer, TARGET, most=None, seed=seed))
+        scored, learned = ids_of(read_calibration(Source(folder), tokenizer, TARGET, most=None, seed=seed))
         assert len(scored) + len(learned) == 12
         assert not set(scored) & set(learned)
 
 
 def test_too_few_documents_are_an_error(texts, tokenizer):
     with pytest.raises(DataError, match="has too few distinct documents of 100 tokens: 3 of 8; expected at least 4"):
-        read_calibration(texts(3, repeated=5), tokenizer, TARGET, most=None, seed=0)
+        read_calibration(Source(texts(3, repeated=5)), tokenizer, TARGET, most=None, seed=0)
     with pytest.raises(DataError, match="distinct documents of 100 tokens: 3 of 3;"):
-        read_calibration(texts(8), tokenizer, TARGET, most=3, seed=0)
+        read_calibration(Source(texts(8)), tokenizer, TARGET, most=3, seed=0)
 
 
 def test_the_held_out_text_is_refused(tokenizer):
     with pytest.raises(DataError, match="calibrate on 'demo-train'"):
-        read_calibration("demo", tokenizer, TARGET, most=None, seed=0)
+        read_calibration(Source("demo"), tokenizer, TARGET, most=None, seed=0)
 
 
 def test_the_score_on_needles_is_the_loss_on_their_keys(llama, documents, evaluator, tokenizer):

@@ -317,7 +317,7 @@ def read_marked(texts: TextChoice, tokenizer: Any, keys: Keys) -> Documents:
     special = special_tokens(tokenizer)
     with progress_bar("reading documents", None) as step:
         documents = read_documents(
-            keys.select(texts.texts(whole=True)),  # ends with the last document that has keys
+            keys.select(texts.source.texts()),  # ends with the last document that has keys
             tokenizer,
             special.first_scored + 1 + len(special.suffix),
             most=texts.max_documents,

@@ -276,7 +276,7 @@ def make_perplexity(
                 documents = read_marked(texts, tokenizer, keys)
             else:
                 documents, chosen = texts.read(tokenizer, chosen, protocol, drop_rare=drop_rare and not made)
-            task = Perplexity(documents, chosen, protocol, texts.source, keys)
+            task = Perplexity(documents, chosen, protocol, texts.source.place, keys)
         made[id(checkpoint)] = task, tokenizer
     return [made[id(subject.checkpoint)] for subject in subjects]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import Source
 from ropecli.errors import MethodError
 from ropecli.evaluation.driver import Key
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer, find_frame, read_haystack, repeat_sentences
@@ -133,21 +133,21 @@ def make_passkey(subject: Subject, choice: RetrievalChoice) -> tuple[Retrieval, 
 
 
 def make_needle(
-    subject: Subject, choice: RetrievalChoice, source: str, templates: Templates | None = None, **others: Any
+    subject: Subject, choice: RetrievalChoice, source: Source, templates: Templates | None = None, **others: Any
 ) -> tuple[Retrieval, Any]:
     """A key in a source, and the tokenizer.
 
-    templates: default: the style for this data. others: text column, split, and further settings for the report.
+    templates: default: the style for this data. others: further settings for the report.
     """
     pieces = PieceTokenizer(load_tokenizer(subject.checkpoint))
     lengths = sorted(set(choice.lengths or default_lengths([subject])))
-    texts = read_texts(source, text_column=others["text_column"], split=others["split"])
     with progress_bar("reading documents", None) as step:
-        haystack = read_haystack(texts, pieces, step)
+        haystack = read_haystack(source.limited().texts(), pieces, step)
     if len(haystack.ids) < lengths[-1]:
         warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {lengths[-1]}.")
-    templates = templates or STYLES[default_style(source)]
-    return _make("needle", templates, haystack, pieces, lengths, choice, source, **others), pieces.tokenizer
+    templates = templates or STYLES[default_style(source.place)]
+    others |= {"text_column": source.column, "split": source.split}
+    return _make("needle", templates, haystack, pieces, lengths, choice, source.place, **others), pieces.tokenizer
 
 
 def _make(

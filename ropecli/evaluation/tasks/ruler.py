@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import Key, Values
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
@@ -40,13 +40,11 @@ class RulerChoice:
     skip_short: skip lengths that are too short for every task, as without `lengths`.
     """
 
-    data: str
+    data: Source
     lengths: Sequence[int] | None
     tasks: Sequence[str] | None
     samples: int
     mode: str
-    text_column: str = "text"
-    split: str | None = None
     questions: Mapping[str, Path] = field(default_factory=dict)
     chat_template: str = "auto"
     threshold: float | None = None
@@ -69,7 +67,7 @@ class Ruler(Asking):
         self, maker: PromptMaker, tasks: Sequence[RulerTask], lengths: Sequence[int], choice: RulerChoice
     ) -> None:
         self.maker, self.tasks, self.lengths, self.choice = maker, tasks, sorted(lengths), choice
-        self.mode, self.source = choice.mode, choice.data
+        self.mode, self.source = choice.mode, choice.data.place
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -81,8 +79,8 @@ class Ruler(Asking):
             "chat_template": self.maker.frame is not None,
             "threshold": self.choice.threshold,
             **{name: path and str(path) for name, path in files.items()},
-            "text_column": self.choice.text_column,
-            "split": self.choice.split,
+            "text_column": self.choice.data.column,
+            "split": self.choice.data.split,
         }
 
     def request(self) -> dict[str, Any]:
@@ -126,8 +124,7 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
-            texts = read_texts(choice.data, text_column=choice.text_column, split=choice.split)
-            essay = read_essay(texts, pieces, lengths[-1])
+            essay = read_essay(choice.data.texts(), pieces, lengths[-1])
     with_files = [task for task in tasks if isinstance(task, Questions)]
     questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in with_files}
     maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
