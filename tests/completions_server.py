@@ -24,8 +24,8 @@ FAULTS = {
 class CompletionsServer:
     """url: its address. keys: the API keys that it was sent. prompts: lengths of the prompts that it answered.
 
-    tokenizer: of the model, to answer in text. delay: seconds per answer. stops_after: answers until it breaks.
-    most_waiting: the most requests at one time.
+    like: vllm, llama, or text, which gives no log-probabilities. tokenizer: of the model, to answer in text. delay:
+    seconds per answer. stops_after: answers until it breaks. most_waiting: the most requests at one time.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class CompletionsServer:
         self.url = ""
 
     def models(self) -> dict[str, Any]:
-        stated = {"max_model_len": self.most} if self.like == "vllm" else {}
+        stated = {"max_model_len": self.most} if self.like in ("vllm", "text") else {}
         return {"data": [{"id": "served", "owned_by": "vllm" if self.like == "vllm" else "llamacpp", **stated}]}
 
     def complete(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -59,7 +59,7 @@ class CompletionsServer:
             return 200, {"choices": [self.choice(list(ids), room, request)]}
 
     def choice(self, ids: list[int], room: int, request: dict[str, Any]) -> dict[str, Any]:
-        if "logprobs" not in request:  # greedy text
+        if "logprobs" not in request or self.like == "text":  # greedy text
             count = len(ids)
             for _ in range(room):
                 ids.append(int(self.logits(ids)[-1].argmax()))
@@ -71,9 +71,9 @@ class CompletionsServer:
             for token in request.get("logit_bias", ()):
                 top = [(int(token), float(values[-1, int(token)]))]
             own = values[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-            return {"logprobs": {"token_logprobs": [None, *own, top[0][1]][: len(ids) + room]}}
+            return {"text": "", "logprobs": {"token_logprobs": [None, *own, top[0][1]][: len(ids) + room]}}
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top]
-        return {"logprobs": {"content": [{"top_logprobs": entries}]}}
+        return {"text": "", "logprobs": {"content": [{"top_logprobs": entries}]}}
 
     @contextlib.contextmanager
     def running(self) -> Iterator["CompletionsServer"]:

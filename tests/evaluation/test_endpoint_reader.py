@@ -76,14 +76,14 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
     arguments = ["eval-ppl", "--protocol", "tail", "--requests", 2, "--output", tmp_path / "report.json", "--json"]
     expected = measure(*arguments[:3], "--json").json()
     with served().running() as server:
-        server.stops_after = 8  # three to find out what it gives
+        server.stops_after = 9  # four to find out what it gives
         outcome = measure(*arguments, "--endpoint", server.url)
         assert outcome.code == 2
         assert outcome.err.count("error:") == 1
         assert "answered 500 4 times: engine died" in outcome.err
         server.fault, server.prompts, server.stops_after = None, [], -1
         report = measure(*arguments, "--endpoint", server.url, "--resume").json()
-    assert 3 + 12 - 6 <= len(server.prompts) <= 3 + 12 - 2
+    assert 5 + 12 - 6 <= len(server.prompts) <= 5 + 12 - 2  # one more to see whether the model is the same
     for cell, other in zip(report["cells"], expected["cells"], strict=True):
         assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
 
@@ -92,7 +92,7 @@ def test_ctrl_c_does_not_wait_for_answers_in_flight(measure, tokenizer):
     released, pressed, answered = threading.Event(), [], []
 
     def logits(ids):
-        if len(server.prompts) > 3:  # three to find out what it gives
+        if len(server.prompts) > 4:  # four to find out what it gives
             if not pressed:
                 pressed.append(signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
             answered.append(released.wait(30))
@@ -103,6 +103,63 @@ def test_ctrl_c_does_not_wait_for_answers_in_flight(measure, tokenizer):
         outcome = measure("eval-ppl", "--endpoint", server.url)
         assert (outcome.code, answered) == (130, [])
         released.set()
+
+
+@pytest.fixture
+def other(llama, patched, loaded):
+    """other("yarn") -> logits of the tiny Llama with another scaling, or as coarse as bfloat16."""
+
+    def make(kind):
+        model = loaded(patched(llama, "yarn", factor=2) if kind == "yarn" else llama)
+
+        def logits(ids):
+            with torch.inference_mode():
+                values = model(torch.tensor([ids])).logits[0]
+            return values if kind == "yarn" else values + 0.05 * torch.randn_like(values)
+
+        return logits
+
+    return make
+
+
+HOW = {
+    "reads": ("vllm", ["eval-ppl", "--protocol", "tail"]),
+    "continues": ("llama", ["passkey", "--mode", "generate"]),
+    "answers alone": ("text", ["passkey", "--mode", "generate"]),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_resume_refuses_another_model_behind_the_same_name(how, measure, served, other, tmp_path):
+    like, arguments = HOW[how]
+    arguments = [*arguments, "--requests", 1, "--output", tmp_path / "report.json"]
+    with served(like=like).running() as server:
+        first, server.stops_after = server.logits, 6
+        assert measure(*arguments, "--endpoint", server.url).code == 2
+        server.fault, server.stops_after, server.logits = None, -1, other("yarn")
+        refused = measure(*arguments, "--endpoint", server.url, "--resume")
+        refused.is_refused("serves another model or scaling than when this run began")
+        assert "Serve what the run began with, and resume it; or delete" in refused.err
+        server.logits = first if like == "text" else other("rounds")
+        measure(*arguments, "--endpoint", server.url, "--resume").succeeds()
+
+
+def test_a_model_that_changes_within_a_run_gives_no_report(measure, served, other, tmp_path):
+    """Not with --resume either, whatever is served then."""
+    arguments = ["eval-ppl", "--protocol", "tail", "--output", tmp_path / "report.json"]
+    with served().running() as server:
+        first, answer = server.logits, server.complete
+
+        def complete(request):
+            server.logits = other("yarn") if len(server.prompts) > 8 else first
+            return answer(request)
+
+        server.complete = complete
+        assert "are of both, so there is no report" in measure(*arguments, "--endpoint", server.url).err
+        server.complete, server.logits = answer, first
+        again = measure(*arguments, "--endpoint", server.url, "--resume")
+    again.is_refused("Keep one model served, delete")
+    assert not (tmp_path / "report.json").exists()
 
 
 @pytest.mark.parametrize(
