@@ -25,7 +25,8 @@ class CompletionsServer:
     """url: its address. keys: the API keys that it was sent. prompts: lengths of the prompts that it answered.
 
     like: vllm, llama, or text, which gives no log-probabilities. tokenizer: of the model, to answer in text. delay:
-    seconds per answer. stops_after: answers until it breaks. most_waiting: the most requests at one time.
+    seconds per answer. stops_after: answers until it breaks. most_waiting: the most requests at one time. odd: by path,
+    what it answers instead: status, headers, content.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class CompletionsServer:
         self.tokenizer, self.delay, self.stops_after = tokenizer, delay, -1
         self.lock, self.waiting, self.most_waiting = threading.Lock(), 0, 0
         self.fault: str | None = None
+        self.odd: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self.keys: list[str | None] = []
         self.prompts: list[int] = []
         self.url = ""
@@ -82,6 +84,8 @@ class CompletionsServer:
         class Handler(BaseHTTPRequestHandler):
             def send(self, status: int, body: str, headers: dict[str, str] | None = None) -> None:
                 content = body.encode()
+                if self.path in owner.odd:
+                    status, headers, content = owner.odd[self.path]
                 self.send_response(status)
                 for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
                     self.send_header(name, value)
@@ -112,9 +116,8 @@ class CompletionsServer:
                     self.send(404, '{"error": "not found"}')
 
             def do_POST(self) -> None:
-                if owner.fault is not None or (
-                    owner.key and self.headers.get("Authorization") != f"Bearer {owner.key}"
-                ):
+                refused = owner.key and self.headers.get("Authorization") != f"Bearer {owner.key}"
+                if owner.fault is not None or refused or self.path in owner.odd:
                     return self.do_GET()
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path == "/tokenize" and owner.tokenizer:

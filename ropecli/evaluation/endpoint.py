@@ -322,7 +322,7 @@ class Endpoint:
             text = body.decode(errors="replace") if got is body else to_json(got, inf_nan_mode="constants").decode()
             raise EndpointError(
                 f"{self.url}{path} did not answer as OpenAI's API does ({self._quote(first_fault(error, 'body'))}): "
-                f"{self._quote(text)} Give the address of a server with OpenAI's completions API, or update it."
+                f"{self._quote(text)}. Give the address of a server with that API, or update the server."
             ) from None
 
     def _reason(self, body: bytes) -> str:
