@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, TimeoutError
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -102,6 +102,7 @@ class _Version(TypedDict):
 
 
 _Answer = TypeVar("_Answer")
+_adapter = cache(TypeAdapter)
 
 
 class ServedModel(NamedTuple):
@@ -172,7 +173,9 @@ class Endpoint:
         """-ln p of each token but the first, nats. Of a prompt as long as the server accepts, the last is generated."""
         losses = self._losses(ids, force=len(ids) == self.model.max_length)
         if losses is None:
-            raise EndpointError(f"{self.url} gave no log-probabilities for a prompt of {len(ids)} tokens.")
+            raise EndpointError(
+                f"{self.url} gave no log-probabilities for a prompt of {len(ids)} tokens. Start it so that it does."
+            )
         return losses
 
     def _losses(self, ids: Sequence[int], *, force: bool = False) -> list[float] | None:
@@ -208,12 +211,12 @@ class Endpoint:
         Tokens are named by id or by text, as the server does.
         """
         choice = self.complete(ids, max_tokens=limit, logprobs=top)
-        given = choice.get("logprobs") or {}
+        logprobs = logprobs_of(choice)
         by_id = [
-            {str(entry.get("id")): entry["logprob"] for entry in place["top_logprobs"]}
-            for place in given.get("content") or []
+            {str(entry["id"]): entry["logprob"] for entry in place["top_logprobs"] if "id" in entry}
+            for place in logprobs.get("content") or []
         ]
-        return choice["text"], [place for place in by_id or given.get("top_logprobs") or [] if place]
+        return choice["text"], [place for place in by_id or logprobs.get("top_logprobs") or [] if place]
 
     def tokenize(self, text: str) -> list[int] | None:
         """The ids that the server's tokenizer gives, without special tokens; None if it does not tell."""
@@ -290,7 +293,8 @@ class Endpoint:
         def receive() -> None:
             try:
                 with self._client.stream(method, path, **content) as response:
-                    answer.set_result((response, b"".join(islice(response.iter_bytes(_PART), _PARTS))))
+                    body = b"".join(islice(response.iter_bytes(_PART), _PARTS))
+                answer.set_result((response, body))
             except BaseException as error:
                 answer.set_exception(error)
 
@@ -316,7 +320,7 @@ class Endpoint:
             again = f" {_ATTEMPTS} times" if status in _BUSY else ""
             raise EndpointError(f"{self.url}{path} answered {status}{again}: {self._reason(body)}")
         try:
-            return TypeAdapter(kind).validate_json(body)
+            return _adapter(kind).validate_json(body)  # type: ignore[arg-type]
         except ValidationError as error:
             got = error.errors(include_url=False)[0]["input"]
             text = body.decode(errors="replace") if got is body else to_json(got, inf_nan_mode="constants").decode()

@@ -160,11 +160,10 @@ def mean_difference(then: Sequence[dict[str, float]], now: Sequence[dict[str, fl
     A token that only one of them names is at most as probable as the least one that the other names.
     """
     apart: list[float] = []
-    for one, other in zip(then, now, strict=False):
-        apart += [
-            abs(one.get(token, min(one.values())) - other.get(token, min(other.values()))) for token in {*one, *other}
-        ]
-        if max(one, key=one.__getitem__) != max(other, key=other.__getitem__):
+    for before, after in zip(then, now, strict=False):
+        floors = min(before.values()), min(after.values())
+        apart += [abs(before.get(key, floors[0]) - after.get(key, floors[1])) for key in {*before, *after}]
+        if max(before, key=before.__getitem__) != max(after, key=after.__getitem__):
             break
     return sum(apart) / len(apart)
 
