@@ -222,7 +222,7 @@ class ServerOptions(TypedDict, total=False):
         float | None,
         Default(None),
         Interval(gt=0, le=86_400),
-        Doc("Seconds to wait for one answer. Default: 600."),
+        Doc("Seconds to wait for one whole answer. Default: 600."),
         SERVER,
     ]
 

@@ -137,7 +137,7 @@ def test_prompts_stop_where_the_server_does(check, logits_of):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("half a JSON", "did not answer in JSON"),
+        ("half a JSON", "(body: Invalid JSON: EOF while parsing"),
         ("HTML", "nginx"),
         ("busy", "answered 429 4 times: too many requests"),
         ("unauthorized", "refuses the request (401). Correct the key in ROPECLI_TEST_KEY."),
