@@ -130,8 +130,7 @@ def main() -> None:
                     verdict = served.judge(given, reference)
                     verdicts[given.prompt, kind, name][verdict.verdict] += 1
                     checkpoint, *others = verdict.comparisons
-                    nearest = min(comparison.difference for comparison in verdict.comparisons)
-                    times[given.prompt, kind, name].append(nearest / max(verdict.after_single, 1e-9))
+                    times[given.prompt, kind, name].append(checkpoint.difference / max(verdict.after_single, 1e-9))
                     if name == "right":
                         differences[given.prompt, kind].append(checkpoint.difference)
                         holding[given.prompt, kind] += [other.low <= 0 <= other.high for other in others]
