@@ -74,6 +74,11 @@ class CompletionsServer:
                 top = [(int(token), float(values[-1, int(token)]))]
             own = values[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
             return {"text": "", "logprobs": {"token_logprobs": [None, *own, top[0][1]][: len(ids) + room]}}
+        if self.like == "by text":
+            return {
+                "text": "",
+                "logprobs": {"top_logprobs": [{self.tokenizer.decode([token]): value for token, value in top}]},
+            }
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top]
         return {"text": "", "logprobs": {"content": [{"top_logprobs": entries}]}}
 

@@ -345,6 +345,7 @@ def show_served(check: "ServedCheck") -> None:
     notes = [
         "within, beyond the pretraining length: mean difference of the server to transformers, nats",
         "share: 0 where the server computes as the checkpoint, 1 where it computes as this reading",
+        f"after a single token, where no scaling matters: {check.verdict.after_single:.2g} nats",
     ]
     show_tables([Table(place, heads, rows, notes)])
     tell(f"{check.verdict.verdict}: {check.verdict.reason}")

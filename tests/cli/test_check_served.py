@@ -76,6 +76,7 @@ def test_verdict_names_the_scaling_that_a_rounding_server_computes(check, logits
         assert "yarn" in result["fix"]
 
 
+<<<<<<< HEAD
 def test_a_finding_of_inspect_that_changes_results_is_repeated(logits_of, yarn, edited, ropecli, corpus):
     beyond = edited(yarn, max_position_embeddings=512)
     (beyond / "ropecli.yaml").unlink()
@@ -89,9 +90,28 @@ def test_a_finding_of_inspect_that_changes_results_is_repeated(logits_of, yarn, 
 
 def test_verdict_is_unclear_for_other_weights(check, logits_of):
     with CompletionsServer(logits_of(noise=2.0), like="vllm", most=256).running() as server:
+=======
+LIKE = ["vllm", "llama", "by text"]
+
+
+@pytest.mark.parametrize("like", LIKE)
+def test_scaling_unlike_all_readings_is_not_the_checkpoints(check, logits_of, tokenizer, like):
+    """Its most probable tokens are not among those of the checkpoint."""
+    wrong = logits_of("linear", 40.0, noise=0.02)
+    with CompletionsServer(wrong, like=like, most=256, tokenizer=tokenizer).running() as server:
+>>>>>>> served
         outcome = check(server)
-    assert outcome.code == 4
-    assert "other weights, or reads other tokens" in outcome.out
+    assert outcome.code == 3, outcome
+    assert "but not its scaling. Nearest: " in outcome.printed
+
+
+@pytest.mark.parametrize("like", LIKE)
+def test_verdict_is_unclear_for_other_weights(check, logits_of, tokenizer, like):
+    other = logits_of(noise=2.0)
+    with CompletionsServer(other, like=like, most=256, tokenizer=tokenizer).running() as server:
+        outcome = check(server)
+    assert outcome.code == 4, outcome
+    assert "has other weights, reads other tokens, or rounds too much" in outcome.printed
 
 
 def test_saved_reference_replaces_the_model(check, logits_of, reference, monkeypatch, ropecli, llama, yarn, corpus):
