@@ -223,7 +223,7 @@ class LiveReaders(Readers):
         self._loaded: tuple[Checkpoint, PreTrainedModel] | None = None
 
     def request(self) -> dict[str, Any]:
-        return loading_request(self.loading)
+        return {**loading_request(self.loading), "chunk": self.chunk, "batch_size": self.batch_size}
 
     @property
     def settings(self) -> dict[str, Any]:
