@@ -85,7 +85,7 @@ class Subject:
             "factor": self.spec.factor,
             "params": dict(self.spec.params),
             "in_memory": self.plan is not None,
-            "original_max_position_embeddings": self.positions.main.geometry.original_max_position_embeddings,
+            "original_max_position_embeddings": self.positions.pretraining_length,
         }
 
 
