@@ -4,10 +4,11 @@ Pods and node shells may set RANK for a single process, so RANK alone is no laun
 """
 
 import os
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Launch(NamedTuple):
+@dataclass(frozen=True)
+class Launch:
     """rank, local_rank: of this process, among all and on its host. count, local_count: how many there are."""
 
     rank: int = 0

@@ -89,7 +89,7 @@ def compare(
     from ropecli.reporting.outputs import Outputs
 
     outputs = Outputs(*map(options.optional_path, (shared["output"], plot, shared["keys"])))
-    outputs.refuse(shared["resume"])
+    outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
     readers, texts = options.readers_of(shared, shared["batch_size"], shared["evaluator"]), options.texts_of(shared)
     names, measures = list(dict.fromkeys(options.listed(checkpoints))), list(dict.fromkeys(options.listed(measure)))
     for name in measures:

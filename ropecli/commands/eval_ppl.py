@@ -45,7 +45,7 @@ def eval_ppl(
     from ropecli.reporting.outputs import Outputs
 
     outputs = Outputs(options.optional_path(shared["output"]), keys=options.optional_path(shared["keys"]))
-    outputs.refuse(shared["resume"])
+    outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
     readers = options.readers_of(shared, shared["batch_size"], baseline, shared["evaluator"])
     revision, attn = shared["revision"], shared["attn"]
     scaling = {**options.scaling_of(shared), "weights": readers.loads_weights}

@@ -271,6 +271,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
         Doc("Write the report as JSON."),
         OUTPUT,
     ]
+    overwrite: Annotated[bool, Default(False), Doc("Replace the report and plot of a finished run."), OUTPUT]
 
 
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
