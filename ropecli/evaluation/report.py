@@ -63,8 +63,8 @@ class Cell:
     length: TokenCount
     sums: Annotated[tuple[float, ...], Len(1, 10_000_000)]
     weights: tuple[Amount, ...]
-    low: float | None = None
-    high: float | None = None
+    low: Annotated[float, Interval(ge=0)] | None = None
+    high: Annotated[float, Interval(ge=0)] | None = None
     depth: Fraction | None = None
     chance: Fraction | None = None
     rank: float | None = None
@@ -76,6 +76,11 @@ class Cell:
     seconds: Amount = field(default=0.0, compare=False)
     tokens_per_second: Amount = field(default=0.0, compare=False)
     peak_memory: Count = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that no measurement has, as a damaged file may."""
+        if not abs(self.value) <= LARGEST_NLL:
+            raise ValueError(f"the mean of its sums is {self.value:.4g}")
 
     @property
     def value(self) -> float:

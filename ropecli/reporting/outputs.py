@@ -100,8 +100,8 @@ def measure_subjects(
 ) -> Reports:
     """Measure a task on each checkpoint. make_task: returns the task and the tokenizer of a subject.
 
-    options: of the command: output, plot, overwrite, resume, revision, attn. scaling: see open_subject. single: whether JSON has
-    no list for one checkpoint.
+    options: of the command: output, plot, overwrite, resume, revision, attn. scaling: see open_subject. single: whether
+    JSON has no list for one checkpoint.
     """
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers

@@ -63,6 +63,15 @@ def test_token_counts_take_suffixes(ropecli):
     wrong.is_refused("--target-length is '1q'; expected a number of tokens")
 
 
+def test_a_fault_of_ours_is_not_laid_to_the_users_numbers(ropecli, monkeypatch):
+    monkeypatch.setattr("ropecli.checkpoint.inspection.inspect_checkpoint", lambda *arguments, **options: 1 / 0)
+    with pytest.raises(ArithmeticError):
+        ropecli("inspect", "demo")
+    monkeypatch.setattr("ropecli.checkpoint.inspection.inspect_checkpoint", lambda *arguments, **options: 1e200**2)
+    with pytest.raises(OverflowError):
+        ropecli("inspect", "demo")
+
+
 @pytest.mark.parametrize(
     ("pretraining", "context", "lengths"),
     [(256, 256, [64, 128, 256]), (4096, 10_000, [1024, 2048, 4096, 8192, 10_000]), (16, 16, [16])],
