@@ -6,7 +6,7 @@ RopecliError
 ├── PatchError        the patch cannot be written
 │   └── ProofError    the model loaded from the patch differs from the expected rotary tables
 ├── DataError         unusable data source
-├── NotFiniteError    loss or gradient is not finite
+├── NotFiniteError    loss, gradient or weights are not finite
 ├── DivergedError     training loss rose far above its best value
 ├── EndpointError     a server gives no usable answer
 ├── OutputError       output exists already, or cannot be written

@@ -381,7 +381,6 @@ def show_finetuned(result: "FinetuneResult") -> None:
 
 
 def show_recipes(listed: "RecipeList") -> None:
-    out.quiet = False  # a cluster may set RANK in every node's shell, and each needs the path
     if listed.schema is not None:
         print_json(listed.schema)
     elif listed.path:
