@@ -76,7 +76,6 @@ def test_verdict_names_the_scaling_that_a_rounding_server_computes(check, logits
         assert "yarn" in result["fix"]
 
 
-<<<<<<< HEAD
 def test_a_finding_of_inspect_that_changes_results_is_repeated(logits_of, yarn, edited, ropecli, corpus):
     beyond = edited(yarn, max_position_embeddings=512)
     (beyond / "ropecli.yaml").unlink()
@@ -88,9 +87,6 @@ def test_a_finding_of_inspect_that_changes_results_is_repeated(logits_of, yarn, 
     assert f"{finding['rule']}: {finding['message']}" in outcome.said
 
 
-def test_verdict_is_unclear_for_other_weights(check, logits_of):
-    with CompletionsServer(logits_of(noise=2.0), like="vllm", most=256).running() as server:
-=======
 LIKE = ["vllm", "llama", "by text"]
 
 
@@ -99,7 +95,6 @@ def test_scaling_unlike_all_readings_is_not_the_checkpoints(check, logits_of, to
     """Its most probable tokens are not among those of the checkpoint."""
     wrong = logits_of("linear", 40.0, noise=0.02)
     with CompletionsServer(wrong, like=like, most=256, tokenizer=tokenizer).running() as server:
->>>>>>> served
         outcome = check(server)
     assert outcome.code == 3, outcome
     assert "but not its scaling. Nearest: " in outcome.printed
