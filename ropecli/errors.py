@@ -6,7 +6,7 @@ RopecliError
 ├── PatchError        the patch cannot be written
 │   └── ProofError    the model loaded from the patch differs from the expected rotary tables
 ├── DataError         unusable data source
-├── NotFiniteError    loss or gradient is not finite
+├── NotFiniteError    loss, gradient or weights are not finite
 ├── DivergedError     training loss rose far above its best value
 ├── EndpointError     a server gives no usable answer
 ├── OutputError       output exists already, or cannot be written
@@ -86,7 +86,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def first_fault(error: Any) -> str:
-    """The place and the message of the first fault of a pydantic ValidationError."""
+def first_fault(error: Any, whole: str = "file") -> str:
+    """The place and the message of the first fault of a pydantic ValidationError. whole: what was read."""
     fault = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg']}"
+    return f"{'.'.join(map(str, fault['loc'])) or whole}: {fault['msg']}"

@@ -110,7 +110,10 @@ def state_folder(output: Path) -> Path:
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:
-    """Raise OutputError if OUTPUT.state is from an interrupted run and `resume` is false, or is a user's folder."""
+    """Raise OutputError if OUTPUT.state has results of an interrupted run and `resume` is false, or is a user's folder.
+
+    A state without a result is no state.
+    """
     if output is None:
         if resume:
             raise OutputError("--resume needs --output, the output of the run to resume.")
@@ -123,7 +126,7 @@ def refuse_interrupted(output: Path | None, resume: bool) -> None:
             f"{folder} exists, but is not the state of a run, or its file {_REQUEST!r} is damaged. Rename it, delete "
             "it to start over, or choose another --output."
         )
-    if not resume:
+    if not resume and _has_results(folder):
         raise OutputError(
             f"{folder} belongs to a run that was interrupted or is still running. Continue with --resume, or delete it "
             "to start over."
@@ -134,14 +137,21 @@ def _is_state(folder: Path) -> bool:
     """Return whether the folder holds a request, or only files from a run killed before it wrote one."""
     if not folder.is_dir():
         return False
-    request = folder / _REQUEST
-    others = [path for path in folder.iterdir() if not (path.match("lock-*") or is_partial(path, request))]
-    return not others or bool(read_records(request))
+    return not _content(folder) or bool(read_records(folder / _REQUEST))
+
+
+def _has_results(folder: Path) -> bool:
+    return any(path.is_dir() or read_records(path) for path in _content(folder) if path.name != _REQUEST)
+
+
+def _content(folder: Path) -> list[Path]:
+    """The files but for locks and what a kill left."""
+    return [path for path in folder.iterdir() if not (path.match("lock-*") or is_partial(path, folder / _REQUEST))]
 
 
 @contextlib.contextmanager
 def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Iterator[Path]:
-    """Open or create OUTPUT.state, with the progress of an earlier run of the same request. Removed if it stays empty.
+    """Open or create OUTPUT.state, with the progress of an earlier run of the same request. Removed without a result.
 
     rank: this process's rank; every process holds its own lock. Raises RecipeError for another request, OutputError if
     another run uses the folder or an I/O error occurs.
@@ -150,14 +160,15 @@ def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Itera
     folder, request = state_folder(output), json.loads(json.dumps({"format": _FORMAT, **request}))
     with sole_use(folder / f"lock-{rank}", folder):
         try:
-            for before in read_records(folder / _REQUEST):
+            has_results = _has_results(folder)
+            for before in read_records(folder / _REQUEST) if has_results else []:
                 if before.get("format") != _FORMAT:
                     raise RecipeError(
                         f"{folder} was written by another release of ropecli, which cannot be resumed. Delete it to "
                         "start over."
                     )
                 refuse_other_request(before, request, folder)
-            if not (folder / _REQUEST).exists():
+            if not has_results:
                 with new_file(folder / _REQUEST) as partial:
                     append_record(partial, request)
             yield folder

@@ -24,8 +24,9 @@ FAULTS = {
 class CompletionsServer:
     """url: its address. keys: the API keys that it was sent. prompts: lengths of the prompts that it answered.
 
-    tokenizer: of the model, to answer in text. delay: seconds per answer. stops_after: answers until it breaks.
-    most_waiting: the most requests at one time.
+    like: vllm, llama, or text, which gives no log-probabilities. tokenizer: of the model, to answer in text. delay:
+    seconds per answer. stops_after: answers until it breaks. most_waiting: the most requests at one time. odd: by path,
+    what it answers instead: status, headers, content.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class CompletionsServer:
         self.tokenizer, self.delay, self.stops_after = tokenizer, delay, -1
         self.lock, self.waiting, self.most_waiting = threading.Lock(), 0, 0
         self.fault: str | None = None
+        self.odd: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self.keys: list[str | None] = []
         self.prompts: list[int] = []
         self.url = ""
 
     def models(self) -> dict[str, Any]:
-        stated = {"max_model_len": self.most} if self.like == "vllm" else {}
+        stated = {"max_model_len": self.most} if self.like in ("vllm", "text") else {}
         return {"data": [{"id": "served", "owned_by": "vllm" if self.like == "vllm" else "llamacpp", **stated}]}
 
     def complete(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -59,7 +61,7 @@ class CompletionsServer:
             return 200, {"choices": [self.choice(list(ids), room, request)]}
 
     def choice(self, ids: list[int], room: int, request: dict[str, Any]) -> dict[str, Any]:
-        if "logprobs" not in request:  # greedy text
+        if "logprobs" not in request or self.like == "text":  # greedy text
             count = len(ids)
             for _ in range(room):
                 ids.append(int(self.logits(ids)[-1].argmax()))
@@ -71,9 +73,14 @@ class CompletionsServer:
             for token in request.get("logit_bias", ()):
                 top = [(int(token), float(values[-1, int(token)]))]
             own = values[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-            return {"logprobs": {"token_logprobs": [None, *own, top[0][1]][: len(ids) + room]}}
+            return {"text": "", "logprobs": {"token_logprobs": [None, *own, top[0][1]][: len(ids) + room]}}
+        if self.like == "by text":
+            return {
+                "text": "",
+                "logprobs": {"top_logprobs": [{self.tokenizer.decode([token]): value for token, value in top}]},
+            }
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top]
-        return {"logprobs": {"content": [{"top_logprobs": entries}]}}
+        return {"text": "", "logprobs": {"content": [{"top_logprobs": entries}]}}
 
     @contextlib.contextmanager
     def running(self) -> Iterator["CompletionsServer"]:
@@ -82,6 +89,8 @@ class CompletionsServer:
         class Handler(BaseHTTPRequestHandler):
             def send(self, status: int, body: str, headers: dict[str, str] | None = None) -> None:
                 content = body.encode()
+                if self.path in owner.odd:
+                    status, headers, content = owner.odd[self.path]
                 self.send_response(status)
                 for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
                     self.send_header(name, value)
@@ -112,9 +121,8 @@ class CompletionsServer:
                     self.send(404, '{"error": "not found"}')
 
             def do_POST(self) -> None:
-                if owner.fault is not None or (
-                    owner.key and self.headers.get("Authorization") != f"Bearer {owner.key}"
-                ):
+                refused = owner.key and self.headers.get("Authorization") != f"Bearer {owner.key}"
+                if owner.fault is not None or refused or self.path in owner.odd:
                     return self.do_GET()
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path == "/tokenize" and owner.tokenizer:

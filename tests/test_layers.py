@@ -9,7 +9,20 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A room imports only from lower lines. The files on the ground floor import each other.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic", "hashing", "messages", "resume", "signals", "table", "yaml12"},
+    {
+        "errors",
+        "version",
+        "rope",
+        "demo",
+        "atomic",
+        "hashing",
+        "launch",
+        "messages",
+        "resume",
+        "signals",
+        "table",
+        "yaml12",
+    },
     {"scaling"},
     {"remapping", "analysis"},
     {"config"},

@@ -158,13 +158,23 @@ def test_what_is_no_state_is_refused_and_left_alone(output, tmp_path, make):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_what_a_kill_leaves_before_the_request_is_written_is_resumed(output, tmp_path):
+@pytest.mark.parametrize("written", [(), ("request",), ("request", "samples-0.jsonl")])
+def test_what_a_kill_leaves_before_the_first_result_is_no_state(output, tmp_path, written):
+    """Another request takes its place, without --resume. The kill cut the first result short."""
     folder = tmp_path / "report.json.state"
     folder.mkdir()
     (folder / "lock-0").touch()
     (folder / ".request.partial-host-1-x").touch()
-    refuse_interrupted(output, resume=True)
-    assert interrupted(output) == folder
+    for name in written:
+        append_record(folder / name, REQUEST)
+    if "samples-0.jsonl" in written:
+        (folder / written[1]).write_bytes((folder / written[1]).read_bytes()[:-5])
+    refuse_interrupted(output, resume=False)
+    other = REQUEST | {"baseline": 1}
+    assert interrupted(output, other) == folder
+    assert [before["baseline"] for before in read_records(folder / "request")] == [1]
+    with pytest.raises(OutputError, match="a run that was interrupted"):
+        refuse_interrupted(output, resume=False)
 
 
 @pytest.fixture

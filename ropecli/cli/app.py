@@ -16,7 +16,8 @@ from ropecli.cli.progress import shown_progress
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
 from ropecli.cli.typer_command import AliasedCommand, as_command
-from ropecli.errors import RopecliError, reason_of
+from ropecli.errors import RopecliError
+from ropecli.launch import read_launch
 
 app = typer.Typer(
     name="ropecli",
@@ -91,8 +92,6 @@ def main() -> None:
         raise
     except RopecliError as error:
         _refuse(str(error))
-    except OverflowError as error:
-        _refuse(f"A given number is too large: {reason_of(error)}.")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -103,7 +102,7 @@ def _refuse(message: str) -> NoReturn:
 
 def _end_among_others(status: int | str | None) -> None:
     """End one of several processes at once: torch's process group can abort during an orderly exit."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not isinstance(status, str):
+    if read_launch().count > 1 and not isinstance(status, str):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status or 0)

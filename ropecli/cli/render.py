@@ -345,6 +345,7 @@ def show_served(check: "ServedCheck") -> None:
     notes = [
         "within, beyond the pretraining length: mean difference of the server to transformers, nats",
         "share: 0 where the server computes as the checkpoint, 1 where it computes as this reading",
+        f"after a single token, where no scaling matters: {check.verdict.after_single:.2g} nats",
     ]
     show_tables([Table(place, heads, rows, notes)])
     tell(f"{check.verdict.verdict}: {check.verdict.reason}")
@@ -380,7 +381,6 @@ def show_finetuned(result: "FinetuneResult") -> None:
 
 
 def show_recipes(listed: "RecipeList") -> None:
-    out.quiet = False  # a cluster may set RANK in every node's shell, and each needs the path
     if listed.schema is not None:
         print_json(listed.schema)
     elif listed.path:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ropecli.errors import MethodError, shortened, shown
+from ropecli.launch import read_launch
 from ropecli.yaml12 import read_yaml, token_count
 
 if TYPE_CHECKING:
@@ -34,9 +34,12 @@ out = _Console(highlight=False, emoji=False)
 err = _Console(stderr=True, highlight=False, emoji=False)
 
 
-def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Set what this process prints. Of several processes, only the first prints anything but its own errors."""
-    later = os.environ.get("RANK", "0") != "0"
+def set_verbosity(*, quiet: bool, verbose: bool, shared: bool = False) -> None:
+    """Set what this process prints.
+
+    shared: whether the processes of a launch share the work; then only the first prints anything but its own errors.
+    """
+    later = shared and read_launch().rank > 0
     out.quiet, err.quiet = later, later or quiet
     out.verbose = verbose
 

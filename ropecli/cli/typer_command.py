@@ -34,6 +34,9 @@ ALIASES = {
 }
 """Names that transformers, lm-eval, vLLM, TRL and ropecli 0.2 use: accepted where a command has the option, hidden."""
 
+_SHARED = {"eval_ppl", "compare", "passkey", "needle", "ruler", "finetune"}
+"""Commands whose work several processes share."""
+
 
 def _switch(name: str, short: str | None, text: str) -> Any:
     return Annotated[bool, typer.Option(*filter(None, (name, short)), help=text, rich_help_panel=OUTPUT.title)]
@@ -74,7 +77,7 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
     converted = {name: _convert(parameter) for name, parameter in inspect.signature(function).parameters.items()}
 
     def command(*, as_json: bool, quiet: bool, verbose: bool, **values: Any) -> None:
-        terminal.set_verbosity(quiet=quiet, verbose=verbose)
+        terminal.set_verbosity(quiet=quiet, verbose=verbose, shared=function.__name__ in _SHARED)
         result = function(**{name: converted[name][1](value) for name, value in values.items()})
         if as_json:
             print_json(result.as_json())

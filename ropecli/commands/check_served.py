@@ -60,6 +60,7 @@ class ServedCheck:
             "max_length": self.max_length,
             "compared": "prompt" if self.answers.prompt else "next token",
             "lengths": sorted(self.answers.losses or self.answers.next_tokens),
+            "after_single": self.verdict.after_single,
             "readings": [asdict(comparison) for comparison in self.verdict.comparisons],
             "fix": self.fix or None,
             "notes": list(self.notes),

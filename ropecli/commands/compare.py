@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Gt, MinLen
 from typing_extensions import Unpack
 
 from ropecli.commands import options
@@ -62,7 +62,7 @@ def compare(
     settings: options.SeveralSettings = None,
     measure: Measures = ("ppl",),
     tasks: Tasks = None,
-    samples: Annotated[int, Ge(1), Doc("needle, ruler: prompts per task, length and depth.")] = 20,
+    samples: Annotated[options.Samples, Doc("needle, ruler: prompts per task, length and depth.")] = 20,
     mode: Annotated[
         str, Doc(f"needle, ruler: rank, which works for base models, or generate. {options.MODE_RULE}")
     ] = "rank",
@@ -89,7 +89,7 @@ def compare(
     from ropecli.reporting.outputs import Outputs
 
     outputs = Outputs(*map(options.optional_path, (shared["output"], plot, shared["keys"])))
-    outputs.refuse(shared["resume"])
+    outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
     readers, texts = options.readers_of(shared, shared["batch_size"], shared["evaluator"]), options.texts_of(shared)
     names, measures = list(dict.fromkeys(options.listed(checkpoints))), list(dict.fromkeys(options.listed(measure)))
     for name in measures:

@@ -45,7 +45,7 @@ def eval_ppl(
     from ropecli.reporting.outputs import Outputs
 
     outputs = Outputs(options.optional_path(shared["output"]), keys=options.optional_path(shared["keys"]))
-    outputs.refuse(shared["resume"])
+    outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
     readers = options.readers_of(shared, shared["batch_size"], baseline, shared["evaluator"])
     revision, attn = shared["revision"], shared["attn"]
     scaling = {**options.scaling_of(shared), "weights": readers.loads_weights}
@@ -69,12 +69,13 @@ def eval_ppl(
         jobs.append(Job(base, [task.up_to(base.positions.context_length)], tokenizer, optional=True))
     report, *measured = make_reports(jobs, readers, outputs.report, workers)
     if base and measured:
-        context_length = base.positions.context_length
-        report = replace(report, baseline=measured[0], headlines=pair(report, measured[0], context_length))
-        if len(report.headlines) < 2:
+        pretraining_length = min(each.positions.pretraining_length for each in (subject, base))
+        headlines = pair(report, measured[0], pretraining_length, base.positions.context_length)
+        report = replace(report, baseline=measured[0], headlines=headlines)
+        if len(headlines) < 2:
             warn(
-                "Short-context cost and long-context gain need a length up to the baseline's context length, "
-                f"{context_length} tokens, and a longer one."
+                "Short-context cost and long-context gain need a length up to the pretraining length, "
+                f"{pretraining_length} tokens, and a longer one."
             )
     outputs.write([report], workers, single=True)
     return report

@@ -1,6 +1,5 @@
 """`ropecli finetune`: trains a checkpoint on long sequences."""
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge
+from annotated_types import Interval
 from typing_extensions import TypedDict, Unpack
 
 from ropecli.commands.options import (
@@ -26,6 +25,7 @@ from ropecli.commands.options import (
 )
 from ropecli.commands.signature import Default, Flag, command
 from ropecli.errors import RecipeError
+from ropecli.launch import read_launch
 from ropecli.messages import progress_bar, say, warn
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ class RecipeKeys(TypedDict, total=False):
     dataset_config: DatasetConfig
     split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: train."), DATA]
     length: Annotated[
-        int | None, Default(None), Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")
+        int | None,
+        Default(None),
+        Interval(ge=2, le=2**24),
+        TOKENS,
+        Doc("Tokens per sequence. Default: the context length."),
     ]
     sequences: Annotated[str | None, Default(None), Doc("long, packed or concat."), DATA]
     positions: Annotated[str | None, Default(None), Doc("full, pose or randomized."), DATA]
@@ -125,15 +129,16 @@ def finetune(
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
         for warning in stage.warnings:
             warn(number + warning)
-    sentences = describe(stages, int(os.environ.get("WORLD_SIZE", "1")))
+    sentences = describe(stages, read_launch().count)
     return FinetuneResult(checkpoint, None, total, tuple(sentences))
 
 
 def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
-    from ropecli.evaluation.processes import among_processes, warn_if_alone
+    from ropecli.evaluation.processes import among_processes, started_alone
     from ropecli.training.stages import run_stages
 
-    warn_if_alone()
+    if alone := started_alone():
+        raise RecipeError(alone)
     again, start = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None
     last: TrainingProgress | None = None

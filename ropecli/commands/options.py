@@ -3,7 +3,6 @@
 The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from ropecli.atomic import optional_path as optional_path
 from ropecli.commands.signature import Default, Flag, Panel, TokenCount
 from ropecli.errors import MethodError
 from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.launch import read_launch
 
 if TYPE_CHECKING:
     from ropecli.data.sources import Source
@@ -37,6 +37,7 @@ Checkpoints = Annotated[
 ]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
 Length = Annotated[int, Interval(ge=1, le=2**24)]
+Samples = Annotated[int, Interval(ge=1, le=1_000_000)]
 
 # Scaling
 Factor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
@@ -224,7 +225,7 @@ class ServerOptions(TypedDict, total=False):
         float | None,
         Default(None),
         Interval(gt=0, le=86_400),
-        Doc("Seconds to wait for one answer. Default: 600."),
+        Doc("Seconds to wait for one whole answer. Default: 600."),
         SERVER,
     ]
 
@@ -272,6 +273,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
         Doc("Write the report as JSON."),
         OUTPUT,
     ]
+    overwrite: Annotated[bool, Default(False), Doc("Replace the report and plot of a finished run."), OUTPUT]
 
 
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
@@ -348,7 +350,7 @@ class SearchOptions(InMemoryOptions, MeasuringOptions, total=False):
         MinLen(1),
         Doc("Where to put the key: 0 is the beginning of the text, 1 its end, right before the question."),
     ]
-    samples: Annotated[int, Default(5), Ge(1), Doc("Prompts per length and depth.")]
+    samples: Annotated[Samples, Default(5), Doc("Prompts per length and depth.")]
     mode: Annotated[
         str,
         Default("rank"),
@@ -471,7 +473,7 @@ def loading_of(options: LoadingOptions) -> dict[str, Any]:
         raise MethodError("--load-in-8bit and --load-in-4bit exclude each other. Remove one.")
     if device_map and device != "auto":
         raise MethodError(f"--device {device} and --device-map {device_map} exclude each other. Remove one.")
-    if device_map and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if device_map and read_launch().count > 1:
         raise MethodError("--device-map spreads the model of one process over all GPUs. Start one process only.")
     if max_memory and not device_map:
         raise MethodError("--max-memory needs --device-map auto.")

@@ -66,7 +66,7 @@ def ruler(
     *,
     lengths: PromptLengths = None,
     tasks: Tasks = None,
-    samples: Annotated[int, Ge(1), Doc("Prompts per task and length. RULER's tables have 500.")] = 50,
+    samples: Annotated[options.Samples, Doc("Prompts per task and length. RULER's tables have 500.")] = 50,
     mode: Mode = "generate",
     chat_template: options.ChatTemplate = "auto",
     threshold: Threshold = None,

@@ -190,7 +190,10 @@ def _typed(value: Any, kind: Any, option: str, verb: str) -> Any:
             return [_fitted(item, parts[0], option, "has") for item in value]
     elif kind in (int, float):
         if isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool):
-            return kind(value)
+            try:
+                return kind(value)
+            except OverflowError:  # beyond float64
+                return math.inf if cast(int, value) > 0 else -math.inf
     elif kind is str and isinstance(value, os.PathLike):
         return os.fspath(value)
     elif isinstance(value, origin or kind):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 from typing_extensions import TypedDict, Unpack
 
 from ropecli.atomic import refuse_existing
@@ -59,7 +59,12 @@ class SettingOptions(TypedDict, total=False):
         Default(None),
         Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
     ]
-    points: Annotated[int, Default(24), Ge(1), Doc("Number of settings to try, over all methods; at least one each.")]
+    points: Annotated[
+        int,
+        Default(24),
+        Interval(ge=1, le=10_000),
+        Doc("Number of settings to try, over all methods; at least one each."),
+    ]
     short_weight: Annotated[
         float,
         Default(0.25),
@@ -106,8 +111,8 @@ def tune(
         Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
         options.SCALING,
     ] = ("yarn",),
-    population: Annotated[int, Ge(1), Doc("search: population size.")] = 64,
-    iterations: Annotated[int, Ge(0), Doc("search: number of generations.")] = 40,
+    population: Annotated[int, Interval(ge=1, le=10_000), Doc("search: population size.")] = 64,
+    iterations: Annotated[int, Interval(ge=0, le=10_000), Doc("search: number of generations.")] = 40,
     split: Annotated[str | None, Doc("Split of a dataset. Default: train."), options.DATA] = None,
     weights: options.Weights = "link",
     resume: options.Resume = False,

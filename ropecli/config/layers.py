@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ropecli.config.families import Family
-from ropecli.config.fields import first, head_dim, number_of, of_layer
+from ropecli.config.fields import first, head_dim, number_of, of_layer, whole_number
 from ropecli.errors import CheckpointError, shown
 
 FULL, SLIDING, CHUNKED, SPARSE, COMPRESSED = "full", "sliding", "chunked", "sparse", "compressed"
@@ -204,10 +204,14 @@ def cached_values(section: dict[str, Any], family: Family, layers: Sequence[Laye
 
 def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
     section = of_layer(section, layer.rope)
-    if rank := section.get("kv_lora_rank"):
-        return rank + section["qk_rope_head_dim"]
-    groups = first(section, ("num_global_key_value_heads",)) if layer.far else None
-    groups = groups or (1 if section.get("multi_query") and not section.get("new_decoder_architecture") else None)
-    groups = groups or first(section, ("num_key_value_heads", "num_kv_heads")) or family.num_key_value_heads
+    if section.get("kv_lora_rank"):
+        return whole_number(section, ("kv_lora_rank",)) + whole_number(section, ("qk_rope_head_dim",))
+    one = section.get("multi_query") and not section.get("new_decoder_architecture")
+    names: tuple[str, ...] = ("num_global_key_value_heads",) if layer.far else ()
+    names += () if one else ("num_key_value_heads", "num_kv_heads")
+    if first(section, names):
+        groups = whole_number(section, names)
+    else:
+        groups = 1 if one else family.num_key_value_heads or number_of(section, family, "num_attention_heads")
     whole = {**section, "qk_rope_head_dim": None}  # not only the rotary part
-    return 2 * head_dim(whole, family, layer.rope) * (groups or number_of(section, family, "num_attention_heads"))
+    return 2 * head_dim(whole, family, layer.rope) * groups

@@ -28,7 +28,12 @@ Key = tuple[Any, ...]
 Values = dict[Key, Any]
 """The JSON value that a task keeps of each sample."""
 _ABOUT: Key = ("about",)
+_RUN = "run"
+"""The part of what belongs to no task."""
+_IDENTITY, _MIXED = ("identity",), ("mixed",)
 _SECONDS_BEFORE_ESTIMATE = 30
+_SECONDS_PER_MODEL = 300.0
+"""A model that changes within a run is noticed after this time, not only at its end."""
 
 
 class Task:
@@ -93,6 +98,8 @@ class Store:
 
     def __init__(self, folder: Path | None = None, rank: int = 0) -> None:
         self._values: dict[str, Values] = {}
+        self._unsaved: list[list[Any]] = []
+        self.folder = folder
         self._file = folder / f"samples-{rank}.jsonl" if folder else None
         for path in sorted(folder.glob("samples-*.jsonl")) if folder else []:
             for part, key, value in read_records(path):
@@ -105,12 +112,17 @@ class Store:
     def of(self, part: str) -> Values:
         return self._values.setdefault(part, {})
 
-    def add(self, part: str, key: Key, value: Any) -> None:
-        """Add and save a value, unless it has numbers that are not finite. Raises OutputError."""
+    def add(self, part: str, key: Key, value: Any, *, later: bool = False) -> None:
+        """Add and save a value, unless it has numbers that are not finite. Raises OutputError.
+
+        later: save it with the next one: a state has a result.
+        """
         self.of(part)[key] = value
         if self._file:
+            self._unsaved.append([part, key, value])
+        while self._file and self._unsaved and not later:
             with contextlib.suppress(ValueError):
-                append_record(self._file, [part, key, value])
+                append_record(self._file, self._unsaved.pop(0))
 
 
 @dataclass(frozen=True)
@@ -145,17 +157,46 @@ def read(
             f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "
             "use --mode generate in passkey, needle and ruler."
         )
+    _recognize(reader, store, longest)
     samples, done = task.samples(one_pass=not reader.follows_length), store.of(part)
     share = workers.share(samples)
     unread = [batch for batch in batches(share, lambda key: key[:-1], reader.batch_size) if not done.keys() >= {*batch}]
     sizes = [sum(map(task.tokens, batch)) for batch in unread] if progress else []
+    recognized = time.monotonic()
     with progress.bar(bar, sum(sizes), reader) if progress else contextlib.nullcontext():
         for batch, scores in _scored(task, reader, unread, progress, sizes):
             for key, value in zip(batch, scores, strict=True):
                 store.add(part, key, value)
+            if time.monotonic() - recognized > _SECONDS_PER_MODEL:
+                _recognize(reader, store, longest, after=True)
+                recognized = time.monotonic()
+    if unread:
+        _recognize(reader, store, longest, after=True)
     store.add(part, _ABOUT, reader.about())
     values = workers.gather({key: done[key] for key in share})
     return {key: values[key] for key in samples}
+
+
+def _recognize(reader: Reader, store: Store, ids: np.ndarray, *, after: bool = False) -> None:
+    """Remember which model answers, or refuse another than the one that the run began with.
+
+    ids: to ask it with. after: whether samples were read since the last time.
+    """
+    run = store.of(_RUN)
+    if _IDENTITY not in run:
+        if (identity := reader.identity(ids)) is not None:
+            store.add(_RUN, _IDENTITY, identity, later=True)
+        return
+    difference = run.get(_MIXED) or reader.difference_from(run[_IDENTITY])
+    if difference and (after or not store.folder):  # which samples are of which model, nobody knows
+        store.add(_RUN, _MIXED, difference)
+    if difference:
+        again = f"delete {store.folder} and measure again." if store.folder else "measure again."
+        raise EndpointError(
+            f"{difference} The values of this run are of both, so there is no report. Keep one model served, {again}"
+            if _MIXED in run
+            else f"{difference} Serve what the run began with, and resume it; or {again}"
+        )
 
 
 def _scored(

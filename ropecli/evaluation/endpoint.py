@@ -2,14 +2,21 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from concurrent.futures import Future, TimeoutError
+from functools import cache, cached_property
+from itertools import islice
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
+from annotated_types import Ge, Interval, MinLen
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+from typing_extensions import NotRequired, TypedDict
 
-from ropecli.errors import EndpointError, reason_of, shortened
+from ropecli.errors import EndpointError, first_fault, reason_of, shortened
 from ropecli.messages import say
 
 _ATTEMPTS, _PAUSE = 4, 1.0
@@ -21,10 +28,85 @@ _PROBED = 16
 _ROUNDED = 0.1
 """Nats. A server that gives log-probabilities after the bias would give 0."""
 _BUSY = (408, 429, 500, 502, 503, 504)
+_PART, _PARTS = 2**16, 2**13
+"""Bytes, and how many of them are read of one answer: 512 MiB. A token takes some 100 bytes."""
+
+# What a server answers, as far as it is read. Other keys are ignored.
+
+LogProbability = Annotated[
+    float, Field(strict=True, ge=-1e5, le=1e-3, allow_inf_nan=False), AfterValidator(lambda value: min(value, 0.0))
+]
+"""Nats. Logits minus their log-sum may round to slightly above 0; vLLM gives -9999 for what is impossible."""
+_TokenId = Annotated[int, Strict(), Ge(0)]
+_Length = Annotated[
+    int | None, BeforeValidator(lambda value: value if type(value) is int and value > 0 else None)  # true is an int
+]
+"""Tokens. What cannot be a length says nothing: the server refuses what is too long."""
+
+
+class _Entry(TypedDict):
+    id: NotRequired[_TokenId]
+    logprob: LogProbability
+
+
+class _Position(TypedDict):
+    top_logprobs: list[_Entry]
+
+
+class LogProbabilities(TypedDict, total=False):
+    """token_logprobs, top_logprobs: of each token, as OpenAI and vLLM give them. content: as llama-server does."""
+
+    token_logprobs: list[LogProbability | None] | None
+    top_logprobs: list[dict[str, LogProbability] | None] | None
+    content: list[_Position] | None
+
+
+class Choice(TypedDict):
+    text: str
+    logprobs: NotRequired[LogProbabilities | None]
+
+
+class _Usage(TypedDict, total=False):
+    completion_tokens: Annotated[int, Interval(ge=0)] | None
+
+
+class _Completion(TypedDict):
+    choices: Annotated[list[Choice], MinLen(1)]
+    usage: NotRequired[_Usage | None]
+
+
+class _Model(TypedDict):
+    id: str
+    owned_by: NotRequired[str | None]
+    max_model_len: NotRequired[_Length]
+
+
+class _Models(TypedDict):
+    data: Annotated[list[_Model], MinLen(1)]
+
+
+class _Context(TypedDict):
+    n_ctx: _Length
+
+
+class _LlamaServer(TypedDict):
+    default_generation_settings: _Context
+
+
+class _Tokens(TypedDict):
+    tokens: list[_TokenId]
+
+
+class _Version(TypedDict):
+    version: str
+
+
+_Answer = TypeVar("_Answer")
+_adapter = cache(TypeAdapter)
 
 
 class ServedModel(NamedTuple):
-    """name: as requests name it. owner: what the server calls itself. max_length: tokens; None if unknown."""
+    """name: without the API key. owner: what the server calls itself. max_length: tokens; None if unknown."""
 
     name: str
     owner: str
@@ -39,7 +121,8 @@ class Endpoint:
     """A server at an address such as http://localhost:8000 or .../v1.
 
     served_name: the model to ask; default: the only one. key_variable: the environment variable with the API key; the
-    key is in no message. timeout: seconds for one answer. Raises EndpointError in every method.
+    key is in no message and no report. timeout: seconds for one answer, to its last byte. Raises EndpointError in every
+    method.
     """
 
     def __init__(
@@ -65,113 +148,134 @@ class Endpoint:
         self._quiet_until = 0.0
         self.model = self._find_model()
 
-    def complete(self, ids: Sequence[int], **options: Any) -> dict[str, Any]:
+    def complete(self, ids: Sequence[int], **options: Any) -> Choice:
         """The first choice of /v1/completions for a prompt of token ids. Raises PromptRefusedError too."""
-        body = {"model": self.model.name, "prompt": list(map(int, ids)), "temperature": 0.0, **options}
-        answer = self._ask("POST", "/v1/completions", json=body)
-        choices = answer.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise EndpointError(
-                f"{self.url}/v1/completions answered without choices: {self._quote(json.dumps(answer))}"
-            )
-        return choices[0]
+        return self._complete(ids, **options)["choices"][0]
+
+    def _complete(self, ids: Sequence[int], **options: Any) -> _Completion:
+        body = {"model": self._model_id, "prompt": list(map(int, ids)), "temperature": 0.0, **options}
+        return self._ask("POST", "/v1/completions", _Completion, json=body)
 
     def gives_prompt_losses(self, ids: Sequence[int]) -> bool:
-        """Ask once, and count: some servers ignore `echo` or refuse it."""
-        probe = ids[:_PROBED]
+        """Ask once: some servers ignore `echo` or refuse it."""
         try:
-            return len(self._losses(probe)) == len(probe) - 1
+            return self._losses(ids[:_PROBED]) is not None
         except PromptRefusedError:
             return False
 
     def forces_exactly(self, ids: Sequence[int]) -> bool:
         """Whether a token that it is made to generate has the log-probability of a token that it reads."""
         probe = ids[:_PROBED]
-        return abs(self._losses(probe, force=True)[-1] - self._losses(probe)[-1]) < _ROUNDED
+        forced, read = self._losses(probe, force=True), self._losses(probe)
+        return bool(forced and read and abs(forced[-1] - read[-1]) < _ROUNDED)
 
     def prompt_losses(self, ids: Sequence[int]) -> list[float]:
         """-ln p of each token but the first, nats. Of a prompt as long as the server accepts, the last is generated."""
         losses = self._losses(ids, force=len(ids) == self.model.max_length)
-        if len(losses) != len(ids) - 1:
-            raise EndpointError(f"{self.url} gave {len(losses)} log-probabilities for {len(ids)} tokens.")
+        if losses is None:
+            raise EndpointError(
+                f"{self.url} gave no log-probabilities for a prompt of {len(ids)} tokens. Start it so that it does."
+            )
         return losses
 
-    def _losses(self, ids: Sequence[int], *, force: bool = False) -> list[float]:
-        """force: let the server generate the last token instead of reading it."""
+    def _losses(self, ids: Sequence[int], *, force: bool = False) -> list[float] | None:
+        """-ln p of each token but the first; None where the server gives the generated token alone.
+
+        force: let the server generate the last token instead of reading it. A value too many or too few would give
+        every token its neighbour's loss, so only the known layout is read: null, a value per further token of the
+        prompt, and one of the generated token, if the server does not say that it generated none.
+        """
         options = {"logit_bias": {str(ids[-1]): 100}} if force else {}
-        choice = self.complete(ids[:-1] if force else ids, max_tokens=1, logprobs=1, echo=True, **options)
-        values = (logprobs_of(choice).get("token_logprobs") or [])[1 : len(ids)]
-        return [-float(value) for value in values if isinstance(value, int | float)]
+        sent = ids[:-1] if force else ids
+        answer = self._complete(sent, max_tokens=1, logprobs=1, echo=True, **options)
+        values = logprobs_of(answer["choices"][0]).get("token_logprobs") or []
+        if len(values) <= 1:
+            return None
+        generated = (answer.get("usage") or {}).get("completion_tokens")
+        least, most = len(sent) + (force or generated != 0), len(sent) + 1
+        if not least <= len(values) <= most or values[0] is not None or None in values[1:]:
+            raise EndpointError(
+                f"{self.url} gave {len(values)} log-probabilities, {values.count(None)} of them null, for a prompt of "
+                f"{len(sent)} tokens and one generated token: {shortened(to_json(values).decode(), 100)}. "
+                "Expected null for the first token and one value for each other. Update the server."
+            )
+        return [-value for value in values[1 : len(ids)] if value is not None]
 
     def continuation(self, ids: Sequence[int], limit: int) -> str:
         """The text that follows greedily, of up to `limit` tokens."""
-        text = self.complete(ids, max_tokens=limit).get("text")
-        if not isinstance(text, str):
-            raise EndpointError(f"{self.url}/v1/completions answered without text.")
-        return text
+        return self.complete(ids, max_tokens=limit)["text"]
+
+    def greedy(self, ids: Sequence[int], limit: int, top: int) -> tuple[str, list[dict[str, float]]]:
+        """The text that follows greedily, and ln p of the most probable tokens at each place, as far as they are given.
+
+        Tokens are named by id or by text, as the server does.
+        """
+        choice = self.complete(ids, max_tokens=limit, logprobs=top)
+        logprobs = logprobs_of(choice)
+        by_id = [
+            {str(entry["id"]): entry["logprob"] for entry in place["top_logprobs"] if "id" in entry}
+            for place in logprobs.get("content") or []
+        ]
+        return choice["text"], [place for place in by_id or logprobs.get("top_logprobs") or [] if place]
 
     def tokenize(self, text: str) -> list[int] | None:
         """The ids that the server's tokenizer gives, without special tokens; None if it does not tell."""
-        body = {"model": self.model.name, "prompt": text, "content": text, "add_special_tokens": False}
+        body = {"model": self._model_id, "prompt": text, "content": text, "add_special_tokens": False}
         try:
-            tokens = self._ask("POST", "/tokenize", json=body).get("tokens")
+            return self._ask("POST", "/tokenize", _Tokens, json=body)["tokens"]
         except EndpointError:
             return None
-        return tokens if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens) else None
 
     @cached_property
     def engine(self) -> str:
         """Name and version, as far as the server tells."""
         try:
-            version = self._ask("GET", "/version").get("version", "")
+            version = self._ask("GET", "/version", _Version)["version"]
         except EndpointError:
             version = ""
-        return f"{self.model.owner} {version}".strip()
+        return self._hidden(f"{self.model.owner} {version}".strip())
 
     def _find_model(self) -> ServedModel:
-        listed = self._ask("GET", "/v1/models").get("data")
-        models = {str(entry["id"]): entry for entry in listed or [] if isinstance(entry, dict) and "id" in entry}
+        models = {entry["id"]: entry for entry in self._ask("GET", "/v1/models", _Models)["data"]}
         name = self._served_name or (next(iter(models)) if len(models) == 1 else None)
-        if not models:
-            raise EndpointError(f"{self.url}/v1/models lists no model.")
         if name not in models:
             fault = f"does not serve {name!r}" if name else "serves several models; choose one with --served-name"
-            raise EndpointError(f"{self.url} {fault}. Served: {', '.join(models)}.")
-        longest = models[name].get("max_model_len")
-        if longest is None:
-            longest = self._context_of_llama_server()
-        return ServedModel(name, str(models[name].get("owned_by")), longest if isinstance(longest, int) else None)
+            raise EndpointError(f"{self.url} {fault}. Served: {self._quote(', '.join(models))}.")
+        model, self._model_id = models[name], name
+        longest = model.get("max_model_len") or self._context_of_llama_server()
+        return ServedModel(self._hidden(name), self._hidden(str(model.get("owned_by"))), longest)
 
-    def _context_of_llama_server(self) -> Any:
+    def _context_of_llama_server(self) -> int | None:
         try:
-            settings = self._ask("GET", "/props").get("default_generation_settings")
+            return self._ask("GET", "/props", _LlamaServer)["default_generation_settings"]["n_ctx"]
         except EndpointError:
             return None
-        return settings.get("n_ctx") if isinstance(settings, dict) else None
 
-    def _ask(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, kind: type[_Answer], **content: Any) -> _Answer:
         """Send a request; repeat it with growing pauses while the server is busy or loses the connection."""
         for attempt in range(1, _ATTEMPTS + 1):
             last, pause = attempt == _ATTEMPTS, _PAUSE * 2 ** (attempt - 1)
             try:
-                response = self._client.request(method, path, **content)
-            except httpx.TimeoutException:
+                response, body = self._receive(method, path, **content)
+            except (httpx.TimeoutException, TimeoutError):
                 raise EndpointError(
                     f"{self.url} did not answer within {self._timeout:g} seconds. Increase --timeout, or ask for "
                     "shorter prompts."
                 ) from None
             except httpx.ConnectError as error:
+                reason = self._quote(reason_of(error))
                 raise EndpointError(
-                    f"No server answers at {self.url} ({reason_of(error)}). Start it, or correct the address."
+                    f"No server answers at {self.url} ({reason}). Start it, or correct the address."
                 ) from None
             except httpx.HTTPError as error:
                 if last:
                     raise EndpointError(
-                        f"{self.url} closed the connection {attempt} times ({reason_of(error)})."
+                        f"{self.url} closed the connection {attempt} times, or sent no HTTP "
+                        f"({self._quote(reason_of(error))})."
                     ) from None
             else:
                 if response.status_code not in _BUSY or last:
-                    return self._read(response, path)
+                    return self._read(response.status_code, body, path, kind)
                 pause = self._pause(response, pause)
             if time.monotonic() > self._quiet_until:  # of many requests in flight, one says it
                 self._quiet_until = time.monotonic() + pause
@@ -179,46 +283,74 @@ class Endpoint:
             time.sleep(pause)
         raise AssertionError
 
+    def _receive(self, method: str, path: str, **content: Any) -> tuple[httpx.Response, bytes]:
+        """Wait for a whole answer. Raises TimeoutError, httpx.HTTPError.
+
+        httpx bounds each read, so a thread reads, which is left alone once the time is over.
+        """
+        answer: Future[tuple[httpx.Response, bytes]] = Future()
+
+        def receive() -> None:
+            try:
+                with self._client.stream(method, path, **content) as response:
+                    body = b"".join(islice(response.iter_bytes(_PART), _PARTS))
+                answer.set_result((response, body))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=receive, daemon=True).start()
+        return answer.result(self._timeout)
+
     def _pause(self, response: httpx.Response, usual: float) -> float:
         """Seconds until the next attempt, as the server asks."""
         try:
-            return min(max(float(response.headers["Retry-After"]), 0.0), _LONGEST_WAIT)
+            asked = float(response.headers["Retry-After"])
         except (KeyError, ValueError):
             return usual
+        return min(asked, _LONGEST_WAIT) if asked >= 0 else usual  # not for nan
 
-    def _read(self, response: httpx.Response, path: str) -> dict[str, Any]:
-        status, text = response.status_code, response.text
-        try:
-            answer = json.loads(text)
-        except ValueError:
-            answer = None
+    def _read(self, status: int, body: bytes, path: str, kind: type[_Answer]) -> _Answer:
         if status in (401, 403):
             remedy = "Correct the key in" if self._key_variable else "Set --api-key-env to"
             variable = self._key_variable or "the environment variable that holds the API key"
             raise EndpointError(f"{self.url} refuses the request ({status}). {remedy} {variable}.")
         if status in (400, 413, 422):
-            raise PromptRefusedError(f"{self.url} refuses the request ({status}): {self._reason(answer, text)}")
+            raise PromptRefusedError(f"{self.url} refuses the request ({status}): {self._reason(body)}")
         if status >= 300:
             again = f" {_ATTEMPTS} times" if status in _BUSY else ""
-            raise EndpointError(f"{self.url}{path} answered {status}{again}: {self._reason(answer, text)}")
-        if not isinstance(answer, dict):
+            raise EndpointError(f"{self.url}{path} answered {status}{again}: {self._reason(body)}")
+        try:
+            return _adapter(kind).validate_json(body)  # type: ignore[arg-type]
+        except ValidationError as error:
+            got = error.errors(include_url=False)[0]["input"]
+            text = body.decode(errors="replace") if got is body else to_json(got, inf_nan_mode="constants").decode()
             raise EndpointError(
-                f"{self.url}{path} did not answer in JSON: {self._quote(text)} Give the address of a server with "
-                "OpenAI's completions API."
-            )
-        return answer
+                f"{self.url}{path} did not answer as OpenAI's API does ({self._quote(first_fault(error, 'body'))}): "
+                f"{self._quote(text)}. Give the address of a server with that API, or update the server."
+            ) from None
 
-    def _reason(self, answer: Any, text: str) -> str:
+    def _reason(self, body: bytes) -> str:
         """The server's own message."""
-        error = answer.get("error", answer) if isinstance(answer, dict) else None
+        text = body.decode(errors="replace")
+        try:
+            answer = from_json(body)
+        except ValueError:
+            return self._quote(text)
+        error = answer.get("error", answer) if isinstance(answer, dict) else answer
         message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-        return self._quote(str(message or text))
+        return self._quote(message if isinstance(message, str) else to_json(message or answer).decode())
 
     def _quote(self, text: str) -> str:
         """The server's text on one line, without the key."""
-        return shortened(" ".join((text.replace(self._key, "***") if self._key else text).split()), 300)
+        return shortened(" ".join(self._hidden(text).split()), 300)
+
+    def _hidden(self, text: str) -> str:
+        """The text without the key, as it is or as JSON writes it. A server may give it back as any of its names."""
+        for key in filter(None, (self._key, json.dumps(self._key)[1:-1])):
+            text = text.replace(key, "***")
+        return text
 
 
-def logprobs_of(choice: dict[str, Any]) -> dict[str, Any]:
-    found = choice.get("logprobs")
-    return found if isinstance(found, dict) else {}
+def logprobs_of(choice: Choice) -> dict[str, Any]:
+    """See LogProbabilities."""
+    return {**(choice.get("logprobs") or {})}

@@ -1,7 +1,6 @@
 """Share the documents of an evaluation among processes started by `accelerate launch` or torchrun."""
 
 import contextlib
-import logging
 import os
 import re
 import time
@@ -11,6 +10,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ropecli.errors import RopecliError, reason_of
+from ropecli.launch import read_launch
+from ropecli.messages import warn
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
@@ -51,8 +52,9 @@ class Workers:
 
 def join_workers() -> Workers:
     """Join the other processes of this launch, if any. Uses gloo on GPUs too: few Python objects are exchanged."""
-    warn_if_alone()
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if alone := started_alone():
+        warn(alone)
+    if read_launch().count == 1:
         return Workers()
     from torch import distributed
 
@@ -61,17 +63,18 @@ def join_workers() -> Workers:
     return Workers(distributed.get_rank(), distributed.get_world_size())
 
 
-def warn_if_alone() -> None:
-    """Warn if `accelerate launch --num_processes N` started this process only, as it does without several GPUs.
+def started_alone() -> str | None:
+    """A sentence if `accelerate launch --num_processes N` started this process only, as it does without several GPUs.
 
     It then exports no number of processes, but the address of the first one, which is set to 127.0.0.1.
     """
     launched = "ACCELERATE_DYNAMO_MODE" in os.environ and os.environ.get("MASTER_ADDR") == "127.0.0.1"
-    if launched and "WORLD_SIZE" not in os.environ:
-        logging.getLogger("ropecli").warning(
-            "accelerate launch started one process: it starts several only on several GPUs. On CPUs, use torchrun "
-            "--nproc_per_node N -m ropecli ..."
-        )
+    if not launched or "TORCHELASTIC_RUN_ID" in os.environ or read_launch().count > 1:
+        return None
+    return (
+        "accelerate launch started one process of several: it starts several only on several GPUs. On CPUs, use "
+        "torchrun --nproc_per_node N -m ropecli ...; for one process, set --num_processes 1."
+    )
 
 
 @contextlib.contextmanager
@@ -84,7 +87,7 @@ def among_processes(remedy: str) -> Iterator[None]:
 
         lost = isinstance(error, distributed.DistNetworkError | distributed.DistStoreError)
         broken = _BROKEN.search(str(error))
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or not (lost or broken):
+        if read_launch().count == 1 or not (lost or broken):
             raise
         reason = reason_of(error).rstrip(".") if lost or not broken else broken["gloo"] or broken["nccl"]
         raise RopecliError(

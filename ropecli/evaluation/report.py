@@ -63,8 +63,8 @@ class Cell:
     length: TokenCount
     sums: Annotated[tuple[float, ...], Len(1, 10_000_000)]
     weights: tuple[Amount, ...]
-    low: float | None = None
-    high: float | None = None
+    low: Annotated[float, Interval(ge=0)] | None = None
+    high: Annotated[float, Interval(ge=0)] | None = None
     depth: Fraction | None = None
     chance: Fraction | None = None
     rank: float | None = None
@@ -76,6 +76,11 @@ class Cell:
     seconds: Amount = field(default=0.0, compare=False)
     tokens_per_second: Amount = field(default=0.0, compare=False)
     peak_memory: Count = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that no measurement has, as a damaged file may."""
+        if not abs(self.value) <= LARGEST_NLL:
+            raise ValueError(f"the mean of its sums is {self.value:.4g}")
 
     @property
     def value(self) -> float:
@@ -249,28 +254,31 @@ class Report:
         return value
 
 
-def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
+def pair(report: Report, base: Report, pretraining_length: int, context_length: int) -> list[Headline]:
     """The short-context cost and the long-context gain, as far as the lengths allow.
 
-    base: measured on the same samples. context_length: the baseline's, tokens. The cost compares both at the longest
-    length up to it. The gain compares the report at its longest length beyond it with the baseline at the longest
-    length up to it. This requires a protocol that scores the same tokens at every length; other protocols compare both
-    at the longest length.
+    base: measured on the same samples, at some of the report's lengths. pretraining_length: tokens that both models
+    were pretrained to read. context_length: the baseline's, which may be extended too. The cost compares both at the
+    longest length that they were pretrained to read. The gain compares the report at its longest length beyond it with
+    the baseline at the longest length that it reads. This requires a protocol that scores the same tokens at every
+    length; other protocols compare both at the longest length.
     """
 
-    def change(length: int, base_length: int) -> Change:
-        return loss_change(report.at(length)[0], base.at(base_length)[0])
+    def headline(name: str, length: int, base_length: int) -> Headline:
+        return Headline(name, length, base_length, loss_change(report.at(length)[0], base.at(base_length)[0]))
 
-    lengths = report.lengths
-    inside, longest = max((length for length in lengths if length <= context_length), default=None), lengths[-1]
+    inside, read = (
+        max((length for length in base.lengths if length <= most), default=None)
+        for most in (pretraining_length, context_length)
+    )
+    longest = report.lengths[-1]
     headlines = []
     if inside is not None:
-        headlines.append(Headline("short-context cost", inside, inside, change(inside, inside)))
-    if longest > context_length and report.task not in SAME_TOKENS:
-        beyond = change(longest, longest)
-        headlines.append(Headline("change beyond the pretraining length", longest, longest, beyond))
-    elif longest > context_length and inside is not None:
-        headlines.append(Headline("long-context gain", longest, inside, change(longest, inside)))
+        headlines.append(headline("short-context cost", inside, inside))
+    if longest > pretraining_length and report.task not in SAME_TOKENS:
+        headlines.append(headline("change beyond the pretraining length", longest, longest))
+    elif longest > pretraining_length and read is not None:
+        headlines.append(headline("long-context gain", longest, read))
     return headlines
 
 

@@ -90,7 +90,7 @@ class Subject:
             "factor": self.spec.factor,
             "params": dict(self.spec.params),
             "in_memory": self.plan is not None,
-            "original_max_position_embeddings": self.positions.main.geometry.original_max_position_embeddings,
+            "original_max_position_embeddings": self.positions.pretraining_length,
         }
 
 
@@ -228,7 +228,7 @@ class LiveReaders(Readers):
         self._loaded: tuple[Checkpoint, PreTrainedModel] | None = None
 
     def request(self) -> dict[str, Any]:
-        return loading_request(self.loading)
+        return {**loading_request(self.loading), "chunk": self.chunk, "batch_size": self.batch_size}
 
     @property
     def settings(self) -> dict[str, Any]:

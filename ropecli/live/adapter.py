@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_file, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import entry
-from ropecli.errors import CheckpointError, reason_of, shown
+from ropecli.errors import CheckpointError, NotFiniteError, reason_of, shown
 from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def merge_adapter(
 ) -> "PreTrainedModel":
     """Merge the adapter into the weights of `model`, in their dtype. checkpoint: the base, for messages.
 
-    Raises CheckpointError if the adapter does not fit the model.
+    Raises CheckpointError if the adapter does not fit the model, NotFiniteError if a product with it is not finite.
     """
     from peft import PeftModel, set_peft_model_state_dict
 
@@ -73,6 +73,11 @@ def merge_adapter(
                 raise _does_not_fit(checkpoint, f"{unmatched[0]} has no matching tensor")
             return wrapped.merge_and_unload(safe_merge=True)
     except (RuntimeError, ValueError, KeyError) as error:
+        if "NaNs detected in the merged weights" in str(error):
+            raise NotFiniteError(
+                f"{checkpoint.name} with the adapter has weights that are not finite. Train again with a lower "
+                "learning_rate or more warmup_steps."
+            ) from error
         raise _does_not_fit(checkpoint, reason_of(error)) from error
     except (TypeError, AttributeError) as error:  # peft does not check the types of adapter_config.json
         raise CheckpointError(

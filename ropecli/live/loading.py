@@ -1,7 +1,6 @@
 """Load a checkpoint's model and tokenizer with stock transformers."""
 
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
+from ropecli.launch import read_launch
 from ropecli.live.stock_transformers import (
     auto_class_of,
     build_without_weights,
@@ -46,8 +46,8 @@ def choose_device(name: str = "auto") -> str:
     """
     import torch
 
-    rank = os.environ.get("LOCAL_RANK")
-    gpu = "cuda" if rank is None else f"cuda:{rank}"
+    launch = read_launch()
+    gpu = "cuda" if launch.count == 1 else f"cuda:{launch.local_rank}"
     if name == "auto":
         if torch.cuda.is_available():
             return gpu

@@ -1,6 +1,7 @@
 """The outputs of a command: checked before it runs, written at its end.
 
-A command overwrites an earlier output of the same kind, and no other file.
+What was drawn replaces an earlier drawing, and what was measured an earlier measurement with --overwrite. No command
+overwrites a file of another kind.
 """
 
 import json
@@ -56,10 +57,18 @@ class Outputs:
     plot: Path | None = None
     keys: Path | None = None
 
-    def refuse(self, resume: bool) -> None:
-        """Raise OutputError for outputs that cannot be written, and for the state of an interrupted run to resume."""
+    def refuse(self, *, resume: bool, overwrite: bool) -> None:
+        """Raise OutputError for outputs that cannot be written, and for the state of an interrupted run to resume.
+
+        overwrite: whether they may replace those of a finished run.
+        """
         refuse_unknown_ending(self.plot)
         refuse_outputs(self.report, self.plot, self.keys)
+        for path in (self.report, self.plot):
+            if path and not overwrite and path.exists() and path.stat().st_size:
+                raise OutputError(
+                    f"{path} exists: it is of a finished run. Choose another name, or replace it with --overwrite."
+                )
         refuse_interrupted(self.report, resume and (self.report is not None or self.keys is None))
         for search in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
             refuse_interrupted(search, resume)
@@ -91,15 +100,15 @@ def measure_subjects(
 ) -> Reports:
     """Measure a task on each checkpoint. make_task: returns the task and the tokenizer of a subject.
 
-    options: of the command: output, plot, resume, revision, attn. scaling: see open_subject. single: whether JSON has
-    no list for one checkpoint.
+    options: of the command: output, plot, overwrite, resume, revision, attn. scaling: see open_subject. single: whether
+    JSON has no list for one checkpoint.
     """
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.subject import open_subjects
 
     outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
-    outputs.refuse(options["resume"])
+    outputs.refuse(resume=options["resume"], overwrite=options["overwrite"])
     needed = {"attn": options["attn"], "weights": readers.loads_weights}
     subjects = open_subjects(names, revision=options["revision"], **needed, **scaling)
     made = [make_task(subject) for subject in subjects]

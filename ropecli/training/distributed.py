@@ -297,6 +297,20 @@ def clip_gradients(accelerator: "Accelerator", parameters: Sequence[torch.nn.Par
     return float(full() if full else norm)
 
 
+@torch.no_grad()
+def all_finite(accelerator: "Accelerator", parameters: Iterable[torch.nn.Parameter]) -> bool:
+    """Return whether all trained parameters are finite, on all processes, which call it together."""
+
+    def own_part(parameter: Any) -> torch.Tensor:
+        whole = getattr(parameter, "ds_tensor", parameter)  # under ZeRO-3 the parameter itself is empty
+        return whole.to_local() if hasattr(whole, "to_local") else whole
+
+    finite = all(own_part(parameter).isfinite().all() for parameter in parameters if parameter.requires_grad)
+    if accelerator.num_processes == 1:
+        return finite
+    return bool(accelerator.gather(torch.tensor([finite], device=accelerator.device)).all())
+
+
 def state_to_save(
     accelerator: "Accelerator", wrapped: torch.nn.Module, *, only_trained: bool = False
 ) -> dict[str, torch.Tensor] | None:

@@ -88,6 +88,9 @@ def finetune_checkpoint(
     main = accelerator.is_main_process
     if not main:
         say, on_step, on_phase = (lambda message: None), (lambda progress: None), (lambda phase: None)
+    sequences = data_ranks(accelerator)[1] * recipe.batch_size * recipe.gradient_accumulation
+    processes = f"{accelerator.num_processes} process{'es'[: 2 * (accelerator.num_processes > 1)]}"
+    say(f"Training with {processes}: {sequences} sequence{'s'[: sequences > 1]} of {length:,} tokens per step.")
     tokenizer = load_tokenizer(checkpoint)
     on_phase("tokenizing")
     stream = open_stream(recipe, tokenizer, length, position_span, first=lambda: local_main_first(accelerator), say=say)

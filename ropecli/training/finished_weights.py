@@ -22,7 +22,7 @@ from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, re
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.writing import place
 from ropecli.config.changes import get_path
-from ropecli.errors import OutputError, RopecliError
+from ropecli.errors import NotFiniteError, OutputError, RopecliError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.messages import warn
@@ -32,6 +32,8 @@ from ropecli.training.sharded_weights import write_gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 _RECORD = "finetuned"
 _PARTIAL = ".weights.partial"
@@ -68,7 +70,7 @@ def write_result(
         merged = merge_adapter(checkpoint, base, lora_config(model), adapter_tensors(model, state))
         write = partial(save_weights, checkpoint, merged)
     try:
-        _write_folder(output, write, _small_files(checkpoint), checkpoint.folder, notes)
+        _write_folder(output, write, checkpoint, _small_files(checkpoint), checkpoint.folder, notes)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error  # str(error) may name the temporary folder
         raise OutputError(f"{output} could not be written: {why}. Free disk space and use --resume.") from error
@@ -83,18 +85,29 @@ def _small_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def _write_folder(
-    output: Path, write: Callable[[Path], None], files: Iterable[Path], configured: Path, notes: dict[str, Any]
+    output: Path,
+    write: Callable[[Path], None],
+    source: Checkpoint,
+    files: Iterable[Path],
+    configured: Path,
+    notes: dict[str, Any],
 ) -> None:
-    """Fill `output` with the weights that `write` writes and with copies of `files`.
+    """Fill `output` with the weights that `write` writes, trained from those of `source`, and with copies of `files`.
 
     configured: the folder that provides config.json and the provenance record. config.json is written last: it marks
-    the folder as complete. notes: added to the record. Raises OSError, SafetensorError.
+    the folder as complete. notes: added to the record. Raises OSError, SafetensorError, and NotFiniteError for weights
+    that are not finite, unless those of the source are not.
     """
     staging = output / _PARTIAL
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         write(staging)
+        refuse_not_finite(
+            _tensors(staging.glob("*.safetensors")),
+            "Train again with a lower learning_rate or more warmup_steps.",
+            lambda: _tensors(source.weight_files()),
+        )
         for file in files:
             place(file, output / file.name, link=False)
         for file in [*staging.glob("*.safetensors*"), *staging.glob(ADAPTER_CONFIG)]:
@@ -110,6 +123,29 @@ def _write_folder(
         (staging / CONFIG).replace(output / CONFIG)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def refuse_not_finite(tensors: NamedTensors, remedy: str, before: Callable[[], NamedTensors] = tuple) -> None:
+    """Raise NotFiniteError for tensors that are not finite, unless they were not before. remedy: ends the message."""
+    names = [name for name, tensor in tensors if not tensor.isfinite().all()]
+    if names:
+        known = {name for name, tensor in before() if not tensor.isfinite().all()}
+        names = [name for name in names if name not in known]
+    if names:
+        more = f" and {len(names) - 1} more tensors are" if len(names) > 1 else " is"
+        raise NotFiniteError(
+            f"{names[0]}{more} not finite, or too large for the dtype of the weight files. Nothing was written. "
+            f"{remedy}"
+        )
+
+
+def _tensors(paths: Iterable[Path]) -> NamedTensors:
+    """Of the dtypes that are written."""
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                if file.get_slice(name).get_dtype() in _DTYPES:
+                    yield name, file.get_tensor(name)
 
 
 def clear_finished(output: Path) -> None:
@@ -184,7 +220,7 @@ def merge_to(
     notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
     with new_folder(output) as folder:
         try:
-            _write_folder(folder, partial(save_weights, source, model), files, configured, notes)
+            _write_folder(folder, partial(save_weights, source, model), source, files, configured, notes)
         except SafetensorError as error:
             raise OutputError(f"{output} could not be written: {error}. Free disk space and try again.") from error
     return source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors)

@@ -25,7 +25,7 @@ from ropecli.data.stream import Batch
 from ropecli.errors import DivergedError, NotFiniteError
 from ropecli.resume import list_snapshots
 from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
-from ropecli.training.distributed import averaged_over, clip_gradients, data_ranks, leave_group, local_batch
+from ropecli.training.distributed import all_finite, averaged_over, clip_gradients, data_ranks, leave_group, local_batch
 from ropecli.training.run_folder import CHECKPOINTS, Checkpoints
 
 _STEPS = 8
@@ -126,8 +126,13 @@ class TrainingLoop:
             done = progress.step
             self.on_step(progress)
             stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
-            if self.checkpoints and (stopping or self.ended(done) or done % self.checkpoints.every == 0):
-                self.checkpoints.save(done)
+            due = self.checkpoints is not None and done % self.checkpoints.every == 0
+            if stopping or self.ended(done) or due:
+                # of other steps, the next loss tells
+                if not all_finite(self.accelerator, self.parameters):
+                    raise NotFiniteError(f"Step {done} gave weights that are not finite. {self.advice()}")
+                if self.checkpoints:
+                    self.checkpoints.save(done)
             if self.interrupt and stopping:
                 leave_group(self.accelerator)
                 self.interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")

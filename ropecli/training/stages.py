@@ -9,7 +9,6 @@ Staged training follows YaRN, which trains s = 32 from s = 16 (arXiv:2309.00071,
 ProLong (arXiv:2410.02660), which raise base and length step by step.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from ropecli.data import sources
 from ropecli.data.sampling import refuse_impossible_positions
 from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
+from ropecli.launch import read_launch
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import make_spec
@@ -131,9 +131,10 @@ def _plan_stage(
     refuse_method_conflicts(recipe, method)
     longest = length if recipe.positions == "full" else position_span
     warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
-    last, keys = np.array([length - 1]), np.arange(length)
-    if method and np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
-        warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
+    if method:
+        last, keys = np.array([length - 1]), np.arange(length)
+        if np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
+            warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
     return Stage(number, recipe, plan, in_effect, length, position_span, tuple(warnings))
 
 
@@ -193,7 +194,7 @@ def run_stages(
     finetune_checkpoint.
     """
     stages = plan_stages(checkpoint, recipe)
-    first = int(os.environ.get("RANK", "0")) == 0
+    first = read_launch().rank == 0
     say = say if first else lambda message: None
     if first:
         refuse_foreign(output, resume)

@@ -19,6 +19,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, PatchError, ProofError
 from ropecli.live.devices import input_device
 from ropecli.live.loading import is_quantized
+from ropecli.training.finished_weights import refuse_not_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,9 +89,10 @@ def fold(
     """Set the weights in the model, and prove that its logits equal those of the tuned model.
 
     weights: float64, by name in the model. stored: their names and dtypes in the files. live: the tuned model's logits
-    of the probe. probe: token ids, shape (1, tokens). Raises ProofError.
+    of the probe. probe: token ids, shape (1, tokens). Raises ProofError, NotFiniteError.
     """
     rounded = {name: weights[name].to(dtype) for name, (_, dtype) in stored.items()}
+    refuse_not_finite(rounded.items(), "Use --level grid, which does not change weights.")
     exact = exact_logits(model, probe, weights)
     require_same(exact, live, "the folded weights")
     rounding = difference(exact_logits(model, probe, rounded), exact)

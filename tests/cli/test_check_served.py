@@ -87,11 +87,26 @@ def test_a_finding_of_inspect_that_changes_results_is_repeated(logits_of, yarn, 
     assert f"{finding['rule']}: {finding['message']}" in outcome.said
 
 
-def test_verdict_is_unclear_for_other_weights(check, logits_of):
-    with CompletionsServer(logits_of(noise=2.0), like="vllm", most=256).running() as server:
+LIKE = ["vllm", "llama", "by text"]
+
+
+@pytest.mark.parametrize("like", LIKE)
+def test_scaling_unlike_all_readings_is_not_the_checkpoints(check, logits_of, tokenizer, like):
+    """Its most probable tokens are not among those of the checkpoint."""
+    wrong = logits_of("linear", 40.0, noise=0.02)
+    with CompletionsServer(wrong, like=like, most=256, tokenizer=tokenizer).running() as server:
         outcome = check(server)
-    assert outcome.code == 4
-    assert "other weights, or reads other tokens" in outcome.out
+    assert outcome.code == 3, outcome
+    assert "but not its scaling. Nearest: " in outcome.printed
+
+
+@pytest.mark.parametrize("like", LIKE)
+def test_verdict_is_unclear_for_other_weights(check, logits_of, tokenizer, like):
+    other = logits_of(noise=2.0)
+    with CompletionsServer(other, like=like, most=256, tokenizer=tokenizer).running() as server:
+        outcome = check(server)
+    assert outcome.code == 4, outcome
+    assert "has other weights, reads other tokens, or rounds too much" in outcome.printed
 
 
 def test_saved_reference_replaces_the_model(check, logits_of, reference, monkeypatch, ropecli, llama, yarn, corpus):
@@ -137,7 +152,7 @@ def test_prompts_stop_where_the_server_does(check, logits_of):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("half a JSON", "did not answer in JSON"),
+        ("half a JSON", "(body: Invalid JSON: EOF while parsing"),
         ("HTML", "nginx"),
         ("busy", "answered 429 4 times: too many requests"),
         ("unauthorized", "refuses the request (401). Correct the key in ROPECLI_TEST_KEY."),

@@ -15,6 +15,7 @@ from ropecli.cli.app import app
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import tell
 from ropecli.cli.typer_command import ALIASES
+from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.subject import default_lengths
 from ropecli.training.recipe_schema import Recipe, recipe_path
 
@@ -60,6 +61,15 @@ def test_token_counts_take_suffixes(ropecli):
     assert whole["settings"]["chunk"] is None
     wrong = ropecli("patch", "demo", "--method", "yarn", "--target-length", "1q", "--dry-run")
     wrong.is_refused("--target-length is '1q'; expected a number of tokens")
+
+
+def test_a_fault_of_ours_is_not_laid_to_the_users_numbers(ropecli, monkeypatch):
+    monkeypatch.setattr("ropecli.checkpoint.inspection.inspect_checkpoint", lambda *arguments, **options: 1 / 0)
+    with pytest.raises(ArithmeticError):
+        ropecli("inspect", "demo")
+    monkeypatch.setattr("ropecli.checkpoint.inspection.inspect_checkpoint", lambda *arguments, **options: 1e200**2)
+    with pytest.raises(OverflowError):
+        ropecli("inspect", "demo")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +136,22 @@ def test_recipes_are_listed_and_printed_by_name_or_path(ropecli, monkeypatch):
     text = files["finetune", "qwen2.5-yarn-128k"].read_text(encoding="utf-8")
     assert ropecli("recipe", "qwen2.5-yarn-128k").out == text
     assert ropecli("recipe", "slurm").out.startswith("#!/bin/bash\n")
-    monkeypatch.setenv("RANK", "1")  # as on the second node of some clusters
     assert Path(ropecli("recipe", "--path", "2-nodes").out.strip()).samefile(files["accelerate", "2-nodes"])
+
+
+@pytest.mark.parametrize("processes", ["", "1", "2"])
+@pytest.mark.parametrize(
+    "command", ["inspect demo", "methods --json", "export demo --engine vllm", "recipe --path 2-nodes", "eval-ppl"]
+)
+def test_only_processes_that_share_the_work_of_a_launch_are_silent(command, processes, evaluate, ropecli, monkeypatch):
+    """Pods and the shells of a cluster's nodes may set RANK, and WORLD_SIZE too."""
+    monkeypatch.setattr("ropecli.evaluation.processes.join_workers", Workers)
+    monkeypatch.setattr("ropecli.cli.app._end_among_others", lambda status: None)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    outcome = evaluate(lengths="24") if command == "eval-ppl" else ropecli(*command.split())
+    outcome.succeeds()
+    assert bool(outcome.out) == (command != "eval-ppl" or processes != "2")
 
 
 def test_a_path_is_not_taken_for_a_recipes_name(tmp_path, monkeypatch):

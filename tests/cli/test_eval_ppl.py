@@ -1,6 +1,7 @@
 """ropecli eval-ppl: one checkpoint, or two on the same tokens; one JSON document or one message."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -79,24 +80,34 @@ def test_whole_documents_can_be_skipped_and_cut(evaluate, few):
 
 
 @pytest.mark.parametrize(
-    ("processes", "address", "warned"),
-    [(2, None, True), (1, None, False), (1, "node17", False)],  # the address as exported by a cluster's script
+    ("processes", "exported", "alone"),
+    [
+        (2, {}, True),
+        (2, {"RANK": "0", "WORLD_SIZE": "1"}, True),  # as a pod may have it
+        (1, {}, False),
+        (1, {"MASTER_ADDR": "node17"}, False),  # by a cluster's script
+    ],
 )
 def test_accelerate_launch_that_starts_one_process_instead_of_several(
-    evaluate, monkeypatch, processes, address, warned
+    evaluate, ropecli, llama, corpus, tmp_path, monkeypatch, processes, exported, alone
 ):
+    """Perplexity is the same; training would read fewer tokens per step."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
-    if address:
-        monkeypatch.setenv("MASTER_ADDR", address)
+    for key, value in exported.items():
+        monkeypatch.setenv(key, value)
     options = ["--cpu", "--num_processes", f"{processes}", "-m", "ropecli"]
     launch, *_ = _validate_launch_command(launch_command_parser().parse_args(options))
     for key, value in prepare_simple_launcher_cmd_env(launch)[1].items():
         monkeypatch.setenv(key, value)
     outcome = evaluate(lengths="32").succeeds()
-    assert ("accelerate launch started one process" in outcome.err) == warned
-    assert ("torchrun --nproc_per_node N -m ropecli" in outcome.err) == warned
+    assert ("accelerate launch started one process" in outcome.err) == alone
+    assert ("torchrun --nproc_per_node N -m ropecli" in outcome.err) == alone
+    if alone:
+        trained = ropecli("finetune", llama, "--data", corpus, "--output", tmp_path / "run")
+        trained.is_refused("accelerate launch started one process of several", "torchrun", "--num_processes 1")
+        assert list(tmp_path.iterdir()) == []
 
 
 # With a baseline.
@@ -131,17 +142,47 @@ def test_checkpoint_and_baseline_give_what_each_gives_alone_one_in_memory_at_a_t
     assert both["fingerprint"] == both["baseline"]["fingerprint"]
 
 
-@pytest.mark.parametrize(("protocol", "against"), [("prefix", 128), ("tail", 64)])
-def test_headlines_compare_with_the_baseline_at_its_own_length(measured, llama, yarn, protocol, against):
-    """The baseline reads 64 tokens."""
-    report = measured("--baseline", llama, "--protocol", protocol, checkpoint=yarn)
-    ours, base = ({row["length"]: row["ppl"] for row in one["rows"]} for one in (report, report["baseline"]))
-    gain = "long-context gain" if protocol == "tail" else "change beyond the pretraining length"
-    expected = [("short-context cost", 64, 64), (gain, 128, against)]
+@pytest.fixture
+def mean_loss(corpus, tokenizer):
+    """mean_loss(folder, length, targets, end) -> nats per token, by stock transformers and from the text.
+
+    The model reads `length` tokens of each of the 4 documents, up to token `end`, and the last `targets` are scored.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def compute(folder, length, targets, end):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        losses = []
+        for path in sorted(corpus.iterdir())[:4]:
+            ids = torch.tensor([tokenizer(path.read_text())["input_ids"][end - length : end]])
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, -targets - 1 : -1].double()
+            losses.append(torch.nn.functional.cross_entropy(logits, ids[0, -targets:]).item())
+        return sum(losses) / len(losses)
+
+    return compute
+
+
+@pytest.mark.parametrize("factor", [1, 2, 8])
+@pytest.mark.parametrize("protocol", ["prefix", "tail"])
+def test_cost_is_within_the_pretraining_length_and_gain_against_all_that_the_baseline_reads(
+    measured, llama, yarn, patched, mean_loss, protocol, factor
+):
+    """Both are pretrained on 64 tokens; the baseline reads factor × 64."""
+    base = llama if factor == 1 else patched(llama, "yarn", factor)
+    report = measured("--baseline", base, "--protocol", protocol, checkpoint=yarn, lengths="24,64,128,256")
+    tail = protocol == "tail"
+    gain = "long-context gain" if tail else "change beyond the pretraining length"
+    expected = [("short-context cost", 64, 64), (gain, 256, min(256, 64 * factor) if tail else 256)]
     assert [(one["name"], one["length"], one["baseline_length"]) for one in report["headlines"]] == expected
     for (_, length, base_length), headline in zip(expected, report["headlines"], strict=True):
+        ours, theirs = (
+            mean_loss(folder, tokens, 12 if tail else tokens - 1, 256 if tail else tokens)
+            for folder, tokens in ((yarn, length), (base, base_length))
+        )
         change = headline["change"]
-        assert change["change"] == pytest.approx(ours[length] / base[base_length] - 1, rel=1e-9)
+        assert change["change"] == pytest.approx(math.expm1(ours - theirs), rel=1e-4)
         assert change["low"] < change["change"] < change["high"]
 
 

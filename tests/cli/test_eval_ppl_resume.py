@@ -82,14 +82,11 @@ def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli
         (["--lengths", "24,64"], "lengths: [24, 64, 128] then, [24, 64] now"),
         (["--method", "none", "--original-length", 32], "jobs.0.scaling: "),
         (["--max-documents", 3], "jobs.0.tasks.0.documents: "),
+        (["--chunk", 30], "chunk: None then, 30 now"),
+        (["--batch-size", 2], "batch_size: 1 then, 2 now"),
     ):
         ropecli(*arguments("--output", output, "--resume", *change)).is_refused(line)
     assert (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes() == before
-    # what leaves the numbers alone may change, as is advised where memory did not suffice
-    ropecli(*arguments("--output", output, "--resume", "--chunk", 30, "--batch-size", 2)).succeeds()
-    ropecli(*arguments("--output", tmp_path / "whole.json")).succeeds()
-    rows = [json.loads((tmp_path / name).read_text())["rows"] for name in ("report.json", "whole.json")]
-    assert [row["nll"] for row in rows[0]] == pytest.approx([row["nll"] for row in rows[1]], rel=1e-5)
 
 
 def test_other_weights_under_the_same_name_are_another_request(

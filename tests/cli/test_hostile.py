@@ -148,6 +148,17 @@ def test_values_of_every_kind_in_every_field_that_is_read(name, tmp_path):
             assert len(message) < 600, one
 
 
+@pytest.mark.parametrize("field", ["num_key_value_heads", "kv_lora_rank", "max_position_embeddings"])
+def test_a_number_beyond_float64_is_refused_or_left_out(field, ropecli, tmp_path):
+    config = {**CONFIGS["both dialects"], "qk_rope_head_dim": 32 if field == "kv_lora_rank" else None}
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: 10**400}))
+    outcome = ropecli("inspect", tmp_path)
+    if field == "max_position_embeddings":
+        outcome.is_refused(field, "expected a positive number")
+    else:
+        assert "KV cache" not in outcome.succeeds().out
+
+
 @pytest.mark.parametrize("value", ["ünï\x1b[31m\n", ["\x1b[31m"], {"\x1b[31m": 1}], ids=["text", "list", "key"])
 @pytest.mark.parametrize("field", ["model_type", "rope_scaling"])
 def test_what_a_terminal_would_obey_is_not_sent(value, field, ropecli, tmp_path):

@@ -81,7 +81,11 @@ def test_keys_of_another_evaluator_or_damaged_ones_are_refused(evaluate, llama, 
     keys.write_text(json.dumps(written))
     evaluate("--keys", keys).is_refused("does not match its checksum")
     monkeypatch.setattr(key_tokens, "MAX_LOSS", 0.0)
-    evaluate("--evaluator", llama).is_refused("found no key tokens in 3 documents")
+    # nothing is left that other lengths or data would have to be resumed from
+    for options in ([], ["--keys", tmp_path / "others.json"]):
+        none = evaluate("--evaluator", llama, "--output", tmp_path / "report.json", *options)
+        none.is_refused("found no key tokens in 3 documents")
+    assert {path.name for path in tmp_path.iterdir()} == {"keys.json", "edited"}
 
 
 def test_keys_of_an_earlier_release_are_of_their_evaluator(evaluate, llama, edited, earlier_digest, tmp_path):

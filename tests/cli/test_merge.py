@@ -122,6 +122,24 @@ def test_a_base_with_other_weights_is_warned_of(ropecli, yarn, adapter, tmp_path
     assert "trained on different weights" in outcome.err
 
 
+@pytest.mark.parametrize(("part", "value"), [(".lora_", 1e30), (".lora_B", float("nan")), ("norm", float("inf"))])
+def test_weights_that_are_not_finite_are_not_written(ropecli, refused, adapter, changed, yarn, tmp_path, part, value):
+    """Of the adapter, or of a product with it. Those of the base are not the adapter's fault."""
+    base = Path(shutil.copytree(yarn, tmp_path / "base"))
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    ropecli("merge", adapter, "-o", tmp_path / "merged", "--base", base).succeeds()
+    folder = changed()
+    learned = load_file(folder / WEIGHTS)
+    save_file(
+        {name: tensor * (value if part in name else 1) for name, tensor in learned.items()},
+        folder / WEIGHTS,
+        {"format": "pt"},
+    )
+    refused(folder, "not finite")
+
+
 @pytest.mark.parametrize("settings", [{"hidden_size": 128}, {"num_hidden_layers": 1}])
 def test_a_base_that_does_not_fit_is_refused(refused, build, changed, settings):
     plain = changed()

@@ -67,6 +67,37 @@ def test_no_file_of_the_user_is_overwritten(ropecli, checkpoint, text, tmp_path,
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("command", "replaced"),
+    [
+        (EVAL, ["report.json"]),
+        (COMPARE + "--plot plot.svg ", ["report.json", "plot.svg"]),
+        (f"passkey {SEARCH} --lengths 256 --plot plot.svg ", ["report.json", "plot.svg"]),
+        (f"needle {SEARCH} --lengths 256 --data data ", ["report.json"]),
+        ("ruler checkpoint --lengths 1200 --samples 1 --tasks fwe --mode rank ", ["report.json"]),
+    ],
+)
+def test_a_finished_measurement_is_replaced_with_overwrite_alone(
+    ropecli, checkpoint, text, tmp_path, contents, monkeypatch, command, replaced
+):
+    """--resume has nothing to resume. Without a report, the plot is all that is left of the hours that it took."""
+    monkeypatch.chdir(tmp_path)
+    measure = [*command.split(), "-o", "report.json"]
+    ropecli(*measure).succeeds()
+    before = contents(tmp_path)
+    for path in replaced:
+        with monkeypatch.context() as patch:
+            patch.setattr("ropecli.checkpoint.opening.open_checkpoint", lambda *_, **__: pytest.fail("was opened"))
+            for resume in ([], ["--resume"]):
+                ropecli(*measure, *resume).is_refused(f"{path} exists", "replace it with --overwrite")
+        assert contents(tmp_path) == before
+        ropecli(*measure, "--overwrite").succeeds()
+        assert {**contents(tmp_path), "report.json": 0} == {**before, "report.json": 0}
+        assert Path("report.json").read_bytes() != before.get("report.json")  # it has the time of its making
+        Path(path).unlink()
+        before = contents(tmp_path)
+
+
 @pytest.mark.parametrize("before", ["", '[{"kind": "perplexity", "schema_version": 1, "digest": "0"}]'])
 def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
@@ -74,7 +105,7 @@ def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     plot.touch()
     for _ in range(2):
         compare = ["--data", text, *MEASURED, "--methods", "none", "-o", report, "--plot", plot]
-        ropecli("compare", llama, *compare).succeeds()
+        ropecli("compare", llama, *compare, *["--overwrite"] * bool(plot.stat().st_size or before)).succeeds()
         ropecli("report", report, "-o", page).succeeds()
         for ending in ("png", "pdf"):
             ropecli("plot", report, "-o", plot.with_suffix(f".{ending}")).succeeds()

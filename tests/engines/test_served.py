@@ -271,6 +271,15 @@ def test_verdict_on_llama_server_is_right_for_quantized_files(factor, quantizati
     assert (result.verdict.nearest == "unpatched") is (factor == 1)
 
 
+@pytest.mark.parametrize("quantization", ["F32", "Q8_0", "Q4_1"])
+def test_another_method_on_llama_server_is_noticed(quantization, check, gguf, llama_server):
+    command = f"llama-server -m model.gguf --rope-scaling linear --rope-scale 4 -c {CONTEXT} -np 1"
+    with llama_server(gguf(quantization), command) as address:
+        result = check(address, "yarn")
+    assert result.exit_status == 3, result
+    assert "but not its scaling. Nearest: " in result.verdict.reason, result
+
+
 # Measuring.
 
 MEASURED = {

@@ -128,6 +128,7 @@ def test_unsuitable_options_are_refused(options, message, ropecli, llama, corpus
 
 
 def test_several_processes_do_not_share_all_gpus(llama, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(MethodError, match="Start one process only"):
         eval_ppl(str(llama), data="demo", device_map="auto")

@@ -151,6 +151,7 @@ def test_a_state_of_another_format_is_refused(run, output):
     """Earlier releases wrote no format."""
     state_folder(output).mkdir()
     append_record(state_folder(output) / "request", {"protocol": "sliding", "lengths": [24, 64]})
+    append_record(state_folder(output) / "samples-0.jsonl", ["0.0", [24, 0], {}])
     with pytest.raises(RecipeError, match=r"written by another release of ropecli.*Delete it to start over"):
         run("sliding", output)
 

@@ -1,12 +1,18 @@
 """Measured at a server: the numbers of transformers, many requests in flight, and one message for what goes wrong."""
 
+import contextlib
+import json
 import signal
+import socket
 import threading
+import time
 
 import pytest
 import torch
 from completions_server import CompletionsServer
 
+from ropecli.errors import EndpointError
+from ropecli.evaluation.endpoint import Endpoint
 from ropecli.evaluation.readers import endpoint
 
 
@@ -76,14 +82,14 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
     arguments = ["eval-ppl", "--protocol", "tail", "--requests", 2, "--output", tmp_path / "report.json", "--json"]
     expected = measure(*arguments[:3], "--json").json()
     with served().running() as server:
-        server.stops_after = 8  # three to find out what it gives
+        server.stops_after = 9  # four to find out what it gives
         outcome = measure(*arguments, "--endpoint", server.url)
         assert outcome.code == 2
         assert outcome.err.count("error:") == 1
         assert "answered 500 4 times: engine died" in outcome.err
         server.fault, server.prompts, server.stops_after = None, [], -1
         report = measure(*arguments, "--endpoint", server.url, "--resume").json()
-    assert 3 + 12 - 6 <= len(server.prompts) <= 3 + 12 - 2
+    assert 5 + 12 - 6 <= len(server.prompts) <= 5 + 12 - 2  # one more to see whether the model is the same
     for cell, other in zip(report["cells"], expected["cells"], strict=True):
         assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
 
@@ -92,7 +98,7 @@ def test_ctrl_c_does_not_wait_for_answers_in_flight(measure, tokenizer):
     released, pressed, answered = threading.Event(), [], []
 
     def logits(ids):
-        if len(server.prompts) > 3:  # three to find out what it gives
+        if len(server.prompts) > 4:  # four to find out what it gives
             if not pressed:
                 pressed.append(signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
             answered.append(released.wait(30))
@@ -103,6 +109,63 @@ def test_ctrl_c_does_not_wait_for_answers_in_flight(measure, tokenizer):
         outcome = measure("eval-ppl", "--endpoint", server.url)
         assert (outcome.code, answered) == (130, [])
         released.set()
+
+
+@pytest.fixture
+def other(llama, patched, loaded):
+    """other("yarn") -> logits of the tiny Llama with another scaling, or as coarse as bfloat16."""
+
+    def make(kind):
+        model = loaded(patched(llama, "yarn", factor=2) if kind == "yarn" else llama)
+
+        def logits(ids):
+            with torch.inference_mode():
+                values = model(torch.tensor([ids])).logits[0]
+            return values if kind == "yarn" else values + 0.05 * torch.randn_like(values)
+
+        return logits
+
+    return make
+
+
+HOW = {
+    "reads": ("vllm", ["eval-ppl", "--protocol", "tail"]),
+    "continues": ("llama", ["passkey", "--mode", "generate"]),
+    "answers alone": ("text", ["passkey", "--mode", "generate"]),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_resume_refuses_another_model_behind_the_same_name(how, measure, served, other, tmp_path):
+    like, arguments = HOW[how]
+    arguments = [*arguments, "--requests", 1, "--output", tmp_path / "report.json"]
+    with served(like=like).running() as server:
+        first, server.stops_after = server.logits, 6
+        assert measure(*arguments, "--endpoint", server.url).code == 2
+        server.fault, server.stops_after, server.logits = None, -1, other("yarn")
+        refused = measure(*arguments, "--endpoint", server.url, "--resume")
+        refused.is_refused("serves another model or scaling than when this run began")
+        assert "Serve what the run began with, and resume it; or delete" in refused.err
+        server.logits = first if like == "text" else other("rounds")
+        measure(*arguments, "--endpoint", server.url, "--resume").succeeds()
+
+
+def test_a_model_that_changes_within_a_run_gives_no_report(measure, served, other, tmp_path):
+    """Not with --resume either, whatever is served then."""
+    arguments = ["eval-ppl", "--protocol", "tail", "--output", tmp_path / "report.json"]
+    with served().running() as server:
+        first, answer = server.logits, server.complete
+
+        def complete(request):
+            server.logits = other("yarn") if len(server.prompts) > 8 else first
+            return answer(request)
+
+        server.complete = complete
+        assert "are of both, so there is no report" in measure(*arguments, "--endpoint", server.url).err
+        server.complete, server.logits = answer, first
+        again = measure(*arguments, "--endpoint", server.url, "--resume")
+    again.is_refused("Keep one model served, delete")
+    assert not (tmp_path / "report.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -136,3 +199,141 @@ def test_another_tokenizer_and_a_second_checkpoint_are_refused(measure, served, 
         asked.is_refused("serves one checkpoint. Measure the others in runs of their own.")
         ropecli("compare", llama, "--methods", "as-is", *data, "--endpoint", server.url).succeeds()
     ropecli("eval-ppl", llama, *data, "--requests", 3).is_refused("--requests needs --endpoint.")
+
+
+MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
+FOUR = [11, 12, 13, 14]
+"""A prompt. The server gives null for its first token, then a value per token, then one of the generated token."""
+
+
+@pytest.fixture
+def odd():
+    """odd(path, answer, status, **headers) -> the address of a server of which one answer is odd: bytes, or JSON."""
+    server = CompletionsServer(lambda ids: torch.zeros(len(ids), 99), like="vllm", most=64)
+
+    def make(path, answer, status=200, **headers):
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        server.odd = {path: (status, {name.replace("_", "-"): value for name, value in headers.items()}, content)}
+        return server.url
+
+    with server.running():
+        yield make
+
+
+def completion(values, **more):
+    return {"choices": [{"text": "", "logprobs": {"token_logprobs": values}}], **more}
+
+
+@pytest.mark.parametrize(
+    ("answer", "losses"),
+    [
+        (completion([None, -2, -1.5, -0.0, -3.0]), [2.0, 1.5, 0.0]),
+        (completion([None, -2, -1.5, 1e-6, -3.0]), [2.0, 1.5, 0.0]),  # rounded
+        (completion([None, -2, -1.5, -1.0], usage={"completion_tokens": 0}), [2.0, 1.5, 1.0]),  # ended at once
+    ],
+)
+def test_known_layouts_of_log_probabilities_are_read(answer, losses, odd):
+    assert Endpoint(odd(COMPLETIONS, answer)).prompt_losses(FOUR) == losses
+
+
+@pytest.mark.parametrize(
+    ("values", "came"),
+    [
+        ([None, -1, -1, -1, -1, -1], "gave 6 log-probabilities, 1 of them null, for a prompt of 4 tokens"),
+        ([None, -1, -1, -1], "gave 4 log-probabilities"),
+        ([-1, -1, -1, -1, -1], "gave 5 log-probabilities, 0 of them null"),
+        ([None, -1, None, -1, -1], "gave 5 log-probabilities, 2 of them null"),
+        ([None, -1, 2.5, -1, -1], "token_logprobs.2: Input should be less than or equal to 0.001): 2.5"),
+        ([None, -1, True, -1, -1], "token_logprobs.2: Input should be a valid number): true"),
+        ([None, -1, "-1", -1, -1], 'token_logprobs.2: Input should be a valid number): "-1"'),
+        ([None, -1, float("nan"), -1, -1], "token_logprobs.2: Input should be a finite number): NaN"),
+        ({"1": -1}, "token_logprobs: Input should be a valid array"),
+        (5, "token_logprobs: Input should be a valid array): 5"),
+    ],
+)
+def test_other_log_probabilities_are_refused_with_what_came(values, came, odd):
+    server = Endpoint(odd(COMPLETIONS, completion(values)))
+    for ask in (server.gives_prompt_losses, server.prompt_losses):
+        with pytest.raises(EndpointError) as error:
+            ask(FOUR)
+        assert came in str(error.value)
+
+
+def test_nan_of_a_server_is_not_taken_for_an_overflow_of_the_model(measure, served):
+    with served().running() as server:
+        answer = server.choice
+
+        def choice(ids, room, request):
+            given = answer(ids, room, request)
+            given["logprobs"]["token_logprobs"][-2] *= float("nan") if len(ids) > 16 else 1
+            return given
+
+        server.choice = choice
+        outcome = measure("eval-ppl", "--endpoint", server.url)
+    outcome.is_refused("Input should be a finite number): NaN. Give the address of a server")
+    assert "dtype" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "more", "message"),
+    [
+        (MODELS, {"data": 5}, {}, "data: Input should be a valid array): 5"),
+        (MODELS, {"data": []}, {}, "data: List should have at least 1 item"),
+        (MODELS, {"data": [{"id": 5}]}, {}, "data.0.id: Input should be a valid string): 5"),
+        (MODELS, {"data": [{"id": "\ud800"}]}, {}, "body: Invalid JSON"),
+        (MODELS, b"[" * 100_000, {}, "recursion limit exceeded"),
+        (MODELS, b'{"data": "\xff"}', {}, "body: Invalid JSON"),
+        (MODELS, [1], {}, "body: Input should be an object): [1]"),
+        (MODELS, b"moved", {"status": 302, "Location": "/elsewhere"}, "/v1/models answered 302: moved"),
+        (MODELS, b"\x1f\x8b garbage", {"Content_Encoding": "gzip"}, "sent no HTTP (Error -3 while decompressing"),
+        (COMPLETIONS, {"choices": []}, {}, "choices: List should have at least 1 item"),
+        (COMPLETIONS, {"choices": [{"text": "\udc80"}]}, {}, "body: Invalid JSON"),
+        (COMPLETIONS, {"choices": [{"text": 5}]}, {}, "choices.0.text: Input should be a valid string): 5"),
+        (COMPLETIONS, {"error": [{"message": 5}]}, {"status": 400}, '(400): [{"message":5}]'),
+        (COMPLETIONS, b'{"error": "\\ud800"}', {"status": 500, "Retry_After": "0"}, "answered 500 4 times"),
+        (COMPLETIONS, b"", {"status": 429, "Retry_After": "nan"}, "answered 429 4 times"),
+        (COMPLETIONS, b"", {"status": 503, "Retry_After": "-1"}, "answered 503 4 times"),
+        (COMPLETIONS, b"", {"status": 503, "Retry_After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "answered 503 4 times"),
+    ],
+)
+def test_odd_answers_get_one_message(path, answer, more, message, odd, monkeypatch):
+    monkeypatch.setattr("ropecli.evaluation.endpoint._PAUSE", 0.01)
+    with pytest.raises(EndpointError) as error:
+        Endpoint(odd(path, answer, **more)).continuation(FOUR, 2)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("length", [True, -6, 0, "64", 6.5, [64]])
+def test_a_length_that_cannot_be_is_unknown(length, odd):
+    assert Endpoint(odd(MODELS, {"data": [{"id": "m", "max_model_len": length}]})).model.max_length is None
+
+
+@pytest.mark.parametrize("slow", ["headers", "content"])
+def test_the_timeout_is_for_the_whole_answer(slow):
+    content = json.dumps({"data": [{"id": "m"}]}).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content)
+
+    def answer():
+        connection, _ = listening.accept()
+        connection.sendall(head if slow == "content" else b"")
+        with contextlib.suppress(OSError):
+            for byte in content if slow == "content" else head + content:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(EndpointError, match=r"did not answer within 0.5 seconds"):
+            Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=0.5)
+
+
+def test_a_key_that_comes_back_as_a_name_is_in_no_report(measure, served, monkeypatch):
+    key = 'sk-"never"-printed'
+    monkeypatch.setenv("ROPECLI_TEST_KEY", key)
+    with served(key=key).running() as server:
+        server.models = lambda: {"data": [{"id": key, "owned_by": f"of {key}", "max_model_len": 256}]}
+        server.odd["/version"] = (200, {}, json.dumps({"version": key}).encode())
+        outcome = measure("eval-ppl", "--endpoint", server.url, "--api-key-env", "ROPECLI_TEST_KEY", "--json")
+        settings = outcome.json()["settings"]
+    assert (settings["engine"], settings["served"]) == ("of *** ***", "***")
+    assert "never" not in outcome.out + outcome.err

@@ -38,7 +38,10 @@ def test_the_default_device_is_the_best_there_is(monkeypatch):
     assert settle("auto", "auto") == ("bfloat16", "mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == "cuda"
-    monkeypatch.setenv("LOCAL_RANK", "3")  # each process of a launch takes a GPU of its own
+    monkeypatch.setenv("LOCAL_RANK", "3")  # as a shell may have it
+    assert choose_device("auto") == "cuda"
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "8")  # each process of a launch takes a GPU of its own
     assert choose_device("auto") == "cuda:3"
     assert choose_device("cpu") == "cpu"
 

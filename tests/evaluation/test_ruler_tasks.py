@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from ropecli.evaluation.ruler_tasks import (
     score_of,
     word_list,
 )
+from ropecli.evaluation.tasks import ruler
+from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
 
 TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
 KINDS = ("byte-level BPE", "SentencePiece BPE", "WordPiece", "characters")
@@ -254,3 +257,19 @@ def test_unsuitable_tasks_are_refused():
     with pytest.raises(MethodError, match="qa_2 has no candidates"):
         choose_tasks(["qa_2"], "rank", ["qa_2"])
     assert [task.name for task in choose_tasks(None, "generate", ["qa_2"])] == [*SYNTHETIC, "qa_2"]
+
+
+@pytest.mark.parametrize(("task", "least"), [("niah_single_2", 275), ("cwe", 1059), ("fwe", 205)])
+def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is_read(task, least, monkeypatch):
+    """Names and values of the others may take more tokens. least: tokens of the first prompt."""
+    tokenizer = tokenizer_of("WordPiece")
+    monkeypatch.setattr(ruler, "load_tokenizer", lambda checkpoint: tokenizer)
+
+    def make(length):
+        choice = RulerChoice("demo", [length, 2 * length], [task], samples=6, mode="rank")
+        return make_ruler(SimpleNamespace(checkpoint=None), choice)[0]
+
+    with pytest.raises(DataError, match=f"A prompt of {least} tokens is too short for {task}"):
+        make(least)
+    made = make(2 * least)
+    assert {len(made.question(key).ids) + TASKS[task].generated - key[1] for key in made.samples(one_pass=True)} == {0}

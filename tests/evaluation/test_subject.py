@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from packaging.version import Version
 
-from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
 from ropecli.evaluation.driver import Job, make_reports
@@ -120,3 +120,12 @@ def test_unsupported_methods_are_refused_before_anything_is_measured(build, comp
     monkeypatch.setattr("ropecli.evaluation.driver.read", pytest.fail)
     with pytest.raises(PatchError, match="do not rotate by the rotary tables"):
         compare(folder, [make_spec("none"), make_spec("rerope", 4.0)])
+
+
+def test_a_report_has_the_makers_pretraining_length(llama):
+    """Llama 4's config.json names 8,192 tokens, which its frequencies are computed from."""
+    scaling = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    config = {"model_type": "llama4_text", "rope_theta": 5e5, "head_dim": 128, "max_position_embeddings": 10485760}
+    config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 8192}
+    subject = Subject(Checkpoint("model", llama, config))
+    assert subject.report_fields()["original_max_position_embeddings"] == 262144

@@ -13,6 +13,7 @@ from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
 from ropecli.errors import DataError, DivergedError, NotFiniteError, OutputError
 from ropecli.live.loading import load_tokenizer
+from ropecli.training import finetuning
 from ropecli.training.recipe_schema import make_recipe
 
 
@@ -97,6 +98,36 @@ def test_loss_that_is_not_finite_ends_the_run_and_the_last_checkpoint_is_named(t
     assert "both must be finite" in str(caught.value)
     assert f"{last} was saved before that" in str(caught.value)
     assert "--output" in str(caught.value)
+
+
+@pytest.mark.parametrize("adapter", [{}, {"adapter": "lora", "save": "adapter"}], ids=["none", "lora"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_an_update_to_weights_that_are_not_finite_is_not_saved(
+    tune, patched_llama, tmp_path, monkeypatch, adapter, steps
+):
+    """The rate is too high by far in the second step, or in the only one: no loss follows that would tell."""
+    bad = min(2, steps)
+    monkeypatch.setattr(finetuning, "rate_factor", lambda step, recipe: 1 if step + 1 == bad else 1e-42)
+    with pytest.raises(NotFiniteError, match=f"^Step {bad} gave weights that are not finite") as caught:
+        tune(patched_llama, learning_rate=1e38, steps=steps, save_every=1, keep_checkpoints=1, **adapter)
+    left = sorted((tmp_path / "run" / "checkpoints").glob("*")) if steps > 1 else []
+    assert [path.name for path in left] == ["000001"] * (steps > 1)
+    kept = f"{left[0]} was saved before that" if left else "No checkpoint was saved before that"
+    assert f"{kept}" in str(caught.value)
+    assert "Start over in another --output with a lower learning_rate" in str(caught.value)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("keys", [{"learning_rate": 1e6}, {"learning_rate": 1e6, "adapter": "lora", "lora_alpha": 1e4}])
+def test_weights_that_the_files_dtype_cannot_hold_are_not_written(tune, build, tmp_path, keys):
+    """They are finite in float32, in which they were trained."""
+    from transformers import AutoModelForCausalLM
+
+    folder = build("llama", head_dim=32, dtype="float16")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).save_pretrained(folder)
+    with pytest.raises(NotFiniteError, match=r"more tensors are not finite, or too large.*lower learning_rate"):
+        tune(folder, steps=1, warmup_steps=0, **keys)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.yaml", "metrics.jsonl", "checkpoints"}
 
 
 @pytest.fixture(scope="module")

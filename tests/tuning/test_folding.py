@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 from uneven import load_uneven
 
 from ropecli.attention.patching import live_patch
-from ropecli.errors import PatchError, ProofError
+from ropecli.errors import NotFiniteError, PatchError, ProofError
 from ropecli.tuning.folding import (
     difference,
     exact_logits,
@@ -89,6 +89,16 @@ def write(make_run):
 
 def loaded_logits(folder, run, **options):
     return logits_of(AutoModelForCausalLM.from_pretrained(folder, **options).eval(), run.probe)
+
+
+def test_weights_that_the_files_dtype_cannot_hold_are_refused(llama, make_run):
+    run = make_run(llama)
+    gains, live = with_gains(run)
+    stored = find_stored(run.checkpoint, run.model, gains.weights)
+    narrow = {name: (key, torch.float16) for name, (key, _) in stored.items()}
+    large = {name: value * 1e6 for name, value in gains.folded().items()}
+    with pytest.raises(NotFiniteError, match=r"too large for the dtype.*Use --level grid"):
+        fold(run.model, large, narrow, live, run.probe)
 
 
 BY_LAYER_TYPE = pytest.mark.transformers("5.9", "yarn by layer type is not read")

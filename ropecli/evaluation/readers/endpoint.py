@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,28 @@ from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader
 from ropecli.evaluation.subject import Readers, Subject
 from ropecli.messages import warn
+
+_READ, _CONTINUED = 8192, 16
+"""Tokens of the longest sample that recognize a model: they are read, or continued where a server gives no losses.
+
+Scalings that follow the length, and longrope's long factors, show only in long prompts.
+"""
+_TOP = 5
+_MOST = 0.1
+"""Mean |Δ ln p| between two answers of one model, nats. Rounding in bfloat16 gives up to 0.05 where tokens are read and
+0.08 where they are generated; twice or half the factor of yarn at least 0.15 and 0.23 (SmolLM2-135M).
+"""
+_HEAD = 8
+"""Characters of an answer; rounding may change what follows."""
+
+
+class Identity(TypedDict):
+    """What a model gives for ids. values: ln p by token, at each place that is read or generated. text: the answer."""
+
+    ids: list[int]
+    read: bool
+    values: list[dict[str, float]]
+    text: str
 
 
 class EndpointReader(Reader):
@@ -36,6 +58,28 @@ class EndpointReader(Reader):
             raise MethodError(f"{self.endpoint.url} accepts {most} tokens; --lengths asks for {length}.")
         if length == most and self.gives_losses and not self.endpoint.forces_exactly(longest.tolist()):
             raise MethodError(f"{self.endpoint.url} generates at least one token, so it reads at most {most - 1}.")
+
+    def identity(self, ids: np.ndarray) -> Identity:
+        room = 0 if self.gives_losses else _CONTINUED
+        return self._identity(ids[: max(1, min(_READ, len(ids) - room))].tolist(), read=self.gives_losses)
+
+    def _identity(self, ids: list[int], *, read: bool) -> Identity:
+        if read:
+            values = [{"": -loss} for loss in self.endpoint.prompt_losses(ids)]
+            return Identity(ids=ids, read=read, values=values, text="")
+        text, values = self.endpoint.greedy(ids, _CONTINUED, _TOP)
+        return Identity(ids=ids, read=read, values=values, text=text)
+
+    def difference_from(self, identity: Identity) -> str:
+        now = self._identity(identity["ids"], read=identity["read"])
+        if now["values"] and identity["values"]:
+            apart = mean_difference(identity["values"], now["values"])
+            how = f"log-probabilities of the same tokens differ by {apart:.2g} nats; rounding gives less than {_MOST}"
+            same = apart < _MOST
+        else:
+            how = f"it continues the same prompt with {now['text']!r}, not {identity['text']!r}"
+            same = now["text"][:_HEAD] == identity["text"][:_HEAD]
+        return "" if same else f"{self.endpoint.url} serves another model or scaling than when this run began: {how}."
 
     def about(self) -> dict[str, Any]:
         device = f"{self.endpoint.engine} at {self.endpoint.url}"
@@ -108,6 +152,20 @@ class EndpointReader(Reader):
                 text = self.endpoint.continuation(ids.tolist(), min(limit, most - len(ids)))
             answers.append(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return answers
+
+
+def mean_difference(then: Sequence[dict[str, float]], now: Sequence[dict[str, float]]) -> float:
+    """Mean |Δ ln p| of the same tokens, nats. Ends where two answers choose different tokens: later ones read others.
+
+    A token that only one of them names is at most as probable as the least one that the other names.
+    """
+    apart: list[float] = []
+    for before, after in zip(then, now, strict=False):
+        floors = min(before.values()), min(after.values())
+        apart += [abs(before.get(key, floors[0]) - after.get(key, floors[1])) for key in {*before, *after}]
+        if max(before, key=before.__getitem__) != max(after, key=after.__getitem__):
+            break
+    return sum(apart) / len(apart)
 
 
 class EndpointReaders(Readers):

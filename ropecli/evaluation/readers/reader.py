@@ -50,6 +50,14 @@ class Reader:
         """
         raise NotImplementedError
 
+    def identity(self, ids: np.ndarray) -> Any:
+        """What the model gives for these ids, as JSON, to recognize it later; None if the request names its weights."""
+        return None
+
+    def difference_from(self, identity: Any) -> str:
+        """How the model that answers now differs from the one of this identity, a sentence; empty if it does not."""
+        return ""
+
     def about(self) -> dict[str, Any]:
         """The fields of a report that the reader knows: dtype, device, chunk, follows_length, continues."""
         raise NotImplementedError

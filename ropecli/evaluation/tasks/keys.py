@@ -259,6 +259,9 @@ def get_keys(
         raise DataError(f"--keys {path} does not exist. To find key tokens and write them there, add --evaluator.")
     progress = path or (sibling(output, ".keys") if output else None)
     keys, lengths = _find(subject, texts, lengths, readers, workers, progress, drop_rare=drop_rare)
+    if workers.first and not any(document.intervals for document in keys.documents):
+        remove_state(progress)  # it would be in the way of other lengths and data
+    _refuse_no_keys(keys, sum(len(document.intervals) for document in keys.documents))
     if path and workers.first:
         write_keys(path, keys)
         remove_state(path)
@@ -312,6 +315,14 @@ def _find(
     return Keys(checkpoint.name, checkpoint.digest(), *read_with, tuple(key_documents)), lengths
 
 
+def _refuse_no_keys(keys: Keys, count: int) -> None:
+    if not count:
+        raise DataError(
+            f"The evaluator {keys.evaluator} found no key tokens in {len(keys.documents)} documents. Use longer "
+            "lengths, other data, or an evaluator that uses its context better."
+        )
+
+
 def read_marked(texts: TextChoice, tokenizer: Any, keys: Keys) -> Documents:
     """The documents that have key tokens, cut to the text that the evaluator read. Says how many tokens are key."""
     special = special_tokens(tokenizer)
@@ -327,11 +338,7 @@ def read_marked(texts: TextChoice, tokenizer: Any, keys: Keys) -> Documents:
         )
     documents, count = keys.mark(documents)
     tokens = sum(len(document.ids) for document in documents.kept)
-    if not count:
-        raise DataError(
-            f"The evaluator {keys.evaluator} found no key tokens in {len(documents.kept)} documents. Use longer "
-            "lengths, other data, or an evaluator that uses its context better."
-        )
+    _refuse_no_keys(keys, count)
     say(
         f"{count:,} of {tokens:,} tokens in {len(documents.kept)} documents are key tokens ({count / tokens:.1%}), "
         f"found by {keys.evaluator} with {keys.length:,} instead of {keys.short_context:,} tokens of context."

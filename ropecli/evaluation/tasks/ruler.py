@@ -7,6 +7,7 @@ by log-probability per token.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -129,8 +130,10 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in with_files}
     maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
     if choice.lengths is None or choice.skip_short:
-        lengths = [length for length in lengths if any(_fits(maker, [length], task) for task in tasks)] or lengths[-1:]
-    fitting = [task for task in tasks if _fits(maker, lengths, task, required=choice.tasks is not None)]
+        fits_any = [length for length in lengths if any(_fits(maker, [length], task, choice.samples) for task in tasks)]
+        lengths = fits_any or lengths[-1:]
+    required = choice.tasks is not None
+    fitting = [task for task in tasks if _fits(maker, lengths, task, choice.samples, required=required)]
     if not fitting:
         raise DataError(f"A prompt of {lengths[0]} tokens is too short for every task. Set --lengths to more.")
     if missing := [task.name for task in tasks if task not in fitting]:
@@ -138,13 +141,23 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     return Ruler(maker, fitting, lengths, choice), tokenizer
 
 
-def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, *, required: bool = False) -> bool:
-    """Return whether the task's prompts fit all lengths. required: raise DataError if they do not."""
+def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, samples: int, *, required: bool = False) -> bool:
+    """Return whether all prompts of a task fit their lengths. required: raise DataError if they do not."""
     try:
         for length in lengths:
-            maker.make(task, length, 0)
+            _check_room(maker, task, length, samples)
     except DataError:
         if required:
             raise
         return False
     return True
+
+
+def _check_room(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> None:
+    """Raise DataError for a length that is too short for some prompt."""
+    if not isinstance(task, Questions):  # whose documents differ more
+        with suppress(DataError):
+            maker.make(task, length // 4, 0)
+            return  # other names and values never take several times as many tokens
+    for index in range(samples):
+        maker.make(task, length, index)

@@ -1,7 +1,6 @@
 """Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
 import copy
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import torch
 from pydantic import ByteSize, TypeAdapter
 
 from ropecli.errors import CheckpointError, RecipeError, shown
+from ropecli.launch import read_launch
 from ropecli.live.devices import total_memory
 from ropecli.training.distributed import sequence_ranks
 from ropecli.training.memory_plan.estimate import SEQUENCE_SHARED, SHARDED, Engine, MemoryEstimate, MemoryEstimator
@@ -232,7 +232,7 @@ def resolve_checkpointing(
         return recipe.model_copy(update={"gradient_checkpointing": recorded})
     memory = total_memory(accelerator.device)
     if accelerator.device.type == "cpu":
-        memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes share the machine's memory
+        memory //= read_launch().local_count  # processes share the machine's memory
     memory = int(accelerator.gather(torch.tensor([memory], device=accelerator.device)).min())
     # ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more
     engine: Engine = "one" if accelerator.num_processes == 1 else "ddp"
