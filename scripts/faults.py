@@ -84,7 +84,7 @@ FAULTS: list[tuple[str, str]] = [
     ("tally.window_means if by_windows else tally.nll", "tally.nll"),
     ("np.quantile(_resampled_means(sums, weights), (0.025, 0.975))", "np.quantile(_resampled_means(sums, weights), (0.05, 0.95))"),
     ("np.array(cell.sums) - np.array(base.sums)", "np.array(base.sums) - np.array(cell.sums)"),
-    ("length for length in lengths if length <= context_length", "length for length in lengths if length < context_length"),
+    ("for most in (pretraining_length, context_length)", "for most in (context_length, context_length)"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
     ("spans[:, 1] <= stops[interval]", "spans[:, 0] < stops[interval]"),
@@ -147,7 +147,11 @@ FAULTS: list[tuple[str, str]] = [
     ("return alpha / math.log(rope_theta)", "return alpha / math.log2(rope_theta)"),
     ("np.minimum(1.0, 2 * rope_theta /", "np.minimum(1.0, rope_theta /"),
     # big models and large sources
-    ("return rows if whole else islice(rows, HUB_DOCUMENTS)", "return rows"),
+    ("return replace(self, limit=HUB_DOCUMENTS)", "return self"),
+    ("removeprefix(codecs.BOM_UTF8) if number == 1 else line", "strip()"),
+    ("if stop == len(buffer):  # a number", "if False:"),
+    ("value.encode()", "value.isascii()"),
+    ("start = first + len(part)", "start = at.stop"),
     # conversations
     ("return passed % 2 == 1", "return reached % 2 == 1"),
     ("render([*context, message]).removesuffix(closing)", "render([*context, message])"),

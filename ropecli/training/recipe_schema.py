@@ -144,7 +144,9 @@ class Recipe(_Text):
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep during the run")
     eval_data: str | None = Field(None, description="source on which to measure perplexity while training")
-    eval_text_column: str = Field("text", description="column of its tables that holds the text")
+    eval_text_column: str | None = Field(
+        None, description="column of its tables that holds the text; default: text_column"
+    )
     eval_split: str | None = Field(None, description="its split; default: test, validation or train")
     eval_every: int = Field(50, ge=1, description="steps between measurements")
     eval_lengths: tuple[Tokens, ...] = Field((), description="tokens; default: the pretraining length and `length`")
@@ -219,12 +221,14 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
-    """Read the recipe file. Options that are not None override its keys in all stages.
+    """Read the recipe file. Options that are not None override its keys in all stages; `data` overrides `mixture` too.
 
     Raises RecipeError listing all faults.
     """
     given = {key: value for key, value in options.items() if value is not None}
-    values = {**(_read(path) if path else {}), **given}
+    overridden = {*given, *({"data": "mixture", "mixture": "data"}[key] for key in given.keys() & {"data", "mixture"})}
+    read = _read(path) if path else {}
+    values = {**{key: value for key, value in read.items() if key not in overridden}, **given}
     recipe: Recipe | None = None
     faults: list[str] = []
     try:
@@ -232,7 +236,7 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     except ValidationError as error:
         faults += _faults(error)
     if recipe and recipe.stages:
-        stages = [{key: value for key, value in stage.items() if key not in given} for stage in recipe.stages]
+        stages = [{key: value for key, value in stage.items() if key not in overridden} for stage in recipe.stages]
         recipe = recipe.model_copy(update={"stages": tuple(stages)})
         for number, stage in enumerate(stages):
             if "stages" in stage:

@@ -115,7 +115,7 @@ def make_validation(
     lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, longest))))
     _refuse_unshared(lengths, checkpoint, accelerator)
     try:
-        source = Source(recipe.eval_data, recipe.eval_text_column, recipe.eval_split)
+        source = Source(recipe.eval_data, recipe.eval_text_column or recipe.text_column, recipe.eval_split)
         documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
     except DataError as error:
         raise DataError(f"eval_data: {error} Set eval_lengths to shorter lengths, or use other data.") from error

@@ -112,3 +112,11 @@ def test_stage_inherits_the_keys_that_it_does_not_set(recipe_file):
 def test_option_overrides_the_file_in_every_stage(recipe_file):
     path = recipe_file("data: corpus\nsteps: 7\nstages:\n  - steps: 400\n  - steps: 200\n    length: 64\n")
     assert [(run.steps, run.length) for run in make_recipe(path, {"steps": 2}).runs] == [(2, None), (2, 64)]
+
+
+@pytest.mark.parametrize(("key", "value", "names"), [("data", "own", ["own"]), ("mixture", MIXTURE, ["books"])])
+def test_data_and_mixture_override_each_other_in_every_stage(recipe_file, key, value, names):
+    for kept in ({"data": "corpus"}, {"mixture": MIXTURE}):
+        values = {**kept, "stages": [{"steps": 1}, {"data": "other"}, {"mixture": MIXTURE}]}
+        runs = make_recipe(recipe_file(json.dumps(values)), {key: value}).runs
+        assert [[source.data for source in run.sources][:1] for run in runs] == [names] * 3
