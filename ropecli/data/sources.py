@@ -243,14 +243,17 @@ def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
         return {name: _saved_files(folder, folder / name) for name in _saved(folder / _DATASET_DICT)["splits"]}
     if (folder / _DATASET_STATE).is_file() and any(folder.glob("*.arrow")):
         return {"train": _saved_files(folder, folder)}
-    if not any(kind_of(path.name) in TABLES for path in folder.rglob("*")):
+    kinds = [kind_of(path.name) for path in folder.rglob("*")]
+    tables, texts = (sum(kind in known for kind in kinds) for known in (TABLES, TEXT_FILES))
+    if not tables:
         return {}
     if magic := _PATTERN.search(str(folder)):  # datasets would find other files, or none
         raise DataError(f"{folder} has {magic[0]} in its name, which datasets takes for a pattern. Rename the folder.")
     card = next((path for path in folder.iterdir() if path.name.lower() == _CARD), None)
     try:
         configured = card is not None and "data_files:" in card.read_text("utf-8", "replace")
-        if not configured and get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL:
+        # a folder of source code has folders named test, and tables in them
+        if not configured and (texts - bool(card) > tables or get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL):
             return {}
         return _resolved(str(folder), str(folder), None, None)
     except Exception as error:  # of the card, or of files that datasets cannot tell apart
@@ -271,9 +274,12 @@ def _saved(path: Path) -> Any:
 
 
 def _splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
+    from huggingface_hub import HfApi
+
     name, config = dataset
     try:
-        return _resolved(name, name, config, hub_commit(name))
+        commit = HfApi().dataset_info(name, timeout=_HUB_PATIENCE).sha
+        return _resolved(name, name, config, commit)
     except DataError:
         raise
     except Exception as error:  # the Hub client raises many kinds
@@ -293,12 +299,6 @@ def _resolved(place: str, root: str, config: str | None, commit: str | None) -> 
         str(split): [DataFile(prefix.sub("", str(address)), str(address)) for address in addresses]
         for split, addresses in files.items()
     }
-
-
-def hub_commit(dataset: str) -> str | None:
-    from huggingface_hub import HfApi
-
-    return HfApi().dataset_info(dataset, timeout=_HUB_PATIENCE).sha
 
 
 def demo_held_out() -> Texts:
