@@ -212,8 +212,10 @@ def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
     """All files with documents in a folder without splits, sorted. Says which others it has."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [DataFile(path.relative_to(folder).as_posix(), str(path)) for path in paths if kind_of(path.name)]
-    if any(file.kind in TABLES for file in files):  # which a README describes
-        files = [file for file in files if Path(file.name).name.lower() != _CARD]
+    described = {folder for file in files if file.kind in TABLES for folder in Path(file.address).parents}
+    files = [
+        file for file in files if not (file.name.lower().endswith(_CARD) and Path(file.address).parent in described)
+    ]
     # .json and .csv hold settings and figures as well as documents
     unsure = [file for file in files if file.kind in (JSON, CSV, TSV) and not _has_documents(file, text_column)]
     if not files:
@@ -237,8 +239,6 @@ def _has_documents(file: DataFile, text_column: str) -> bool:
 
 def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
     """The files of each split of a folder with tables; empty if it has none."""
-    from datasets.data_files import DEFAULT_PATTERNS_ALL, get_data_patterns
-
     if (folder / _DATASET_DICT).is_file():
         return {name: _saved_files(folder, folder / name) for name in _saved(folder / _DATASET_DICT)["splits"]}
     if (folder / _DATASET_STATE).is_file() and any(folder.glob("*.arrow")):
@@ -247,6 +247,9 @@ def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
     tables, texts = (sum(kind in known for kind in kinds) for known in (TABLES, TEXT_FILES))
     if not tables:
         return {}
+
+    from datasets.data_files import DEFAULT_PATTERNS_ALL, get_data_patterns
+
     if magic := _PATTERN.search(str(folder)):  # datasets would find other files, or none
         raise DataError(f"{folder} has {magic[0]} in its name, which datasets takes for a pattern. Rename the folder.")
     card = next((path for path in folder.iterdir() if path.name.lower() == _CARD), None)

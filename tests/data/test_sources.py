@@ -254,12 +254,12 @@ def test_a_folder_that_is_one_saved_dataset_is_read(tmp_path):
 
 
 def test_a_folder_of_source_code_has_no_splits(tmp_path):
-    for name in ("a.py", "b.py", "test/c.py"):
+    for name in ("a.py", "b/README.md", "test/c.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     write_jsonl(tmp_path / "test" / "rows.jsonl", {"text": ["a row"]})
     (tmp_path / "test" / "figures.json").write_text("[1, 2]")
-    assert texts_of(tmp_path) == ["a.py", "b.py", "test/c.py", "a row"]
+    assert texts_of(tmp_path) == ["a.py", "b/README.md", "test/c.py", "a row"]
 
 
 def test_what_is_not_read_of_a_folder_is_said(tmp_path, caplog):
