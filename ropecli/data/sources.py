@@ -213,9 +213,8 @@ def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [DataFile(path.relative_to(folder).as_posix(), str(path)) for path in paths if kind_of(path.name)]
     described = {folder for file in files if file.kind in TABLES for folder in Path(file.address).parents}
-    files = [
-        file for file in files if not (file.name.lower().endswith(_CARD) and Path(file.address).parent in described)
-    ]
+    cards = {path for path in paths if path.name.lower() == _CARD and path.parent in described}
+    files = [file for file in files if Path(file.address) not in cards]
     # .json and .csv hold settings and figures as well as documents
     unsure = [file for file in files if file.kind in (JSON, CSV, TSV) and not _has_documents(file, text_column)]
     if not files:
