@@ -116,7 +116,7 @@ REFUSED = [  # engines, rope_scaling, other fields of config.json, part of the m
     (SERVING, YARN, LATENT, "multi-head latent attention"),
     ((*FILES, *SERVERS), FACTOR, {}, "ignores the factor of rope_type 'proportional'"),
     (SERVERS, {**LINEAR, "mrope_section": [4, 4, 8]}, {}, "silently drops the sections"),
-    (("vllm",), None, {"model_type": "gpt_oss"}, "computes only yarn"),
+    (("vllm",), LINEAR, {"model_type": "gpt_oss"}, "computes only yarn"),
     (("sglang",), LINEAR, {"model_type": "gemma2"}, "gemma2 reads rope_theta and silently drops"),
     (("llama.cpp",), MSCALE, {}, "do not store it as transformers computes it"),
     (("llama.cpp",), DYNAMIC, {"model_type": "cohere2"}, "do not apply to the sliding-window layers"),
