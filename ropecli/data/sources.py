@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.conversations import Conversation
-from ropecli.data.tables import ARROW, CSV, JSON, PARQUET, TABLES, TEXT_COLUMN, TSV, read_bodies
+from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TEXT_COLUMN, TSV, has_texts, read_bodies
 from ropecli.demo import corpus
 from ropecli.errors import DataError, quoted, reason_of, shown
 from ropecli.messages import say, warn
@@ -34,6 +34,9 @@ _CARD = "readme.md"
 """Describes the tables beside it; no document."""
 _DATASET_DICT, _DATASET_STATE = "dataset_dict.json", "state.json"
 """Files of datasets' save_to_disk."""
+_MANY_TEXTS = 10
+"""Texts per table: a folder of texts with some tables, as source code has for its tests."""
+_LFS = b"version https://git-lfs"
 HUB_DOCUMENTS = 10_000
 """Documents to read of a Hub dataset, unless the user sets a number."""
 _PATTERN = re.compile(r"[\[\]*?{}]")
@@ -66,13 +69,19 @@ class DataFile(NamedTuple):
         return self.address.startswith("hf://")
 
     def open(self) -> BinaryIO:
-        """Raises OSError. A compressed file that ends early raises it too, while it is read."""
+        """Raises DataError, OSError. A compressed file that ends early raises it too, while it is read."""
         if self.is_on_hub:
             from huggingface_hub import HfFileSystem
 
             file: Any = HfFileSystem().open(self.address, "rb")
         else:
             file = Path(self.address).open("rb")  # noqa: SIM115
+            start = file.read(len(_LFS))
+            if start == _LFS:
+                raise DataError(f"{self.name} is a pointer of Git LFS, without the content. Run `git lfs pull`.")
+            file.seek(0)
+            if not start and Path(self.name).suffix.lower() in _COMPRESSIONS:
+                raise DataError(f"{self.name} is empty; expected a compressed file.")
         if compression := _COMPRESSIONS.get(Path(self.name).suffix.lower()):
             import pyarrow
 
@@ -204,45 +213,61 @@ def kind_of(name: str) -> str | None:
     """The suffix without that of a compression, in small letters: .txt for story.TXT.gz. None for an unknown type."""
     path = Path(name.lower())
     packed = path.suffix in _COMPRESSIONS
-    kind = Path(path.stem).suffix if packed else path.suffix
+    kind = (Path(path.stem).suffix if packed else path.suffix).replace(".ndjson", JSON_LINES)
     return kind if kind in (*TEXT_FILES, *TABLES) and not (packed and kind in (PARQUET, ARROW)) else None
 
 
 def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
     """All files with documents in a folder without splits, sorted. Says which others it has."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = sorted(_visible_files(folder))
     files = [DataFile(path.relative_to(folder).as_posix(), str(path)) for path in paths if kind_of(path.name)]
     described = {folder for file in files if file.kind in TABLES for folder in Path(file.address).parents}
     cards = {path for path in paths if path.name.lower() == _CARD and path.parent in described}
     files = [file for file in files if Path(file.address) not in cards]
     # .json and .csv hold settings and figures as well as documents
-    unsure = [file for file in files if file.kind in (JSON, CSV, TSV) and not _has_documents(file, text_column)]
+    unsure = [file for file in files if file.kind in (JSON, CSV, TSV) and not _has_texts(file, text_column)]
     if not files:
         raise DataError(f"{folder} contains no {_KINDS} files.")
     read = files if len(unsure) == len(files) else [file for file in files if file not in unsure]
-    taken = {file.address for file in read}
-    if others := [path.relative_to(folder).as_posix() for path in paths if str(path) not in taken]:
-        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in others)
-        counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
-        say(f"Not read in {folder}: {', '.join(others if len(others) < 5 else counts)}.")
+    _say_unread(folder, paths, read)
     return tuple(read)
 
 
-def _has_documents(file: DataFile, text_column: str) -> bool:
+def _has_texts(file: DataFile, text_column: str) -> bool:
     try:
-        next(_read_file(file, text_column, None), None)
-    except DataError:
-        return False
-    return True
+        with file.open() as content:
+            return has_texts(file.kind, content, text_column)
+    except (OSError, ValueError):  # reading it will report the error
+        return True
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    """Without those of .git, .ipynb_checkpoints, __MACOSX and the like, as datasets does."""
+    for path in folder.rglob("*"):
+        *folders, name = path.relative_to(folder).parts
+        if path.is_symlink() and not path.exists() and kind_of(name) in TABLES:
+            raise DataError(f"{path} is a link to a missing file. Download it, or remove the link.")
+        if path.is_file() and not name.startswith(".") and not any(part.startswith((".", "__")) for part in folders):
+            yield path
+
+
+def _say_unread(folder: Path, paths: Sequence[Path], files: Sequence[DataFile]) -> None:
+    """paths: all files of the folder. files: those that may be read."""
+    read = {Path(file.address) for file in files}
+    if others := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
+        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in others)
+        counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
+        say(f"Not read in {folder}: {', '.join(others if len(others) < 5 else counts)}.")
 
 
 def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
     """The files of each split of a folder with tables; empty if it has none."""
     if (folder / _DATASET_DICT).is_file():
-        return {name: _saved_files(folder, folder / name) for name in _saved(folder / _DATASET_DICT)["splits"]}
+        return {name: _saved_files(folder, folder / name) for name in _saved(folder / _DATASET_DICT, "splits")}
     if (folder / _DATASET_STATE).is_file() and any(folder.glob("*.arrow")):
         return {"train": _saved_files(folder, folder)}
-    kinds = [kind_of(path.name) for path in folder.rglob("*")]
+    paths = sorted(_visible_files(folder.resolve()))
+    kinds = [kind_of(path.name) for path in paths]
     tables, texts = (sum(kind in known for kind in kinds) for known in (TABLES, TEXT_FILES))
     if not tables:
         return {}
@@ -255,23 +280,31 @@ def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
     try:
         configured = card is not None and "data_files:" in card.read_text("utf-8", "replace")
         # a folder of source code has folders named test, and tables in them
-        if not configured and (texts - bool(card) > tables or get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL):
+        if not configured and (texts > _MANY_TEXTS * tables or get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL):
             return {}
-        return _resolved(str(folder), str(folder), None, None)
+        found = _resolved(str(folder.resolve()), str(folder), None, None)
+        # the name of one file among others is no split
+        alone = sum(map(len, found.values())) == tables and texts == bool(card)
+        if not configured and len(found) == 1 and not alone:
+            return {}
+        _say_unread(folder.resolve(), paths, [file for files in found.values() for file in files])
+        return found
     except Exception as error:  # of the card, or of files that datasets cannot tell apart
         raise DataError(f"datasets cannot find the splits of {folder}: {reason_of(error)} Give a file.") from error
 
 
 def _saved_files(root: Path, folder: Path) -> list[DataFile]:
     """The files of a dataset written by save_to_disk."""
-    paths = [folder / entry["filename"] for entry in _saved(folder / _DATASET_STATE)["_data_files"]]
+    paths = [folder / entry["filename"] for entry in _saved(folder / _DATASET_STATE, "_data_files")]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise DataError(f"{missing[0]} is missing, which {_DATASET_STATE} lists. Save the dataset again.")
     return [DataFile(path.relative_to(root).as_posix(), str(path)) for path in paths]
 
 
-def _saved(path: Path) -> Any:
+def _saved(path: Path, key: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(path.read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from error
 
 
@@ -326,7 +359,11 @@ def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Ro
             if file.kind in TEXT_FILES:
                 yield file.name, _read_text(file.name, content)
                 return
+            warned = False
             for number, body in read_bodies(file.kind, content, file.name, text_column, faults):
+                if not warned and isinstance(body, str) and "\0" in body:
+                    warned = True
+                    warn(f"{file.name}:{number} has NUL characters: it may be UTF-16, or no text at all.")
                 yield f"{file.name}:{number}", body
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{file.name} cannot be read: {_reason(error)}") from error

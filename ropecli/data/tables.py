@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from ropecli.data.conversations import COLUMNS, Conversation
-from ropecli.errors import DataError, shown
+from ropecli.errors import DataError, shortened, shown
 
 TEXT_COLUMN = "text"
 JSON_LINES, JSON, CSV, TSV, PARQUET, ARROW = ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow"
@@ -23,6 +23,8 @@ _ROWS = 64
 """Rows of Parquet and Arrow at a time."""
 _PIECE = 1 << 20
 _LONGEST_FIELD = 2**31 - 1
+_LONGEST_WORD = 40
+"""Characters of a number, a constant or an escape that the end of what is read may cut."""
 _SPACE = re.compile(r"\s*")
 
 Row = tuple[int, Any, Sequence[str]]
@@ -53,8 +55,18 @@ def read_bodies(
                 yield number, body
     except _FaultError as fault:
         raise DataError(f"{name}, {place} {fault.number or number}: {fault}") from fault
-    except (OSError, EOFError, ValueError) as error:  # pyarrow's errors are among them
+    except (OSError, EOFError, ValueError, NotImplementedError, OverflowError, KeyError) as error:  # pyarrow's too
         raise DataError(f"{name} cannot be read as a table after {place} {number}: {error}") from error
+
+
+def has_texts(kind: str, file: BinaryIO, text_column: str) -> bool:
+    """Whether the first row has the column of texts or conversations; true without rows. Raises OSError, ValueError."""
+    names = (text_column, *COLUMNS) if text_column == TEXT_COLUMN else (text_column,)
+    try:
+        _, row, columns = next(iter(_rows(kind, file, names)), (0, None, names))
+    except _FaultError:
+        return False
+    return any(name in columns for name in names) and not isinstance(row, _FaultError)
 
 
 class _FaultError(Exception):
@@ -72,11 +84,12 @@ def _body(row: Any, names: Sequence[str], columns: Sequence[str]) -> str | Conve
         raise _FaultError(f"{shown(row)} is not an object with columns.")
     body = row.get(names[0])
     if not isinstance(body, str):
-        body = next((row[name] for name in names if isinstance(row.get(name), list)), None)
+        lists = (row[name] for name in names if isinstance(row.get(name), list))
+        body = next((value for value in lists if not any(isinstance(part, str) for part in value)), None)
     if body is None:
         present = next((name for name in names if name in columns), None)
         if present is None:
-            raise _FaultError(f"no column {names[0]!r}. Columns: {', '.join(columns) or 'none'}.")
+            raise _FaultError(f"no column {names[0]!r}. Columns: {shortened(', '.join(columns), 200) or 'none'}.")
         value = row.get(present)
         given = "null" if value is None else shown(value)
         raise _FaultError(f"{present} is {given}; expected text or a conversation.")
@@ -101,6 +114,8 @@ def _refuse_unclean(column: str, value: Any) -> None:
     elif isinstance(value, dict | list):
         for part in (*value, *value.values()) if isinstance(value, dict) else value:
             _refuse_unclean(column, part)
+    elif not isinstance(value, int | float | None):
+        raise _FaultError(f"{column} has {shown(value)}, which JSON has not. Write it as text.")
 
 
 def _rows(kind: str, file: BinaryIO, columns: Sequence[str]) -> Iterator[Row]:
@@ -122,7 +137,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
         try:
             yield number, json.loads(text.decode())
         except (ValueError, RecursionError) as error:
-            yield number, _FaultError(f"not JSON: {error}.")
+            yield number, _FaultError(f"not JSON: {error}. Expected an object per line.")
 
 
 def _array(file: BinaryIO) -> Iterator[tuple[int, Any]]:
@@ -134,13 +149,17 @@ def _array(file: BinaryIO) -> Iterator[tuple[int, Any]]:
         at = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
         try:
             if buffer[at : at + 1] == "]":
+                if (buffer[at + 1 :] + text.read()).strip():
+                    raise _FaultError("not JSON: more follows the array.", number)
                 return
             value, stop = decoder.raw_decode(buffer, at)
             stop = _SPACE.match(buffer, stop).end()  # type: ignore[union-attr]
             if stop == len(buffer):  # a number may go on in what is not read yet
                 raise ValueError("the array does not end")
         except (ValueError, RecursionError) as error:
-            more = text.read(max(_PIECE, len(buffer) - at))
+            # an error before the end is no lack of text, but for a string that does not end
+            within = isinstance(error, json.JSONDecodeError) and error.pos < len(buffer) - _LONGEST_WORD
+            more = "" if within and "Unterminated" not in str(error) else text.read(max(_PIECE, len(buffer) - at))
             if not more:
                 raise _FaultError(f"not JSON: {error}.", number + 1) from error
             buffer, at = buffer[at:] + more, 0
@@ -157,9 +176,10 @@ def _csv(file: BinaryIO, delimiter: str) -> Iterator[Row]:
     reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:
-            yield reader.line_num, row, reader.fieldnames or ()
+            fault = _FaultError("more values than the header has columns.") if None in row else None
+            yield reader.line_num, fault or row, reader.fieldnames or ()
     except csv.Error as error:
-        raise _FaultError(f"not CSV: {error}.", reader.line_num) from error
+        raise _FaultError(f"not CSV: {error}.", reader.reader.line_num) from error
 
 
 def _columns(batches: Iterable[Any]) -> Iterator[Row]:
@@ -175,7 +195,7 @@ def _columns(batches: Iterable[Any]) -> Iterator[Row]:
 def _parquet(file: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
     from pyarrow.parquet import ParquetFile
 
-    table = ParquetFile(file)
+    table = ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
     names = table.schema_arrow.names
     for batch in table.iter_batches(_ROWS, columns=[name for name in columns if name in names] or names[:1]):
         yield batch, names
@@ -193,4 +213,7 @@ def _arrow(file: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, list[s
         batches = table = ipc.open_stream(file)
     names = table.schema.names
     for batch in batches:
+        batch.validate(full=True)  # damaged offsets would crash the process
         yield batch.select([name for name in columns if name in names] or names[:1]), names
+    if magic != b"ARROW1" and file.read(1):
+        raise _FaultError("the stream ends before the file does.")

@@ -288,7 +288,7 @@ def source_identity(source: Source, files: Sequence[DataFile]) -> list[Any]:
         else:
             path = Path(file.address).resolve()
             status = path.stat()
-            identity.append([str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+            identity.append([str(path), file.kind, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
     return identity
 
 

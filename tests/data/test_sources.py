@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import datetime
 import gzip
 import json
 import re
@@ -175,6 +176,28 @@ def test_an_odd_row_is_named_and_changes_no_other(tmp_path, row, fault, caplog):
     assert f"Skipping 1 faulty row. The first: rows.jsonl, line 901: {fault}" in caplog.text
 
 
+def test_a_damaged_arrow_file_is_refused(tmp_path):
+    for write in (write_arrow_stream, lambda path, columns: write_arrow_stream(path, columns, pyarrow.ipc.new_file)):
+        write(tmp_path / "a.arrow", {"text": ["some text"] * 999})
+        content = bytearray((tmp_path / "a.arrow").read_bytes())
+        at = content.index(b"\t\0\0\0\x12\0\0\0\x1b")  # the first offsets, of 9 bytes each
+        content[at + 400 : at + 800] = bytes(400)
+        (tmp_path / "a.arrow").write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.arrow cannot be read as a table"):
+            texts_of(tmp_path / "a.arrow")
+    write_arrow_stream(tmp_path / "a.arrow", {"text": ROWS})
+    (tmp_path / "a.arrow").write_bytes((tmp_path / "a.arrow").read_bytes() + bytes(64))
+    with pytest.raises(DataError, match=r"a\.arrow, row 3: the stream ends before the file does"):
+        texts_of(tmp_path / "a.arrow")
+
+
+def test_a_value_that_json_has_not_is_refused_in_a_conversation(tmp_path):
+    message = {"role": "user", "content": "a", "at": datetime.date(2024, 1, 1)}
+    write_parquet(tmp_path / "a.parquet", {"messages": [[message]]})
+    with pytest.raises(DataError, match=r"row 1: messages has datetime\.date\(2024, 1, 1\), which JSON has not"):
+        list(Source(str(tmp_path / "a.parquet")).rows())
+
+
 @pytest.mark.parametrize(("name", "write"), [TABLES[kind] for kind in TABLES if kind != "jsonl"])
 def test_a_row_without_a_text_is_named_in_every_table(tmp_path, name, write):
     write(tmp_path / name, {"id": [1, 2, 3], "text": ["a", None, "b"]})
@@ -262,6 +285,37 @@ def test_a_folder_of_source_code_has_no_splits(tmp_path):
     assert texts_of(tmp_path) == ["a.py", "b/README.md", "test/c.py", "a row"]
 
 
+def test_hidden_files_are_no_documents(tmp_path):
+    for name in ("a.jsonl", ".ipynb_checkpoints/a.jsonl", "__MACOSX/._a.jsonl", ".git/x.md", "b/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    assert [name for name, _ in Source(str(tmp_path)).texts()] == ["a.jsonl:1", "b/__init__.py"]
+
+
+@pytest.mark.parametrize("name", ["2024-test-run.jsonl", "news-train.jsonl"])
+def test_the_name_of_one_file_among_others_is_no_split(tmp_path, name):
+    for each in (name, "books.jsonl"):
+        write_jsonl(tmp_path / each, {"text": [each]})
+    assert sorted(texts_of(tmp_path)) == sorted(text for _, text in Source(str(tmp_path), splits=TO_TRAIN).texts())
+    assert len(texts_of(tmp_path)) == 2
+
+
+def test_a_table_whose_first_row_is_odd_is_not_taken_for_something_else(tmp_path):
+    write_jsonl(tmp_path / "rows.jsonl", {"text": ROWS})
+    for name, content in {"a.json": b'[{"text": null}, {"text": "a"}]', "a.csv": b"text\n\xe9\n"}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=name):
+            texts_of(tmp_path)
+        (tmp_path / name).unlink()
+
+
+def test_a_link_to_a_missing_shard_is_refused(tmp_path):
+    write_jsonl(tmp_path / "train-00000-of-00002.jsonl", {"text": ROWS})
+    (tmp_path / "train-00001-of-00002.jsonl").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"train-00001-of-00002\.jsonl is a link to a missing file"):
+        texts_of(tmp_path)
+
+
 def test_what_is_not_read_of_a_folder_is_said(tmp_path, caplog):
     caplog.set_level("INFO")
     write_jsonl(tmp_path / "rows.jsonl", {"text": ROWS})
@@ -278,10 +332,11 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
     assert texts_of(tmp_path / name) == ["some text"]
 
 
-def test_nul_characters_are_worth_a_warning(tmp_path, caplog):
-    (tmp_path / "a.txt").write_bytes("a text".encode("utf-16-le"))
-    texts_of(tmp_path / "a.txt")
-    assert "a.txt has NUL characters: it may be UTF-16" in caplog.text
+@pytest.mark.parametrize(("name", "content"), [("a.txt", b"a\0b\0"), ("a.jsonl", b'{"text": "a\\u0000b"}')])
+def test_nul_characters_are_worth_a_warning(tmp_path, caplog, name, content):
+    (tmp_path / name).write_bytes(content)
+    texts_of(tmp_path / name)
+    assert "has NUL characters: it may be UTF-16" in caplog.text
 
 
 WRONG = {
@@ -292,6 +347,21 @@ WRONG = {
     "a cut .gz": ("x.txt.gz", gzip.compress(b"text" * 99)[:-12], r"x\.txt\.gz cannot be read: Truncated"),
     "a cut .zst": ("x.txt.zst", zstd(b"text" * 99)[:-9], r"x\.txt\.zst cannot be read: Truncated"),
     "a damaged .zst": ("x.jsonl.zst", b"(\xb5/\xfdjunk", r"x\.jsonl\.zst cannot be read"),
+    "a pointer": (
+        "x.jsonl.gz",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        r"x\.jsonl\.gz is a pointer of Git LFS",
+    ),
+    "an empty .gz": ("x.txt.gz", b"", r"x\.txt\.gz is empty"),
+    "more after an array": ("x.json", b'[{"text": "a"}]\n[{"text": "b"}]', r"x\.json, row 1: not JSON: more follows"),
+    "a fault early in an array": (
+        "x.json",
+        b'[{"text": "a" "b"}' + b" " * 99,
+        r"x\.json, row 1: not JSON: Expecting ','",
+    ),
+    "too many values": ("x.csv", b"id,text\n1,Hello, world\n", r"x\.csv, line 2: more values than"),
+    "a quote that does not end": ("x.csv", b'text\na\n"b\nc', r"x\.csv, line 4: not CSV: unexpected end"),
+    "a list of texts": ("x.jsonl", b'{"text": ["a", "b"]}', r"x\.jsonl, line 1: text is \['a', 'b'\]; expected text"),
     "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl, line 2: not JSON"),
     "not a parquet file": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
     "not an arrow file": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),
