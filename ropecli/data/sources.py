@@ -278,7 +278,9 @@ def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
         raise DataError(f"{folder} has {magic[0]} in its name, which datasets takes for a pattern. Rename the folder.")
     card = next((path for path in folder.iterdir() if path.name.lower() == _CARD), None)
     try:
-        configured = card is not None and "data_files:" in card.read_text("utf-8", "replace")
+        configured = card is not None and bool(
+            re.search(r"^\W*data_(files|dir):", card.read_text("utf-8", "replace"), re.M)
+        )
         # a folder of source code has folders named test, and tables in them
         if not configured and (texts > _MANY_TEXTS * tables or get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL):
             return {}
