@@ -285,6 +285,16 @@ def test_a_folder_of_source_code_has_no_splits(tmp_path):
     assert texts_of(tmp_path) == ["a.py", "b/README.md", "test/c.py", "a row"]
 
 
+def test_a_folder_with_several_configurations_is_refused(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_jsonl(tmp_path / name / "rows.jsonl", {"text": ROWS})
+    card = yaml.safe_dump({"configs": [{"config_name": name, "data_dir": name} for name in ("a", "b")]})
+    (tmp_path / "README.md").write_text(f"---\n{card}---\n")
+    with pytest.raises(DataError, match=r"datasets cannot find the splits of .*: Config name is missing"):
+        texts_of(tmp_path)
+
+
 def test_hidden_files_are_no_documents(tmp_path):
     for name in ("a.jsonl", ".ipynb_checkpoints/a.jsonl", "__MACOSX/._a.jsonl", ".git/x.md", "b/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -340,11 +350,6 @@ def test_nul_characters_are_worth_a_warning(tmp_path, caplog, name, content):
 
 
 WRONG = {
-    "a folder with several configurations": (
-        "a/README.md",
-        b"---\nconfigs:\n- config_name: a\n  data_dir: a\n- config_name: b\n  data_dir: b\n---\n",
-        r"datasets cannot find the splits of .*: Config name is missing",
-    ),
     "a folder that datasets takes for a pattern": ("a[1]/a.jsonl", b'{"text": "a"}', r"a\[1\] has \[ in its name"),
     "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
     "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
@@ -382,10 +387,6 @@ def test_a_source_that_cannot_be_read_says_why(tmp_path, name, content, message)
     if content is not None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    if name == "a/README.md":
-        for folder in ("a", "b"):
-            (tmp_path / "a" / folder).mkdir()
-            write_jsonl(tmp_path / "a" / folder / "rows.jsonl", {"text": ROWS})
     with pytest.raises(DataError, match=message):
         texts_of(tmp_path / name.partition("/")[0])
 
