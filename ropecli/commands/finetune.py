@@ -68,6 +68,9 @@ class RecipeKeys(TypedDict, total=False):
     ]
     text_column: Annotated[str | None, Default(None), Doc("Column of a table with the text or conversations."), DATA]
     dataset_config: DatasetConfig
+    skip_faulty: Annotated[
+        bool, Default(False), Doc("Skip and count rows without a usable text. Default: as the recipe says."), DATA
+    ]
     split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: train."), DATA]
     length: Annotated[
         int | None,
@@ -116,10 +119,11 @@ def finetune(
     if config and not shared["data"]:
         raise RecipeError(f"--dataset-config needs --data. In a recipe, write data: owner/name:{config}.")
     shared["data"] = shared["data"] and with_config(shared["data"], config)
+    keys = {**shared, "skip_faulty": shared["skip_faulty"] or None}
     further = dict(settings or {})
-    if twice := [key for key in further if shared.get(key) is not None]:
+    if twice := [key for key in further if keys.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
-    whole = make_recipe(recipe_path(optional_path(recipe)), {**shared, **further})
+    whole = make_recipe(recipe_path(optional_path(recipe)), {**keys, **further})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in whole.runs)
     if not dry_run:

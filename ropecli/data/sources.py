@@ -136,12 +136,14 @@ class Source:
         """(name, text) of each document, in a fixed order."""
         return map(_text_of, self.rows())
 
-    def rows(self, files: Sequence[DataFile] | None = None) -> Rows:
-        """(name, text or conversation) of each document, in a fixed order. files: default: all of them."""
+    def rows(self, files: Sequence[DataFile] | None = None, faults: list[str] | None = None) -> Rows:
+        """(name, text or conversation) of each document, in a fixed order.
+
+        files: default: all of them. faults: those of skipped rows are added to it.
+        """
         if not self.is_demo:
-            faults: list[str] | None = [] if self.skip_faulty else None
-            files = self.files() if files is None else files
-            return islice(_read_files(files, self.column, faults), self.limit)
+            files, faults = self.files() if files is None else files, [] if faults is None else faults
+            return islice(_read_files(files, self.column, faults if self.skip_faulty else None), self.limit)
         if self.split:
             raise DataError(f"{self.place} has no splits. Remove the split {shown(self.split)}.")
         return islice(demo_held_out() if self.place == DEMO else corpus.training_files(), self.limit)
@@ -352,7 +354,12 @@ def _read_files(files: Sequence[DataFile], text_column: str, faults: list[str] |
             yield from _read_file(file, text_column, faults)
     finally:
         if faults:
-            warn(f"Skipping {len(faults)} faulty row{'s'[: len(faults) > 1]}. The first: {faults[0]}")
+            warn(describe_faults(faults))
+
+
+def describe_faults(faults: Sequence[str]) -> str:
+    """Empty for none."""
+    return f"Skipping {len(faults)} faulty row{'s'[: len(faults) > 1]}. The first: {faults[0]}" if faults else ""
 
 
 def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Rows:

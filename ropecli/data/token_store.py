@@ -7,6 +7,7 @@ CACHE/tokens/KEY/ids.bin          tokens of all documents, int32
 CACHE/tokens/KEY/trained.bin      whether to train on each token, one byte
 CACHE/tokens/KEY/compression.bin  compressed size ÷ size of each document's text, float64, if the recipe needs it
 CACHE/tokens/KEY/digest           sha256 of the documents; a damaged store is detected by it and written again
+CACHE/tokens/KEY/skipped          a sentence about the rows that were skipped; empty for none
 
 KEY is computed from the source and the tokenizer, without reading the text. The files of a source are tokenized in
 shards of 64 MiB or one file, each under its own KEY, so that a failure or a change loses one of them.
@@ -32,13 +33,14 @@ import numpy as np
 from ropecli.atomic import new_folder
 from ropecli.data.conversations import Conversation, template_digest, tokenize_conversations
 from ropecli.data.documents import Document, tokenize
-from ropecli.data.sources import DataFile, Rows, Source, UnreachableError
+from ropecli.data.sources import DataFile, Rows, Source, UnreachableError, describe_faults
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
+from ropecli.messages import warn
 
 _FORMAT = 3
 """Version of the files and of how rows are read; part of every key, so that files of another version are not read."""
-_DIGEST = "digest"
+_DIGEST, _SKIPPED = "digest", "skipped"
 _PIECE = 1 << 20
 _SHARD = 1 << 26
 """Bytes of text, compressed or not."""
@@ -126,12 +128,15 @@ def open_store(source: Source, tokenizer, train_on: str | None, *, measured: boo
         return tokenize_rows(rows, tokenizer, train_on)
 
     def shard(part: Sequence[DataFile]) -> TokenStore:
+        faults: list[str] = []
+
         def documents() -> Iterator[Document]:
-            rows = source.rows(part)
+            rows = source.rows(part, faults)
             return measure_compression(rows, tokenized) if measured else tokenized(rows)
 
         identity = [*settings, source_identity(source, part)]
-        return open_documents(hashlib.sha256(json.dumps(identity).encode()).hexdigest(), documents)
+        key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        return open_documents(key, documents, lambda: describe_faults(faults))
 
     if source.is_demo or source.limit is not None:
         return shard(files)
@@ -165,8 +170,13 @@ def joined(stores: Sequence[TokenStore]) -> TokenStore:
     )
 
 
-def open_documents(key: str, documents: Callable[[], Iterator[Document]]) -> TokenStore:
-    """Open the store of this key; if it is missing or damaged, write it. Other processes wait. Raises OutputError."""
+def open_documents(
+    key: str, documents: Callable[[], Iterator[Document]], skipped: Callable[[], str] = str
+) -> TokenStore:
+    """Open the store of this key; if it is missing or damaged, write it. Other processes wait. Raises OutputError.
+
+    skipped: called after the documents; what it says is kept, and said each time.
+    """
     from filelock import FileLock
 
     cache = cache_folder() / "tokens"
@@ -177,10 +187,13 @@ def open_documents(key: str, documents: Callable[[], Iterator[Document]]) -> Tok
             with suppress(OSError, ValueError):  # missing or damaged
                 store = _map(folder)
                 if store.digest == (folder / _DIGEST).read_text(encoding="utf-8"):
+                    if text := (folder / _SKIPPED).read_text(encoding="utf-8"):
+                        warn(text)
                     return store
             shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as partial:
                 _write(partial, documents())
+                (partial / _SKIPPED).write_text(skipped(), encoding="utf-8")
                 (partial / _DIGEST).write_text(_map(partial).digest, encoding="utf-8")
             return _map(folder)
     except (OSError, OutputError, NotImplementedError) as error:  # NotImplementedError: no locks on this file system
