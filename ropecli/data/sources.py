@@ -1,99 +1,46 @@
 """Reads documents from SOURCE: `demo`, `demo-train`, a file, a folder, a Hub dataset (owner/name, owner/name:config).
 
 A document is a text; to train on, a row of a table may also be a conversation. Text, JSON and CSV may be compressed
-(.txt.gz, .jsonl.zst). A folder with tables may have splits, as a Hub dataset has: by its README's metadata or its file
-names, which datasets resolves, or written by save_to_disk. Files of unknown kinds are named in a folder and refused
-when given directly. Documents are read one at a time, without a cache.
+(.txt.gz, .jsonl.zst). Files of unknown kinds are named in a folder and refused when given directly. Documents are read
+one at a time, without a cache.
 """
 
 import codecs
 import io
-import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
-from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.conversations import Conversation
-from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TEXT_COLUMN, TSV, has_texts, read_bodies
+from ropecli.data.files import (
+    KINDS,
+    TEXT_FILES,
+    DataFile,
+    HubDataset,
+    files_of_folder,
+    kind_of,
+    reading_reason,
+    splits_of_folder,
+    splits_on_hub,
+)
+from ropecli.data.tables import TEXT_COLUMN, read_bodies
 from ropecli.demo import corpus
-from ropecli.errors import DataError, quoted, reason_of, shown
+from ropecli.errors import DataError, shown
 from ropecli.messages import say, warn
 
 DEMO = "demo"
 DEMO_TRAIN = "demo-train"
-TEXT_FILES = (".txt", ".md", ".py")
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_KINDS = ", ".join((*TEXT_FILES, *TABLES))
-_CARD = "readme.md"
-"""Describes the tables beside it; no document."""
-_DATASET_DICT, _DATASET_STATE = "dataset_dict.json", "state.json"
-"""Files of datasets' save_to_disk."""
-_MANY_TEXTS = 10
-"""Texts per table: a folder of texts with some tables, as source code has for its tests."""
-_LFS = b"version https://git-lfs"
 HUB_DOCUMENTS = 10_000
 """Documents to read of a Hub dataset, unless the user sets a number."""
-_PATTERN = re.compile(r"[\[\]*?{}]")
 _HUB_DATASET = re.compile(f"({HUB_ID.pattern})(?::(.+))?")
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
-_HUB_PATIENCE = 10.0
-"""Timeout for reading a dataset's commit, seconds."""
-
 Texts = Iterator[tuple[str, str]]
 Rows = Iterator[tuple[str, str | Conversation]]
-
-
-class UnreachableError(DataError):
-    """A dataset could not be loaded from the Hub."""
-
-
-class DataFile(NamedTuple):
-    """A file to read. name: for documents and messages. address: a path, or a file on the Hub with its commit."""
-
-    name: str
-    address: str
-
-    @property
-    def kind(self) -> str:
-        return kind_of(self.name) or ""
-
-    @property
-    def is_on_hub(self) -> bool:
-        return self.address.startswith("hf://")
-
-    def open(self) -> BinaryIO:
-        """Raises DataError, OSError. A compressed file that ends early raises it too, while it is read."""
-        if self.is_on_hub:
-            from huggingface_hub import HfFileSystem
-
-            file: Any = HfFileSystem().open(self.address, "rb")
-        else:
-            file = Path(self.address).open("rb")  # noqa: SIM115
-            start = file.read(len(_LFS))
-            if start == _LFS:
-                raise DataError(f"{self.name} is a pointer of Git LFS, without the content. Run `git lfs pull`.")
-            file.seek(0)
-            if not start and Path(self.name).suffix.lower() in _COMPRESSIONS:
-                raise DataError(f"{self.name} is empty; expected a compressed file.")
-        if compression := _COMPRESSIONS.get(Path(self.name).suffix.lower()):
-            import pyarrow
-
-            file = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), compression)
-        return file
-
-
-class HubDataset(NamedTuple):
-    """config: None for the default configuration."""
-
-    name: str
-    config: str | None
 
 
 @dataclass(frozen=True)
@@ -154,17 +101,17 @@ class Source:
             return ()
         place = locate(self.place)
         if isinstance(place, HubDataset):
-            return self._chosen(_splits_on_hub(place))
+            return self._chosen(splits_on_hub(place))
         if place.is_file():
             if kind_of(place.name) is None:
                 raise DataError(
-                    f"{place} has an unknown file type; expected one of {_KINDS}, or text, JSON or CSV as .gz or .zst."
+                    f"{place} has an unknown file type; expected one of {KINDS}, or text, JSON or CSV as .gz or .zst."
                 )
             files: tuple[DataFile, ...] = (DataFile(place.name, str(place)),)
-        elif by_split := _splits_of_folder(place):
+        elif by_split := splits_of_folder(place):
             return self._chosen(by_split)
         else:
-            files = _all_files(place, self.column)
+            files = files_of_folder(place, self.column)
         if self.split:
             raise DataError(f"{self.place} has no splits. Remove the split {shown(self.split)}.")
         return files
@@ -177,7 +124,7 @@ class Source:
             raise DataError(f"{self.place} has no split {' or '.join(wanted)}. Choose one of {others}.")
         files = by_split[chosen]
         if unread := [file.name for file in files if not file.kind]:
-            raise DataError(f"{self.place} has a file of an unknown type, {unread[0]}; expected one of {_KINDS}.")
+            raise DataError(f"{self.place} has a file of an unknown type, {unread[0]}; expected one of {KINDS}.")
         if others and not self.split:
             say(f"Reading the split {chosen} of {self.place}; it also has {others}. Choose another with --split.")
         return tuple(files)
@@ -209,135 +156,6 @@ def is_hub_dataset(source: str) -> bool:
         return source not in (DEMO, DEMO_TRAIN) and isinstance(locate(source), HubDataset)
     except DataError:  # reading it will report the error
         return False
-
-
-def kind_of(name: str) -> str | None:
-    """The suffix without that of a compression, in small letters: .txt for story.TXT.gz. None for an unknown type."""
-    path = Path(name.lower())
-    packed = path.suffix in _COMPRESSIONS
-    kind = (Path(path.stem).suffix if packed else path.suffix).replace(".ndjson", JSON_LINES)
-    return kind if kind in (*TEXT_FILES, *TABLES) and not (packed and kind in (PARQUET, ARROW)) else None
-
-
-def _all_files(folder: Path, text_column: str) -> tuple[DataFile, ...]:
-    """All files with documents in a folder without splits, sorted. Says which others it has."""
-    paths = sorted(_visible_files(folder))
-    files = [DataFile(path.relative_to(folder).as_posix(), str(path)) for path in paths if kind_of(path.name)]
-    described = {folder for file in files if file.kind in TABLES for folder in Path(file.address).parents}
-    cards = {path for path in paths if path.name.lower() == _CARD and path.parent in described}
-    files = [file for file in files if Path(file.address) not in cards]
-    # .json and .csv hold settings and figures as well as documents
-    unsure = [file for file in files if file.kind in (JSON, CSV, TSV) and not _has_texts(file, text_column)]
-    if not files:
-        raise DataError(f"{folder} contains no {_KINDS} files.")
-    read = files if len(unsure) == len(files) else [file for file in files if file not in unsure]
-    _say_unread(folder, paths, read)
-    return tuple(read)
-
-
-def _has_texts(file: DataFile, text_column: str) -> bool:
-    try:
-        with file.open() as content:
-            return has_texts(file.kind, content, text_column)
-    except (OSError, ValueError):  # reading it will report the error
-        return True
-
-
-def _visible_files(folder: Path) -> Iterator[Path]:
-    """Without those of .git, .ipynb_checkpoints, __MACOSX and the like, as datasets does."""
-    for path in folder.rglob("*"):
-        *folders, name = path.relative_to(folder).parts
-        if path.is_symlink() and not path.exists() and kind_of(name) in TABLES:
-            raise DataError(f"{path} is a link to a missing file. Download it, or remove the link.")
-        if path.is_file() and not name.startswith(".") and not any(part.startswith((".", "__")) for part in folders):
-            yield path
-
-
-def _say_unread(folder: Path, paths: Sequence[Path], files: Sequence[DataFile]) -> None:
-    """paths: all files of the folder. files: those that may be read."""
-    read = {Path(file.address) for file in files}
-    if others := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
-        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in others)
-        counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
-        say(f"Not read in {folder}: {', '.join(others if len(others) < 5 else counts)}.")
-
-
-def _splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
-    """The files of each split of a folder with tables; empty if it has none."""
-    if (folder / _DATASET_DICT).is_file():
-        return {name: _saved_files(folder, folder / name) for name in _saved(folder / _DATASET_DICT, "splits")}
-    if (folder / _DATASET_STATE).is_file() and any(folder.glob("*.arrow")):
-        return {"train": _saved_files(folder, folder)}
-    paths = sorted(_visible_files(folder.resolve()))
-    kinds = [kind_of(path.name) for path in paths]
-    tables, texts = (sum(kind in known for kind in kinds) for known in (TABLES, TEXT_FILES))
-    if not tables:
-        return {}
-
-    from datasets.data_files import DEFAULT_PATTERNS_ALL, get_data_patterns
-
-    if magic := _PATTERN.search(str(folder)):  # datasets would find other files, or none
-        raise DataError(f"{folder} has {magic[0]} in its name, which datasets takes for a pattern. Rename the folder.")
-    card = next((path for path in folder.iterdir() if path.name.lower() == _CARD), None)
-    try:
-        configured = card is not None and bool(
-            re.search(r"^\W*data_(files|dir):", card.read_text("utf-8", "replace"), re.M)
-        )
-        # a folder of source code has folders named test, and tables in them
-        if not configured and (texts > _MANY_TEXTS * tables or get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL):
-            return {}
-        found = _resolved(str(folder.resolve()), str(folder), None, None)
-        # the name of one file among others is no split
-        alone = sum(map(len, found.values())) == tables and texts == bool(card)
-        if not configured and len(found) == 1 and not alone:
-            return {}
-        _say_unread(folder.resolve(), paths, [file for files in found.values() for file in files])
-        return found
-    except Exception as error:  # of the card, or of files that datasets cannot tell apart
-        raise DataError(f"datasets cannot find the splits of {folder}: {reason_of(error)} Give a file.") from error
-
-
-def _saved_files(root: Path, folder: Path) -> list[DataFile]:
-    """The files of a dataset written by save_to_disk."""
-    paths = [folder / entry["filename"] for entry in _saved(folder / _DATASET_STATE, "_data_files")]
-    if missing := [path for path in paths if not path.is_file()]:
-        raise DataError(f"{missing[0]} is missing, which {_DATASET_STATE} lists. Save the dataset again.")
-    return [DataFile(path.relative_to(root).as_posix(), str(path)) for path in paths]
-
-
-def _saved(path: Path, key: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))[key]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {reason_of(error)}") from error
-
-
-def _splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
-    from huggingface_hub import HfApi
-
-    name, config = dataset
-    try:
-        commit = HfApi().dataset_info(name, timeout=_HUB_PATIENCE).sha
-        return _resolved(name, name, config, commit)
-    except DataError:
-        raise
-    except Exception as error:  # the Hub client raises many kinds
-        _refuse_unknown_config(dataset)
-        raise UnreachableError(
-            f"{name} is not a local file or folder, and it could not be loaded from the Hub: {_reason(error)}"
-        ) from error
-
-
-def _resolved(place: str, root: str, config: str | None, commit: str | None) -> dict[str, list[DataFile]]:
-    """The files of each split, as datasets resolves them by metadata and names."""
-    from datasets import load_dataset_builder
-
-    files = load_dataset_builder(place, config, revision=commit).config.data_files or {}
-    prefix = re.compile(rf"^(hf://datasets/[^@]+@[^/]+|{re.escape(Path(root).resolve().as_posix())})/")
-    return {
-        str(split): [DataFile(prefix.sub("", str(address)), str(address)) for address in addresses]
-        for split, addresses in files.items()
-    }
 
 
 def demo_held_out() -> Texts:
@@ -375,7 +193,7 @@ def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Ro
                     warn(f"{file.name}:{number} has NUL characters: it may be UTF-16, or no text at all.")
                 yield f"{file.name}:{number}", body
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{file.name} cannot be read: {_reason(error)}") from error
+        raise DataError(f"{file.name} cannot be read: {reading_reason(error)}") from error
 
 
 def _read_text(name: str, content: BinaryIO) -> str:
@@ -386,24 +204,3 @@ def _read_text(name: str, content: BinaryIO) -> str:
     if "\0" in text:
         warn(f"{name} has NUL characters: it may be UTF-16, or no text at all.")
     return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return BAD_TOKEN
-    return reason_of(error)
-
-
-def _refuse_unknown_config(dataset: HubDataset) -> None:
-    """Raise DataError with the configurations of a dataset that does not have this one."""
-    from datasets import get_dataset_config_names
-
-    name, config = dataset
-    try:
-        configs = get_dataset_config_names(name)
-    except Exception:  # the caller has the original error
-        return
-    if config not in configs and len(configs) > 1:
-        problem = f"has no configuration {config}" if config else "has several configurations"
-        example = quoted("--data", f"{name}:{configs[0]}")
-        raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as {example}.")

@@ -33,7 +33,8 @@ import numpy as np
 from ropecli.atomic import new_folder
 from ropecli.data.conversations import Conversation, template_digest, tokenize_conversations
 from ropecli.data.documents import Document, tokenize
-from ropecli.data.sources import DataFile, Rows, Source, UnreachableError, describe_faults
+from ropecli.data.files import DataFile, UnreachableError
+from ropecli.data.sources import Rows, Source, describe_faults
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 from ropecli.messages import warn

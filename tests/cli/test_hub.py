@@ -213,7 +213,8 @@ def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tm
 
 
 def test_tokens_are_kept_for_a_commit_and_offline_those_of_the_last_one_are_used(texts, hub, tmp_path):
-    from ropecli.data.sources import Source, UnreachableError
+    from ropecli.data.files import UnreachableError
+    from ropecli.data.sources import Source
     from ropecli.data.token_store import last_seen_files, source_identity
 
     def identity(config):
