@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from ropecli.data.sources import Source
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, find_frame
 from ropecli.evaluation.ruler_prompts import PromptMaker
@@ -266,7 +267,7 @@ def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is
     monkeypatch.setattr(ruler, "load_tokenizer", lambda checkpoint: tokenizer)
 
     def make(length):
-        choice = RulerChoice("demo", [length, 2 * length], [task], samples=6, mode="rank")
+        choice = RulerChoice(Source("demo"), [length, 2 * length], [task], samples=6, mode="rank")
         return make_ruler(SimpleNamespace(checkpoint=None), choice)[0]
 
     with pytest.raises(DataError, match=f"A prompt of {least} tokens is too short for {task}"):
