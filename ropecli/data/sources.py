@@ -188,9 +188,7 @@ def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Ro
                 return
             warned = False
             for number, body in read_bodies(file.kind, content, file.name, text_column, faults):
-                if not warned and isinstance(body, str) and "\0" in body:
-                    warned = True
-                    warn(f"{file.name}:{number} has NUL characters: it may be UTF-16, or no text at all.")
+                warned = warned or _warn_of_nul(f"{file.name}:{number}", body)
                 yield f"{file.name}:{number}", body
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{file.name} cannot be read: {reading_reason(error)}") from error
@@ -201,6 +199,13 @@ def _read_text(name: str, content: BinaryIO) -> str:
         text = content.read().removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is not UTF-8 text: {error}") from error
-    if "\0" in text:
-        warn(f"{name} has NUL characters: it may be UTF-16, or no text at all.")
+    _warn_of_nul(name, text)
     return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
+
+
+def _warn_of_nul(name: str, body: str | Conversation) -> bool:
+    """Returns whether it has warned."""
+    has_nul = isinstance(body, str) and "\0" in body
+    if has_nul:
+        warn(f"{name} has NUL characters: it may be UTF-16, or no text at all.")
+    return has_nul

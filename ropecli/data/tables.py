@@ -40,7 +40,7 @@ def read_bodies(
     can be used are described here and skipped; None to refuse them: a needed value of another type, a number that is
     not finite, text that cannot be written as UTF-8. Raises DataError with the line or row.
     """
-    names = (text_column, *COLUMNS) if text_column == TEXT_COLUMN else (text_column,)
+    names = _names_of(text_column)
     place = "line" if kind in (JSON_LINES, CSV, TSV) else "row"
     number = 0
     try:
@@ -61,12 +61,16 @@ def read_bodies(
 
 def has_texts(kind: str, file: BinaryIO, text_column: str) -> bool:
     """Whether the first row has the column of texts or conversations; true without rows. Raises OSError, ValueError."""
-    names = (text_column, *COLUMNS) if text_column == TEXT_COLUMN else (text_column,)
+    names = _names_of(text_column)
     try:
         _, row, columns = next(iter(_rows(kind, file, names)), (0, None, names))
     except _FaultError:
         return False
     return any(name in columns for name in names) and not isinstance(row, _FaultError)
+
+
+def _names_of(text_column: str) -> tuple[str, ...]:
+    return (text_column, *COLUMNS) if text_column == TEXT_COLUMN else (text_column,)
 
 
 class _FaultError(Exception):
@@ -157,7 +161,7 @@ def _array(file: BinaryIO) -> Iterator[tuple[int, Any]]:
             if stop == len(buffer):  # a number may go on in what is not read yet
                 raise ValueError("the array does not end")
         except (ValueError, RecursionError) as error:
-            # an error before the end is no lack of text, but for a string that does not end
+            # more text cures only an error at the end, or a string that has no end yet
             within = isinstance(error, json.JSONDecodeError) and error.pos < len(buffer) - _LONGEST_WORD
             more = "" if within and "Unterminated" not in str(error) else text.read(max(_PIECE, len(buffer) - at))
             if not more:
