@@ -45,13 +45,6 @@ class Conversation:
     system: Any = None
 
 
-def find_conversation(row: dict[str, Any], column: str, default: str) -> Conversation | None:
-    """The conversation in this column, or in one of COLUMNS if the user did not choose a column."""
-    names = (column, *COLUMNS) if column == default else (column,)
-    messages = next((row[name] for name in names if isinstance(row.get(name), list)), None)
-    return None if messages is None else Conversation(messages, row.get("tools"), row.get("system"))
-
-
 def template_digest(tokenizer) -> str | None:
     """sha256 over everything that determines how conversations are rendered; None without a chat template."""
     template = getattr(tokenizer, "chat_template", None)
