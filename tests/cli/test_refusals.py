@@ -137,7 +137,6 @@ LONGPPL = EVAL + "--protocol longppl --lengths 64 "
 COMPARE = "compare source --data data.txt "
 NEEDLE = "needle source --lengths 80,150 "
 RULER = "ruler demo --mode rank --samples 2 --lengths "
-SQUAD = "ruler source --lengths 512 --tasks qa_1 --squad questions.json"
 TRAIN = "finetune source --output run "
 RECIPE = TRAIN + "--recipe recipe.yaml"
 RESUME = TRAIN + "--data data.txt --length 16 --steps 1 --resume"
@@ -148,7 +147,6 @@ PLOT = "plot source --kind decay "
 PUSH = "push patched --repo me/tiny --dry-run "
 LONG = "v" * 5000
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
-QUESTIONS = '{"data": [{"paragraphs": [{"context": "A text.", "qas": [{"question": "Which?", "answers": [%s]}]}]}]}'
 ALIASES = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 TENSOR = b'{"a": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}'
 ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
@@ -307,13 +305,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     ("passkey source --lengths 20", "at least"),
     (RULER + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),
     (RULER + "512 --tasks niah", "Unknown task 'niah'."),
-    (RULER + "512 --tasks qa_1", "--squad FILE"),
-    (RULER + "512 --tasks vt --squad questions.json", "--squad is for qa_1, which is not in --tasks"),
     (RULER + "512 --chat-template llama", "expected auto or none"),
-    (SQUAD, "squad questions, data.0.paragraphs.0.qas.0.answers.0.text: Input should be",
-     write("questions.json", QUESTIONS % '{"text": 1945}')),
-    (SQUAD, "the question 'Which?' has an empty answer", write("questions.json", QUESTIONS % '{"text": ""}')),
-    (SQUAD, "Invalid JSON: recursion limit", write("questions.json", "[" * 100_000)),
     *(
         (command, "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token",
          edit("source/tokenizer_config.json", tokenizer_class="BertTokenizer"))
@@ -340,10 +332,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (CHAT, "chat.jsonl:1: tools is not JSON", conversation("user", "a", tools="[" * 10**5)),
     # tune
     (TUNE + "--level head", "--level is 'head'; expected one of"),
-    (TUNE + "--objective loss", "--objective is 'loss'; expected one of ppl, longppl, needle"),
-    (TUNE + "--objective longppl", "--objective longppl needs --evaluator CHECKPOINT"),
-    (TUNE + "--objective needle --evaluator demo", "other objectives take none"),
-    (TUNE + "--objective needle --targets 16", "--targets does not apply to --objective needle"),
     (TUNE + "--methods yarn,rerope", "rerope cannot be tuned"),
     (TUNE + "--methods ,", "--methods is empty"),
     (TUNE + "--data demo", "'demo' is the held-out text"),
