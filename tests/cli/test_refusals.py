@@ -117,13 +117,6 @@ def conversation(role: str, content: object, **fields: object) -> Prepare:
     return prepare
 
 
-def key_file(*intervals: list[int]) -> Prepare:
-    """Write a file of key tokens as earlier releases did."""
-    numbers = {"length": 64, "short_context": 16, "stride": 4, "min_gain": 2.0, "max_loss": 2.0}
-    document = {"name": "data.txt", "sha256": "", "characters": 90, "intervals": intervals}
-    return write("keys.json", {"evaluator": "demo", "digest": "", **numbers, "documents": [document]})
-
-
 def rope(**values: object) -> dict[str, object]:
     return {"rope_theta": 1e4, "max_position_embeddings": 64, **values}
 
@@ -282,8 +275,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (LONGPPL + "--evaluator source", "needs more than 80, because"),
     (LONGPPL + "--evaluator source --min-tokens 9", "apply to whole documents"),
     (LONGPPL + "--evaluator source --keys text/keys.json", "text is not a writable folder", write("text", "x")),
-    (LONGPPL + "--keys keys.json", "the intervals of data.txt overlap or are reversed", key_file([3, 9], [8, 12])),
-    (LONGPPL + "--keys keys.json", "the intervals of data.txt overlap or are reversed", key_file([80, 91])),
     (EVAL + "--evaluator source", "apply only to the protocol longppl"),
     (COMPARE + "--methods ,", "list of methods is empty"),
     (COMPARE + "--set beta_fast=8", "METHOD.KEY=VALUE"),
