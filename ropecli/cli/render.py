@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from ropecli.commands.inspect import Inspection
     from ropecli.commands.merge import MergeResult
     from ropecli.commands.methods import MethodList
-    from ropecli.commands.patch import PatchResult, RevertResult
+    from ropecli.commands.patch import PatchResult
     from ropecli.commands.plan import TrainingPlan
     from ropecli.commands.push import PushResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
+    from ropecli.commands.revert import RevertResult
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
@@ -278,17 +279,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
 
 
-def show_patch(result: "PatchResult | RevertResult") -> None:
-    from ropecli.commands.patch import RevertResult
-
-    if isinstance(result, RevertResult):
-        if result.output is not None:
-            tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
-            return
-        show_changes("config.json", result.reversal.changes)
-        if result.reversal.tokenizer_changes:
-            show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
-        return
+def show_patch(result: "PatchResult") -> None:
     plan, output = result.plan, result.output
     arrow = "" if output is None else f" → {output}"
     tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.positions.context_length} tokens")
@@ -299,6 +290,15 @@ def show_patch(result: "PatchResult | RevertResult") -> None:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
     if output is not None:
         _suggest_measuring(output, plan.source.name)
+
+
+def show_reverted(result: "RevertResult") -> None:
+    if result.output is not None:
+        tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
+        return
+    show_changes("config.json", result.reversal.changes)
+    if result.reversal.tokenizer_changes:
+        show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
 
 
 def _tables(proved: int) -> str:

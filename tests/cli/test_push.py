@@ -51,7 +51,7 @@ def test_a_patch_of_a_hub_model_is_pushed_without_sending_its_weights(writable, 
     assert set(pushed) - {path.name for path in written} == {".gitattributes"}
     assert ropecli("inspect", NEW, "--json").json()["target_length"] == 256
     # a pushed folder can be patched and reverted like any other
-    ropecli("patch", NEW, "--revert", "--dry-run").succeeds()
+    ropecli("revert", NEW, "--dry-run").succeeds()
 
 
 def test_the_metadata_name_the_base_and_keep_its_licence(writable, ropecli, from_hub):
