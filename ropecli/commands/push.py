@@ -75,9 +75,8 @@ def push(
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.card import read_run
     from ropecli.checkpoint.upload import PushedFile, Source, files_to_push, hub_origin, refuse_repo, upload
-    from ropecli.reporting.model_card import make_card, read_measurements
+    from ropecli.reporting.model_card import make_card, read_measurements, read_run
 
     refuse_repo(repo, "--repo")
     state = _open(as_path(folder), repo)
@@ -95,7 +94,7 @@ def push(
     card = make_card(state, repo, read_measurements(reports, checkpoint), base)
     if base is None:
         warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
-    if not card.license:
+    if not card.data.get("license"):
         warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
     public_files = files_to_push(checkpoint, [str(pattern) for pattern in listed(include or ())], say)
     files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
