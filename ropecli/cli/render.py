@@ -424,15 +424,11 @@ def show_export(export: "Export") -> None:
 def show_pushed(result: "PushResult") -> None:
     from ropecli.reporting.wording import size
 
-    if result.upload is None:
-        for file in result.files:
-            tell(f"{size(file.size):>9}  {file.name}")
-        tell(f"{size(sum(file.size for file in result.files)):>9}  in {len(result.files)} files for {result.repo}")
-        tell(f"card: {result.card}")
+    total = f"{len(result.files)} files ({size(sum(result.files.values()))})"
+    if result.commit is not None:
+        tell(f"{result.folder} → {result.url}, {'private' if result.private else 'public'}: {total}")
         return
-    sizes = {status: [file.size for file in result.files if file.status == status] for status in _PUSHED}
-    done = [f"{len(of)} {_PUSHED[status]} ({size(sum(of))})" for status, of in sizes.items() if of]
-    tell(f"{result.folder} → {result.url}, {'private' if result.upload.private else 'public'}: {', '.join(done)}")
-
-
-_PUSHED = {"uploaded": "uploaded", "copied": "copied there from the base model", "unchanged": "there already"}
+    for name, bytes_ in result.files.items():
+        tell(f"{size(bytes_):>9}  {name}")
+    tell(f"{total} for {result.repo}")
+    tell(f"card: {result.card}")
