@@ -102,15 +102,8 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
 
 def refuse_repo(repo: str, option: str) -> None:
     """Raise OutputError unless `repo`, given with `option`, is owner/name."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-        if not HUB_ID.fullmatch(repo):
-            raise HFValidationError
-    except HFValidationError as error:
-        raise OutputError(f"{option} is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.") from error
+    if not HUB_ID.fullmatch(repo):
+        raise OutputError(f"{option} is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.")
 
 
 def upload(files: Mapping[str, Path | bytes], repo: str, *, public: bool, message: str) -> tuple[str, bool]:
