@@ -184,7 +184,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH, "is a link out of its folder", link(INDEX)),
     (PATCH, "is a link out of its folder", link("source/tokenizer.json")),
     ("inspect source", "is a link out of its folder", link(CONFIG)),
-    ("patch patched --revert -o out", "is a link out of its folder", patched(link("patched/ropecli.yaml"))),
+    ("revert patched -o out", "is a link out of its folder", patched(link("patched/ropecli.yaml"))),
     (EVAL, "is a link out of its folder", link("source/tokenizer.json")),
     (TRAIN + "--data data.txt", "is a link out of its folder", link("source/tokenizer.json")),
     (PATCH, "source/config.json is a", make(CONFIG, "pipe")),
@@ -214,7 +214,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     # patch
     ("patch source -o out --method yran --factor 4", "Did you mean 'yarn'?"),
     (f"patch source -o out --method {LONG} --factor 4", "Unknown method 'vvv"),
-    ("patch source -o out --factor 4", "patch needs --method"),
     ("patch source -o out --method yarn", "needs --factor or --target-length"),
     ("patch source -o out --method yarn --factor 1e7", "from 1 to 1000000"),
     ("patch source -o out --method yarn --target-length 63", "63 is below the pretraining length, 64"),

@@ -109,11 +109,11 @@ def test_json_is_the_report(ropecli, arguments, tmp_path):
 def test_tuned_weights_are_not_reverted_and_not_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
     folder, _ = tuned("heads")
     output = tmp_path / "out"
-    ropecli("patch", folder, "--revert", "-o", output).is_refused("changed the weights", llama)
+    ropecli("revert", folder, "-o", output).is_refused("changed the weights", llama)
     ropecli(*arguments(output, checkpoint=folder)).is_refused("is already tuned", llama)
     # nor by way of another patch
     ropecli("patch", folder, "--method", "ntk", "--factor", 2, "-o", tmp_path / "patched").succeeds()
-    ropecli("patch", tmp_path / "patched", "--revert", "-o", output).is_refused("changed the weights", llama)
+    ropecli("revert", tmp_path / "patched", "-o", output).is_refused("changed the weights", llama)
     assert "tune.json" not in names(tmp_path / "patched")
 
 
@@ -139,7 +139,7 @@ def test_tuned_weights_under_another_scaling_are_warned_of(tuned, ropecli, corpu
 
 def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments, llama, tmp_path, config_of):
     folder, _ = tuned("search")
-    ropecli("patch", folder, "--revert", "-o", tmp_path / "back").succeeds()
+    ropecli("revert", folder, "-o", tmp_path / "back").succeeds()
     assert names(tmp_path / "back") == names(llama)
     assert config_of(tmp_path / "back") == config_of(llama)
     again, fresh = tmp_path / "again", tuned("grid")[0]

@@ -45,12 +45,12 @@ def test_a_patched_folder_is_patched_again_and_reverted_to_its_base(ropecli, wri
     again = ropecli("patch", name, "--method", "yarn", "--factor", 4, "--output", "again", "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out)["target_length"] == 256
-    assert ropecli("patch", "again", "--revert", "--output", "reverted").code == 0
+    assert ropecli("revert", "again", "--output", "reverted").code == 0
     assert (written / "reverted" / "config.json").read_text() == (written / "base" / "config.json").read_text()
 
 
 def test_weights_that_were_tuned_are_not_reverted(ropecli, written):
-    outcome = ropecli("patch", "tuned-heads", "--revert", "--output", "reverted")
+    outcome = ropecli("revert", "tuned-heads", "--output", "reverted")
     assert outcome.code == 2
     assert "base" in outcome.err
 
