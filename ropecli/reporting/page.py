@@ -135,7 +135,7 @@ def _set_section(lines: Sequence[Line]) -> PageSection:
 
 def _tuning_section(report: TuneReport) -> PageSection:
     title = f"{_name(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_table(report)], _pictures(["tuning"], [report]))
+    return PageSection(title, [tuning_table(report)])
 
 
 def _how_measured(report: AnyReport) -> PageSection:
@@ -148,7 +148,7 @@ def _how_measured(report: AnyReport) -> PageSection:
 
 def _pictures(kinds: Iterable[str], reports: Sequence[AnyReport]) -> list[Picture]:
     """A plot of each kind."""
-    figures = [KINDS[kind].figure(reports) for kind in kinds]
+    figures = [KINDS[kind].draw(reports) for kind in kinds]
     return [(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()) for figure in figures]
 
 
