@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from ropecli.reporting.wording import duration, number
+from ropecli.evaluation.statistics import LARGEST_NLL
+from ropecli.messages import duration
+from ropecli.reporting.wording import number
 from ropecli.table import Table, clean
 from ropecli.tuning.task import TRAINING, Score, TuneReport
-
-OVERFLOW = 700.0
-"""Nats; perplexity overflows float64 above this."""
 
 
 def tuning_table(report: TuneReport) -> Table:
@@ -59,7 +58,7 @@ def _row(name: str, score: Score, learned: str = "–", spent: str = "–") -> l
 
 def ppl_words(nll: float) -> str:
     """Format the perplexity of a loss in nats."""
-    return number(math.exp(nll)) if nll < OVERFLOW else "overflowed"
+    return number(math.exp(nll)) if nll < LARGEST_NLL else "overflowed"
 
 
 def tuned_method(report: TuneReport) -> str:

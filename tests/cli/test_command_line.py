@@ -106,7 +106,11 @@ def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypa
             now = number * 10.0
             step(text=f"loss {number}")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:3] == ["scoring 0/100", "scoring 3/100, loss 3, 16:10 left", "scoring 6/100, loss 6, 15:40 left"]
+    assert lines[:3] == [
+        "scoring 0/100",
+        "scoring 3/100, loss 3, 16 min 10 s left",
+        "scoring 6/100, loss 6, 15 min 40 s left",
+    ]
     assert len(lines) == 34
 
 

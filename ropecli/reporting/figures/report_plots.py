@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ropecli.errors import shortened
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import (
@@ -191,7 +192,7 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
     room = 0.07 * max(len(name) for report in reports for name in score_rows(report)[0])
     width = min(9.0, max(4.2, 1.0 + room + 0.55 * max(len(report.lengths) for report in reports)))
     height = min(9.0, max(3.0, 1.5 + 0.35 * max(rows)))
-    sources = ", ".join(list(dict.fromkeys(clean(report.source) for report in reports))[:3])
+    sources = shortened(", ".join(dict.fromkeys(clean(report.source) for report in reports)), 200)
     samples = sorted({cell.samples for report in reports for cell in report.cells})
     originals = " or ".join(map(str, original_lengths_of(reports)))
     notes = [
