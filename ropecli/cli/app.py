@@ -78,7 +78,7 @@ def root(
 def main() -> None:
     """Run the command line. Exit status: 2, the user can fix it; 129, 130, 143, interrupted; 1, a bug.
 
-    check-served adds 3 and 4.
+    A closed pipe, as in `| head -1`, ends it with 1 too, quietly. check-served adds 3 and 4.
     """
     # Spinning OpenMP threads slow down other jobs on the machine several times. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -26,10 +26,6 @@ class Metric:
     places: int = 2
 
     @property
-    def title(self) -> str:
-        return self.axis.partition(" (")[0]
-
-    @property
     def axis_label(self) -> str:
         return self.axis + (", logarithmic" if self.logarithmic else "")
 

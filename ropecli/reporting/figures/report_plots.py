@@ -137,8 +137,7 @@ def _comparison(figure: "Part", lines: Sequence[Line]) -> None:
     if any(bars):
         words.append(f"bars: {_PAIRED} {lines[0].name} (dashed)")
     differ = f"pretraining lengths differ ({originals[0]} to {originals[-1]} tokens) and are not marked"
-    what = task_name(lines[0].report) if metric is SCORE else metric.title
-    title = title_of(lines, f": {what} by method and length")
+    title = title_of(lines, f": {task_name(lines[0].report)} by method and length")
     style.title(figure, title, ["; ".join(words), differ if len(originals) > 1 else None])
 
 
