@@ -31,6 +31,7 @@ from ropecli.checkpoint.provenance import (
 from ropecli.checkpoint.state import read_state
 from ropecli.config.changes import ConfigChange, diff, key_orders, undo
 from ropecli.errors import CheckpointError, PatchError
+from ropecli.messages import size
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
@@ -150,7 +151,7 @@ def _place_files(
         write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
     if link and copied:
         say(
-            f"the weights were copied ({copied / 2**30:.3g} GiB), because hard links from {source.folder} to the "
+            f"the weights were copied ({size(copied)}), because hard links from {source.folder} to the "
             "output are not possible."
         )
 

@@ -138,11 +138,9 @@ def finetune(
 
 
 def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
-    from ropecli.evaluation.processes import among_processes, started_alone
+    from ropecli.evaluation.processes import among_processes
     from ropecli.training.stages import run_stages
 
-    if alone := started_alone():
-        raise RecipeError(alone)
     again, start = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None
     last: TrainingProgress | None = None

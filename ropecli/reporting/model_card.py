@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import yaml
 
-from ropecli.checkpoint.files import TUNING, is_own_file, read_text
+from ropecli.checkpoint.files import RUN, STAGES, TUNING, is_own_file, read_text
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers
@@ -201,7 +201,7 @@ def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
 def read_run(folder: Path) -> dict[str, Any]:
     """Read run.yaml, which `finetune` writes: the source and the whole recipe. Empty if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
+        run = read_yaml(read_text(folder / RUN, _LARGEST_RUN))
         return run if isinstance(run, dict) else {}
     return {}
 
@@ -218,7 +218,7 @@ def _source(origin: dict[str, Any]) -> str:
     """A checkpoint: a link to the commit on the Hub, or the name of its folder."""
     name, commit = str(origin["checkpoint"]), origin.get("commit")
     if commit is None or not HUB_ID.fullmatch(name):
-        is_stage = Path(name).parent.name == "stages"  # `finetune` saves the result of stage 1 in stages/1
+        is_stage = Path(name).parent.name == STAGES  # `finetune` saves the result of stage 1 in stages/1
         return f"the result of stage {escaped(Path(name).name)}" if is_stage else _code(_public_name(name))
     return _hub_link(name, str(commit))
 

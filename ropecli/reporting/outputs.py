@@ -81,7 +81,7 @@ class Outputs:
         if self.plot:
             from ropecli.reporting.plot_kinds import choose_kind
 
-            save(choose_kind(reports).figure(reports), self.plot)
+            save(choose_kind(reports).draw(reports), self.plot)
         if self.report:
             write_report(self.report, result.as_json())
             remove_state(self.report)

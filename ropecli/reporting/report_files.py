@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ropecli.errors import DataError, reason_of, shown
+from ropecli.errors import DataError, reason_of, shortened, shown
 from ropecli.evaluation.report import SCHEMA_VERSION, Report, of_schema_2
 from ropecli.tuning.task import OLD_KEYS, TuneReport
 from ropecli.tuning.task import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
@@ -21,8 +21,6 @@ _VERSIONS = {
     "tune": (TUNE_SCHEMA_VERSION,),
 }
 """Supported schema versions of each kind."""
-_MOST_FAULTS = 5
-"""Maximum number of faults in one message."""
 _SCORE_KEYS = {"target", "objective", "documents"}
 """Keys by which a score in tune.json is known, in release 0.2 too."""
 
@@ -88,11 +86,8 @@ def _read_one(where: str, value: Any) -> AnyReport:
         expected_type: TypeAdapter[Any] = TypeAdapter(TuneReport if kind == "tune" else Report)
         return expected_type.validate_python(of_schema_2(report) if version == 2 else report)
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"[:160] for fault in error.errors(include_url=False)
-        ]
-        more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-        raise DataError(f"{where} is invalid: {'; '.join(faults[:_MOST_FAULTS])}{more}.") from error
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_url=False)]
+        raise DataError(f"{where} is invalid: {shortened('; '.join(faults), 500)}.") from error
     # of_schema_2 converts values without checking them
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise DataError(f"{where} is invalid: {type(error).__name__}: {reason_of(error)[:160]}.") from error

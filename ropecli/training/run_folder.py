@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 
 from ropecli.atomic import is_partial, new_file, refuse_existing
-from ropecli.checkpoint.files import read_bounded
+from ropecli.checkpoint.files import RUN, read_bounded
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
@@ -33,7 +33,6 @@ from ropecli.resume import (
 )
 from ropecli.training.distributed import wait_for
 
-RUN = "run.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 LOGS = "logs"

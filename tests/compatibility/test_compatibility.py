@@ -93,12 +93,9 @@ def test_a_folder_is_measured(ropecli, written, corpus, name):
         ("perplexity", ["reports/tail.json"]),
         ("perplexity", ["reports/prefix.json"]),
         ("comparison", ["reports/compare.json", "reports/study.json"]),
-        ("retrieval", ["reports/passkey.json", "reports/needle.json"]),
+        ("scores", ["reports/passkey.json", "reports/needle.json"]),
         ("perplexity", ["reports/longppl.json"]),
-        ("ruler", ["reports/ruler.json", "reports/ruler-generate.json"]),
-        ("tuning", ["tuned-grid/tune.json"]),
-        ("tuning", ["tuned-search/tune.json"]),
-        ("tuning", ["tuned-heads/tune.json"]),
+        ("scores", ["reports/ruler.json", "reports/ruler-generate.json"]),
     ],
 )
 def test_reports_are_drawn(ropecli, written, kind, reports):

@@ -218,8 +218,8 @@ def test_what_takes_more_than_an_hour_is_said_once(run, monkeypatch, output, cap
     seconds = count(step=4000)
     monkeypatch.setattr(driver.time, "monotonic", lambda: next(seconds))
     run("sliding", output)
-    (sentence,) = [message for message in caplog.messages if "hours" in message]
-    assert sentence.endswith("hours. An interrupted run continues with --resume.")
+    (sentence,) = [message for message in caplog.messages if "takes some" in message]
+    assert sentence.endswith("h 10 min. An interrupted run continues with --resume.")
 
 
 # How often the model is called.
