@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
-from ropecli.checkpoint.files import CONFIG
+from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
 from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
 from ropecli.commands.plan import ENGINES, short_changes
@@ -288,9 +288,9 @@ def show_reverted(result: "RevertResult") -> None:
     if result.output is not None:
         tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
         return
-    show_changes("config.json", result.reversal.changes)
+    show_changes(CONFIG, result.reversal.changes)
     if result.reversal.tokenizer_changes:
-        show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
+        show_changes(TOKENIZER_CONFIG, result.reversal.tokenizer_changes)
 
 
 def _tables(proved: int) -> str:
