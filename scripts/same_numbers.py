@@ -64,8 +64,8 @@ EVALUATIONS = {
         "ruler", "demo", "--tasks", "niah_multivalue,fwe", "--lengths", "512,600", "--samples", "2", "--mode", "rank",
     ],
     "ruler generate": [
-        "ruler", "demo", "--tasks", "fwe,vt", "--lengths", "512,600", "--samples", "4", "--batch-size", "3", "--method",
-        "yarn", "--factor", "4",
+        "ruler", "demo", "--tasks", "fwe,niah_single_1", "--lengths", "400,512", "--samples", "4", "--batch-size", "3",
+        "--method", "yarn", "--factor", "4",
     ],
     "compare measures": [
         "compare", "demo", *DEMO, "--lengths", "512", "--methods", "none,yarn", "--measure", "ppl,ruler", "--tasks",
