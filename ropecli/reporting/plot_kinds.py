@@ -30,13 +30,10 @@ class PlotKind:
         return self.draw(reports, metric) if self.metrics else self.draw(reports)
 
 
-_SCORES = PlotKind(("scores",), draw_scores)
 KINDS = {
     "perplexity": PlotKind(("perplexity",), draw_perplexity, metrics=True),
     "comparison": PlotKind(("perplexity", "scores"), draw_comparison, metrics=True),
-    "scores": _SCORES,
-    "retrieval": _SCORES,  # the names of earlier releases
-    "ruler": _SCORES,
+    "scores": PlotKind(("scores",), draw_scores),
     "tuning": PlotKind(("tune",), draw_tuning),
 }
 STUDY_KINDS = {"decay": draw_decay, "frequencies": draw_frequencies}

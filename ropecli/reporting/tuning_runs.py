@@ -10,7 +10,7 @@ from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.wording import duration, number
 from ropecli.table import Table, clean
-from ropecli.tuning.task import TRAINING, Score, TuneReport
+from ropecli.tuning.task import Score, TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,10 +29,10 @@ _LEVEL_DASHES = ((6, 3), (2, 4), (1, 2), (4, 2, 1, 2), (10, 2))
 def tuning_table(report: TuneReport) -> Table:
     """Scores as pretrained, with default constants, with the best constants, and after tuning."""
     original_length, target = report.original_max_position_embeddings, report.target_length
-    trains, method, level = report.level in TRAINING, tuned_method(report), clean(report.level, 20)
+    trains, method, level = report.level == "heads", tuned_method(report), clean(report.level, 20)
     rows = [_row("as pretrained", report.base), _row(clean(report.untuned_name, 60), report.untuned)]
     if trains:
-        spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
+        spent = sum(point.seconds for point in report.points if point.level != "heads")
         rows.append(_row(f"{method}, best constants", report.start, "0", duration(spent)))
     result = f"{method}, tuned ({level}{f', step {report.step}' * trains})"
     notes = []
@@ -130,7 +130,7 @@ def _draw_points(axes: "Axes", report: TuneReport, at: str, spent: np.ndarray) -
             lower = not best or score.objective < report.points[best[-1]].score.objective
             best += [place] * (lower and score.documents == report.score.documents)
     for index, ((level, documents), places) in enumerate(groups.items()):
-        look = {**style.look(index), "linestyle": "-" if level in TRAINING else "none"}
+        look = {**style.look(index), "linestyle": "-" if level == "heads" else "none"}
         # hollow: measured on other documents than the result
         look["markerfacecolor"] = look["color"] if documents == report.score.documents else "white"
         label = f"{clean(level, 20)}, {documents} document{'s'[: documents != 1]}"
@@ -149,7 +149,7 @@ def _levels(report: TuneReport, at: str) -> dict[str, float]:
     Both panels show the pretrained model at its pretraining length, the reference for an extension.
     """
     original_length, target = report.original_max_position_embeddings, report.target_length
-    trained = report.level in TRAINING
+    trained = report.level == "heads"
     states = [(f"as pretrained, at {original_length} tokens", report.base.pretraining)]
     if at == "target" and target != original_length:
         states.append((f"as pretrained, at {target} tokens", report.base.target))

@@ -32,7 +32,7 @@ def test_a_png_beside_the_first_report(ropecli, files, tmp_path, monkeypatch):
         assert ropecli("plot", "reports/several.json", "reports/one.json") == (0, "plot: reports/several.png\n", "")
     assert (reports / "several.png").read_bytes().startswith(b"\x89PNG")
     (reports / "one.png").write_text("mine")
-    message = "one.png exists and is not a plot or page of ropecli, so it is not overwritten"
+    message = "one.png exists and is not a plot or page of ropecli"
     ropecli("plot", "reports/one.json").is_refused(message)
     assert (reports / "one.png").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["reports"]
@@ -84,7 +84,7 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
     ("arguments", "message"),
     [
         ("one.json found.json", "different kinds"),
-        ("one.json --kind retrieval", "cannot draw a perplexity report"),
+        ("one.json --kind scores", "cannot draw a perplexity report"),
         ("found.json --kind scores --metric bits-per-byte", "works only for plots of perplexity"),
         ("one.json --output plot.docx", "unknown image format"),
         ("one.json --output one.json/plot.png", "could not be written"),

@@ -104,7 +104,7 @@ def test_a_search_on_needles_resumes(ropecli, llama, tmp_path, stopping):
     assert "scores of keys hidden in 2 calibration documents" in outcome.printed
     report = read_report(tmp_path / "out")
     assert report["settings"]["objective"] == "needle"
-    assert report["score"]["objective"] <= report["plain"]["objective"] + 1e-9
+    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
     assert json.loads((tmp_path / "out" / "factors.json").read_text())["long_factor"][0] >= 1
 
 
@@ -118,7 +118,7 @@ def test_key_tokens_of_an_evaluator_are_the_score(ropecli, llama, arguments, tmp
     assert "scores of key tokens at the target, the last 16 tokens of" in outcome.printed
     report = read_report(tmp_path / "out")
     assert report["settings"]["evaluator"] == str(llama)
-    assert report["score"]["objective"] <= report["plain"]["objective"] + 1e-9
+    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
 
 
 def test_json_is_the_report(ropecli, arguments, tmp_path):

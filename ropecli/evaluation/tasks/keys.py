@@ -64,7 +64,7 @@ class Keys:
     """The key tokens of a data set, for any number of models. digest: of the evaluator.
 
     length: tokens that the evaluator read of each document. short_context, stride: tokens, see ShortContext. min_gain,
-    max_loss: nats. checksum: of all else, written by write_keys; None in files of earlier releases.
+    max_loss: nats. checksum: of all else, written by write_keys.
     """
 
     evaluator: str
@@ -77,7 +77,7 @@ class Keys:
     documents: Annotated[tuple[KeyDocument, ...], Len(1)]
     kind: Literal["longppl-keys"] = "longppl-keys"
     schema_version: Annotated[int, Interval(ge=1, le=1)] = 1
-    checksum: str | None = field(default=None, compare=False)
+    checksum: str = field(default="", compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Keys:
         return {name: getattr(self, name) for name in names}
 
     def computed_checksum(self) -> str:
-        return fingerprint(json.dumps(asdict(replace(self, checksum=None))))
+        return fingerprint(json.dumps(asdict(replace(self, checksum=""))))
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
         """The texts that have keys, cut to what the evaluator read. Raises DataError for a text that is another."""
@@ -207,7 +207,7 @@ def read_keys(path: Path) -> Keys:
         borders = [0, *(border for interval in document.intervals for border in interval), document.characters]
         if borders != sorted(borders):
             raise DataError(f"{path} is damaged: the intervals of {document.name} overlap or are reversed.")
-    if keys.checksum not in (None, keys.computed_checksum()):
+    if keys.checksum != keys.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return keys
 
@@ -242,7 +242,7 @@ def get_keys(
     subject = open_subject(evaluator) if evaluator else None
     if path and path.exists():
         keys = read_keys(path)
-        if subject and not subject.checkpoint.matches(keys.digest):
+        if subject and keys.digest != subject.checkpoint.digest():
             raise MethodError(
                 f"{path} has the key tokens of another evaluator, {keys.evaluator}. Remove --evaluator to use them, or "
                 "give another --keys FILE."
