@@ -139,10 +139,9 @@ FAULTS: list[tuple[str, str]] = [
     ("if original_length and original_length > max_positions:", "if False:"),
     ("name not in self.local_layers and not any(word in name for word in _LOCAL_WORDS)", "name not in self.local_layers"),
     # push
-    ("return readme[:start] + block.encode() + readme[start:]", "return block.encode() + readme"),
+    ("return before + after if end else readme", "return readme"),
     ("if not any(_is_of(report, checkpoint) for report in measured):", "if False:"),
-    ("return existing.lfs.sha256 == addition.upload_info.sha256.hex()", "return False"),
-    ("if not (private or public):", "if False:"),
+    ("if not (existing.private or public):", "if False:"),
     ('_explain(repo, error).replace(token, "<token>")', "_explain(repo, error)"),
     # theory
     ("(rotations(inv_freq, length) >= 1 - _SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),

@@ -34,8 +34,6 @@ UNCOMPARED = {
     "checkpoint", "command", "description", "digest", "environment", "fix", "message", "messages", "output",
     "peak_memory", "seconds", "sentences", "summary", "tokens_per_second", "training", "version", "warnings",
 }  # fmt: skip
-SQUAD = "squad.json"
-"""Stands for a file with short answers, some of which the demo gives."""
 SIX = ("--data", "demo", "--max-documents", "6")
 EVALUATIONS = {
     "prefix": ["eval-ppl", "demo", *DEMO, "--lengths", "64,256,512"],
@@ -66,8 +64,8 @@ EVALUATIONS = {
         "ruler", "demo", "--tasks", "niah_multivalue,fwe", "--lengths", "512,600", "--samples", "2", "--mode", "rank",
     ],
     "ruler generate": [
-        "ruler", "demo", "--tasks", "qa_1", "--squad", SQUAD, "--lengths", "256,512", "--samples", "4", "--batch-size",
-        "3", "--method", "yarn", "--factor", "4",
+        "ruler", "demo", "--tasks", "fwe,vt", "--lengths", "512,600", "--samples", "4", "--batch-size", "3", "--method",
+        "yarn", "--factor", "4",
     ],
     "compare measures": [
         "compare", "demo", *DEMO, "--lengths", "512", "--methods", "none,yarn", "--measure", "ppl,ruler", "--tasks",
@@ -187,15 +185,8 @@ def counted(stop: float = math.inf) -> Iterator[dict[str, int]]:
 
 
 def evaluated(*arguments: object, stop: float = math.inf) -> dict[str, Any]:
-    paragraphs = [
-        {"context": f"{number}. Words.", "qas": [{"question": f"Which is {number}?", "answers": [{"text": answer}]}]}
-        for number, answer in enumerate(("e", "self", "return") * 7)
-    ]
-    with tempfile.TemporaryDirectory() as folder, counted(stop) as counts:
-        squad = Path(folder) / SQUAD
-        squad.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-        command = [squad if argument == SQUAD else argument for argument in arguments]
-        return {"cells": cells(call(*command, "--device", "cpu", "--json")), **counts}
+    with counted(stop) as counts:
+        return {"cells": cells(call(*arguments, "--device", "cpu", "--json")), **counts}
 
 
 def evaluations(name: str) -> Any:

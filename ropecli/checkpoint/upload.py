@@ -1,17 +1,14 @@
-"""Uploads the files of a checkpoint to the Hub, and explains failures.
+"""Chooses the files of a checkpoint that belong on the Hub, and uploads them in one commit.
 
-Weights are uploaded one by one and committed together at the end, so a repository never has half a checkpoint. After an
-interruption, the Hub recognizes what it has and only the rest is sent. Weights that the base model's repository has
-are copied there, by the Hub.
+The Hub's client sends the files first, only those that the Hub does not have, and commits them together, so a
+repository never has half a checkpoint.
 """
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
@@ -27,15 +24,9 @@ from ropecli.checkpoint.files import (
 from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry
-from ropecli.errors import OutputError, RopecliError, quoted, reason_of, shortened, shown
+from ropecli.errors import OutputError, RopecliError, quoted, shortened, shown
 
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, HfApi
-
-_AGAIN = "Run the same command again: it sends only what the Hub does not have."
 _LONGEST_CHAIN = 8
-_PATIENCE = 10.0
-"""Seconds for the Hub's first answer."""
 
 
 class Source(NamedTuple):
@@ -43,23 +34,6 @@ class Source(NamedTuple):
 
     repo: str
     revision: str | None
-
-
-class PushedFile(NamedTuple):
-    """size: bytes. status: uploaded, copied (by the Hub, from the base model), or unchanged (the Hub had it)."""
-
-    name: str
-    size: int
-    status: str
-
-
-@dataclass(frozen=True)
-class Upload:
-    """commit: None if the Hub had all files. private: whether the repository is private."""
-
-    commit: str | None
-    private: bool
-    files: tuple[PushedFile, ...]
 
 
 def files_to_push(
@@ -128,44 +102,28 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
 
 def refuse_repo(repo: str, option: str) -> None:
     """Raise OutputError unless `repo`, given with `option`, is owner/name."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-        if not HUB_ID.fullmatch(repo):
-            raise HFValidationError
-    except HFValidationError as error:
-        raise OutputError(f"{option} is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.") from error
+    if not HUB_ID.fullmatch(repo):
+        raise OutputError(f"{option} is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.")
 
 
-def upload(
-    files: Mapping[str, Path | bytes],
-    repo: str,
-    *,
-    public: bool,
-    message: str,
-    base: Source | None = None,
-    say: Callable[[str], None] = lambda message: None,
-) -> Upload:
+def upload(files: Mapping[str, Path | bytes], repo: str, *, public: bool, message: str) -> tuple[str, bool]:
     """Upload files, by their names in the repository, in one commit. Creates the repository if there is none.
 
-    base: where to copy equal weights from. say: called for each weight file that is uploaded. Raises OutputError.
+    Returns the commit, and whether the repository is private. Raises OutputError.
     """
-    from huggingface_hub import HfApi, constants, get_token
-    from huggingface_hub.utils import logging
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
-    token = get_token()
-    if constants.HF_HUB_OFFLINE:
-        raise OutputError("HF_HUB_OFFLINE is set, so nothing can be uploaded. Unset it, or use --dry-run.")
+    token, api = get_token(), HfApi()
     if not token:
         raise OutputError("Uploading needs a token with write access. Log in with `hf auth login`, or set HF_TOKEN.")
-    logging.set_verbosity_error()  # no line for each retry
-    api = HfApi()
     try:
-        private = _prepare_repo(api, repo, public)
-        _validate_card(bytes(files["README.md"]).decode())  # before hours of uploading
-        return _upload(api, files, repo, private, message, base, say)
+        api.create_repo(repo, private=not public, exist_ok=True)
+        existing = api.model_info(repo)
+        if not (existing.private or public):
+            raise OutputError(f"{repo} is public. Add --public to publish there, or choose another --repo.")
+        _refuse_other_weights(repo, [file.rfilename for file in existing.siblings or []], files)
+        additions = [CommitOperationAdd(name, file) for name, file in files.items()]
+        return api.create_commit(repo, additions, commit_message=message).oid, bool(existing.private)
     except RopecliError:
         raise
     except Exception as error:  # errors of the Hub, the network, certificates, storage
@@ -173,81 +131,9 @@ def upload(
         raise OutputError(_explain(repo, error).replace(token, "<token>")) from None
 
 
-def _validate_card(content: str) -> None:
-    """Let the Hub check the metadata. Raises OutputError."""
-    # not by ModelCard.validate, which ignores HF_ENDPOINT in huggingface_hub 1.33
-    from huggingface_hub import constants
-    from huggingface_hub.errors import BadRequestError
-    from huggingface_hub.utils import get_session, hf_raise_for_status
-
-    url = f"{constants.ENDPOINT}/api/validate-yaml"
-    try:
-        hf_raise_for_status(get_session().post(url, json={"repoType": "model", "content": content}))
-    except BadRequestError as error:
-        why = error.server_message or reason_of(error)
-        raise OutputError(f"The Hub refused the metadata of README.md: {why}. Correct them in the folder.") from None
-
-
-def _prepare_repo(api: "HfApi", repo: str, public: bool) -> bool:
-    """Create the repository if there is none. Returns whether it is private. Raises OutputError for a public one."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        private = bool(api.model_info(repo, timeout=_PATIENCE).private)
-    except RepositoryNotFoundError:
-        api.create_repo(repo, private=not public, exist_ok=True)
-        return not public
-    if not (private or public):
-        raise OutputError(f"{repo} is public. Add --public to publish there, or choose another --repo.")
-    return private
-
-
-def _upload(
-    api: "HfApi",
-    files: Mapping[str, Path | bytes],
-    repo: str,
-    private: bool,
-    message: str,
-    base: Source | None,
-    say: Callable[[str], None],
-) -> Upload:
-    from huggingface_hub import CommitOperationAdd, CommitOperationCopy
-    from huggingface_hub.errors import FileDuplicationError
-
-    existing = {file.path: file for file in api.list_repo_tree(repo)}
-    _refuse_other_weights(repo, existing, files)
-    additions = {name: CommitOperationAdd(name, content) for name, content in files.items()}
-    added = {name: addition for name, addition in additions.items() if not _is_same(addition, existing.get(name))}
-    copied = _find_copies(api, base, added) if base else []
-    copies = [CommitOperationCopy(name, name, base.revision, base.repo, "model") for name in copied if base]
-    rest = [addition for name, addition in added.items() if name not in copied]
-    try:
-        commit = _commit(api, repo, [*copies, *rest], message, say)
-    except FileDuplicationError:  # the repositories are in different regions
-        copied, commit = [], _commit(api, repo, list(added.values()), message, say)
-    status = {
-        **dict.fromkeys(files, "unchanged"),
-        **dict.fromkeys(added, "uploaded"),
-        **dict.fromkeys(copied, "copied"),
-    }
-    pushed = [PushedFile(name, addition.upload_info.size, status[name]) for name, addition in additions.items()]
-    return Upload(commit, private, tuple(pushed))
-
-
-def _commit(api: "HfApi", repo: str, operations: list[Any], message: str, say: Callable[[str], None]) -> str | None:
-    """Upload the weights one by one, so that an interruption loses one file at most, and commit all operations."""
-    from huggingface_hub import CommitOperationAdd
-
-    for addition in operations:
-        if isinstance(addition, CommitOperationAdd) and fnmatch(addition.path_in_repo, WEIGHTS):
-            say(f"Uploading {addition.path_in_repo} ({addition.upload_info.size / 2**20:,.1f} MiB)")
-            api.preupload_lfs_files(repo, [addition], free_memory=False)
-    return api.create_commit(repo, operations, commit_message=message).oid if operations else None
-
-
-def _refuse_other_weights(repo: str, existing: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def _refuse_other_weights(repo: str, existing: Iterable[str], files: Mapping[str, Any]) -> None:
     """Refuse a repository with weights, an index or an adapter that the checkpoint lacks: engines could load both."""
-    own = (name for name in existing if fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG)
+    own = (name for name in existing if "/" not in name and (fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG))
     if stale := sorted(name for name in own if name not in files):
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise OutputError(
@@ -256,49 +142,13 @@ def _refuse_other_weights(repo: str, existing: Mapping[str, Any], files: Mapping
         )
 
 
-def _find_copies(api: "HfApi", base: Source, added: "Mapping[str, CommitOperationAdd]") -> list[str]:
-    """The weights that the base repository has, with the same content, in a storage that can copy them."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    weights = [name for name in added if fnmatch(name, WEIGHTS)]
-    try:
-        existing = api.get_paths_info(base.repo, weights, revision=base.revision) if weights else []
-    except HfHubHTTPError:  # gone, or not accessible with this token
-        return []
-    return [file.path for file in existing if getattr(file, "xet_hash", None) and _is_same(added[file.path], file)]
-
-
-def _is_same(addition: "CommitOperationAdd", existing: Any) -> bool:
-    """Return whether a file on the Hub has the same content. Reads the local file only if the sizes are equal."""
-    if existing is None or getattr(existing, "size", None) != addition.upload_info.size:
-        return False
-    if existing.lfs is not None:
-        return existing.lfs.sha256 == addition.upload_info.sha256.hex()
-    with addition.as_file() as file:
-        content = file.read()
-    git_name = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
-    return existing.blob_id == git_name
-
-
 def _explain(repo: str, error: Exception) -> str:
     """What happened, and the next step."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub.errors import HfHubHTTPError
 
-    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # the client names only the file
-    if isinstance(error, errors.HfHubHTTPError):
-        status = error.response.status_code
-        why = (error.server_message or reason_of(error)).strip().split("\n")[0]
-        if status in (401, 403, 404):
-            return (
-                f"The Hub refused to write to {repo} (status {status}): {why} Check --repo, and log in with "
-                f"`hf auth login` and a token with write access ({constants.ENDPOINT}/settings/tokens)."
-            )
-        return f"The Hub answered with status {status}: {why} {_AGAIN}"
-    if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
-        return f"{constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies. {_AGAIN}"
     if isinstance(error, UnicodeEncodeError):
         return f"The Hub cannot be asked: {BAD_TOKEN}"
-    if isinstance(error, ValueError):  # checks of the client
-        return f"The files cannot be uploaded: {' '.join(str(error).split())}"
-    return f"The upload to {repo} failed: {reason_of(error)}. {_AGAIN}"
+    why = " ".join(str(error).split())
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
+        why += " Check --repo, and log in with `hf auth login` and a token with write access."
+    return f"The upload to {repo} failed: {why} The same command sends only what the Hub does not have."

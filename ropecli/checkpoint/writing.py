@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
-from ropecli.checkpoint.card import README, add_section, without_section
 from ropecli.checkpoint.files import PROVENANCE
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
@@ -70,8 +69,6 @@ def write_patch(
         _write_record(folder, plan, lengths, notes)
         proved = prove(folder, plan.positions.ropes, plan.original) if prove else 0
         _place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
-        if (folder / README).exists():
-            add_section(folder / README, Checkpoint(plan.source.name, folder, plan.config))
         check(folder)
     return proved
 
@@ -245,8 +242,6 @@ def revert_to(
         if reversal.notes:
             _write_notes(folder, reversal.notes)
         _place_files(reversal.source, folder, reversal.tokenizer_config, link=link, say=say)
-        if (readme := folder / README).exists():
-            readme.write_bytes(without_section(readme.read_bytes()))
 
 
 def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, list[str]]:

@@ -35,6 +35,7 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
     ],
     "Change": [
         (commands.patch, render.show_patch),
+        (commands.revert, render.show_reverted),
         (commands.merge, render.show_merged),
         (commands.export, render.show_export),
         (commands.push, render.show_pushed),

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from ropecli.commands.inspect import Inspection
     from ropecli.commands.merge import MergeResult
     from ropecli.commands.methods import MethodList
-    from ropecli.commands.patch import PatchResult, RevertResult
+    from ropecli.commands.patch import PatchResult
     from ropecli.commands.plan import TrainingPlan
     from ropecli.commands.push import PushResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
+    from ropecli.commands.revert import RevertResult
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
@@ -278,17 +279,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
 
 
-def show_patch(result: "PatchResult | RevertResult") -> None:
-    from ropecli.commands.patch import RevertResult
-
-    if isinstance(result, RevertResult):
-        if result.output is not None:
-            tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
-            return
-        show_changes("config.json", result.reversal.changes)
-        if result.reversal.tokenizer_changes:
-            show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
-        return
+def show_patch(result: "PatchResult") -> None:
     plan, output = result.plan, result.output
     arrow = "" if output is None else f" → {output}"
     tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.positions.context_length} tokens")
@@ -299,6 +290,15 @@ def show_patch(result: "PatchResult | RevertResult") -> None:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
     if output is not None:
         _suggest_measuring(output, plan.source.name)
+
+
+def show_reverted(result: "RevertResult") -> None:
+    if result.output is not None:
+        tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
+        return
+    show_changes("config.json", result.reversal.changes)
+    if result.reversal.tokenizer_changes:
+        show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
 
 
 def _tables(proved: int) -> str:
@@ -424,15 +424,11 @@ def show_export(export: "Export") -> None:
 def show_pushed(result: "PushResult") -> None:
     from ropecli.reporting.wording import size
 
-    if result.upload is None:
-        for file in result.files:
-            tell(f"{size(file.size):>9}  {file.name}")
-        tell(f"{size(sum(file.size for file in result.files)):>9}  in {len(result.files)} files for {result.repo}")
-        tell(f"card: {result.card}")
+    total = f"{len(result.files)} files ({size(sum(result.files.values()))})"
+    if result.commit is not None:
+        tell(f"{result.folder} → {result.url}, {'private' if result.private else 'public'}: {total}")
         return
-    sizes = {status: [file.size for file in result.files if file.status == status] for status in _PUSHED}
-    done = [f"{len(of)} {_PUSHED[status]} ({size(sum(of))})" for status, of in sizes.items() if of]
-    tell(f"{result.folder} → {result.url}, {'private' if result.upload.private else 'public'}: {', '.join(done)}")
-
-
-_PUSHED = {"uploaded": "uploaded", "copied": "copied there from the base model", "unchanged": "there already"}
+    for name, bytes_ in result.files.items():
+        tell(f"{size(bytes_):>9}  {name}")
+    tell(f"{total} for {result.repo}")
+    tell(f"card: {result.card}")

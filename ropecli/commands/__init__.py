@@ -20,6 +20,7 @@ from ropecli.commands.plot import plot
 from ropecli.commands.push import push
 from ropecli.commands.recipe import recipe
 from ropecli.commands.report import report
+from ropecli.commands.revert import revert
 from ropecli.commands.ruler import ruler
 from ropecli.commands.theory import theory
 from ropecli.commands.tune import tune
@@ -41,6 +42,7 @@ __all__ = [
     "push",
     "recipe",
     "report",
+    "revert",
     "ruler",
     "theory",
     "tune",

@@ -317,7 +317,7 @@ class PerplexityOptions(MeasuringOptions, total=False):
     evaluator: Annotated[
         str | None,
         Default(None),
-        Doc("longppl: checkpoint that finds the key tokens. Compare models only with the same evaluator."),
+        Doc("longppl: checkpoint, with the same tokenizer, that finds the key tokens. Compare only results of one."),
     ]
     keys: Annotated[
         str | Path | None,

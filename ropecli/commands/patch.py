@@ -1,4 +1,4 @@
-"""`ropecli patch`: writes a checkpoint with a longer context, or undoes its patches."""
+"""`ropecli patch`: writes a checkpoint with a longer context."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,6 @@ from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
-    from ropecli.checkpoint.writing import Reversal
     from ropecli.scaling.spec import ScaledRope
 
 
@@ -56,35 +55,19 @@ class PatchResult:
         }
 
 
-@dataclass(frozen=True)
-class RevertResult:
-    """reversal: the undone patches. output: the written folder, None for a dry run."""
-
-    reversal: "Reversal"
-    output: Path | None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "output": str(self.output) if self.output else None,
-            "changes": [change._asdict() for change in self.reversal.changes],
-            "tokenizer_changes": [change._asdict() for change in self.reversal.tokenizer_changes],
-            "warnings": list(self.reversal.warnings),
-        }
-
-
 @command
 def patch(
     checkpoint: Checkpoint,
     *,
     method: Annotated[
-        str | None,
+        str,
         Doc(
             "One of `ropecli methods`: none, unscaled, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, "
             "longrope, cope, resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, string, "
             "lm-infinite, streaming. Join several with +, such as yarn+resonance."
         ),
         SCALING,
-    ] = None,
+    ],
     factor: Factor = None,
     target_length: Annotated[
         int | None, Ge(1), TOKENS, Doc("Target length. Sets the factor, unless --factor gives another."), SCALING
@@ -106,51 +89,26 @@ def patch(
     no_verify: Annotated[
         bool, Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."), OUTPUT
     ] = False,
-    revert: Annotated[bool, Doc("Undo all patches: write the checkpoint as it was before.")] = False,
     revision: Revision = None,
-) -> PatchResult | RevertResult:
+) -> PatchResult:
     """Write a copy of a checkpoint with a longer context, and prove that the patch takes effect."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.scalings import method_parameters
-    from ropecli.checkpoint.writing import plan_reversal, revert_to
     from ropecli.scaling.none import LENGTH_ONLY
     from ropecli.scaling.registry import find_method
     from ropecli.scaling.spec import make_spec
 
     link = is_link(weights)
-    given = {
-        "--method": method,
-        "--factor": factor,
-        "--target-length": target_length,
-        "--set": settings or None,
-        "--factors-file": factors_file,
-        "--original-length": original_length,
-        "--layer-types": layer_types,
-        "--no-verify": no_verify or None,
-    }
-    useless = [option for option, value in given.items() if value is not None]
-    if revert and useless:
-        raise MethodError(f"--revert undoes the patches and does not use {', '.join(useless)}. Remove that.")
-    if method is None and not revert:
-        raise MethodError("patch needs --method, such as --method yarn; or --revert to undo patches.")
-    if method is not None:
-        find_method(method)
-        if factor is None and target_length is None and method not in LENGTH_ONLY:
-            raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
+    find_method(method)
+    if factor is None and target_length is None and method not in LENGTH_ONLY:
+        raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
     if output is None and not dry_run:
         raise OutputError("patch needs --output DIR for the folder to write, or --dry-run.")
     folder = None if dry_run else as_path(output or "")
     if folder is not None:
         refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
-    if method is None:
-        reversal = plan_reversal(opened)
-        for warning in reversal.warnings:
-            warn(warning)
-        if folder is not None:
-            revert_to(reversal, folder, link=link, say=warn)
-        return RevertResult(reversal, folder)
     plan = make_plan(
         opened,
         make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file)),

@@ -1,7 +1,6 @@
 """`ropecli push`: uploads a checkpoint to the Hub with a model card."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,28 +16,31 @@ from ropecli.reporting.outputs import refuse_outputs
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState
-    from ropecli.checkpoint.upload import PushedFile, Upload
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """files: with the card as README.md. upload: None for a dry run, which wrote the card to `card`."""
+    """files: sizes in bytes by name, with the card as README.md. private: whether the repository is.
+
+    commit, private: None for a dry run, which wrote the card to `card`.
+    """
 
     folder: Path
     repo: str
     url: str
-    files: "tuple[PushedFile, ...]"
-    upload: "Upload | None" = None
+    files: dict[str, int]
+    commit: str | None = None
+    private: bool | None = None
     card: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
             "repo": self.repo,
             "url": self.url,
-            "commit": self.upload.commit if self.upload else None,
-            "private": self.upload.private if self.upload else None,
+            "commit": self.commit,
+            "private": self.private,
             "card": str(self.card) if self.card else None,
-            "files": [file._asdict() for file in self.files],
+            "files": [{"name": name, "size": size} for name, size in self.files.items()],
         }
 
 
@@ -75,9 +77,8 @@ def push(
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.card import read_run
-    from ropecli.checkpoint.upload import PushedFile, Source, files_to_push, hub_origin, refuse_repo, upload
-    from ropecli.reporting.model_card import make_card, read_measurements
+    from ropecli.checkpoint.upload import Source, files_to_push, hub_origin, refuse_repo, upload
+    from ropecli.reporting.model_card import make_card, read_measurements, read_run
 
     refuse_repo(repo, "--repo")
     state = _open(as_path(folder), repo)
@@ -95,22 +96,20 @@ def push(
     card = make_card(state, repo, read_measurements(reports, checkpoint), base)
     if base is None:
         warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
-    if not card.license:
+    if not card.data.get("license"):
         warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
     public_files = files_to_push(checkpoint, [str(pattern) for pattern in listed(include or ())], say)
     files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
+    sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files.items()}
     url = f"{constants.ENDPOINT}/{repo}"
     if dry_run:
         with new_file(card_file) as partial:
             partial.write_text(card.content, encoding="utf-8", newline="")
-        sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files.items()}
-        listing = tuple(PushedFile(name, size, "listed") for name, size in sizes.items())
-        return PushResult(checkpoint.folder, repo, url, listing, card=card_file)
-    with _resumable():
-        done = upload(files, repo, public=public, message=_message(state), base=base, say=say)
-    if public and done.private:
+        return PushResult(checkpoint.folder, repo, url, sizes, card=card_file)
+    commit, private = upload(files, repo, public=public, message=_message(state))
+    if public and private:
         warn(f"{repo} existed and is still private. Publish it in its settings: {url}/settings.")
-    return PushResult(checkpoint.folder, repo, url, done.files, done)
+    return PushResult(checkpoint.folder, repo, url, sizes, commit, private)
 
 
 def _open(folder: Path, repo: str) -> "CheckpointState":
@@ -143,16 +142,3 @@ def _message(state: "CheckpointState") -> str:
 
     spec, length = state.positions.main.spec, state.positions.context_length
     return f"{label_of(spec.method.name, spec.factor, {})}, {length} tokens, written by ropecli"
-
-
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the upload as Ctrl-C does, and say how to continue."""
-    from ropecli.signals import terminated_by_signals
-
-    try:
-        with terminated_by_signals():
-            yield
-    except (KeyboardInterrupt, SystemExit):
-        warn("Stopped before the commit. Run the same command again: it sends only what the Hub does not have.")
-        raise

@@ -1,7 +1,6 @@
 """`ropecli ruler`: finds the effective context length with RULER's tasks."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
@@ -29,8 +28,8 @@ Tasks = Annotated[
     Sequence[str] | None,
     Flag("--tasks", "-t", metavar="TASK,..."),
     Doc(
-        "niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2. "
-        "Default: all whose prompts fit; qa_1 and qa_2 only with their files."
+        "niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe, fwe: RULER's tasks but "
+        "qa_1 and qa_2. Default: all whose prompts fit."
     ),
 ]
 Mode = Annotated[
@@ -51,10 +50,6 @@ Essay = Annotated[
     Doc("Text of the essay: a file or folder, a Hub dataset id, or 'demo'. RULER takes Paul Graham's essays."),
     DATA,
 ]
-Squad = Annotated[str | Path | None, Flag("--squad", metavar="FILE"), Doc("Questions of qa_1: SQuAD's JSON."), DATA]
-HotpotQA = Annotated[
-    str | Path | None, Flag("--hotpotqa", metavar="FILE"), Doc("Questions of qa_2: HotpotQA's JSON."), DATA
-]
 
 
 class RulerOptions(options.EvalTextOptions, options.InMemoryOptions, options.MeasuringOptions, total=False): ...
@@ -71,8 +66,6 @@ def ruler(
     chat_template: options.ChatTemplate = "auto",
     threshold: Threshold = None,
     data: Essay = "demo",
-    squad: Squad = None,
-    hotpotqa: HotpotQA = None,
     seed: Annotated[int, Ge(0), Doc("Random seed of the prompts.")] = 0,
     batch_size: Annotated[int, Ge(1), Doc("generate: prompts at once."), options.LOADING] = 1,
     plot: options.PlotFile = None,
@@ -88,14 +81,12 @@ def ruler(
     from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
     from ropecli.reporting.outputs import measure_subjects
 
-    files = {"qa_1": options.optional_path(squad), "qa_2": options.optional_path(hotpotqa)}
     choice = RulerChoice(
         options.source_of(data, shared, shared["split"]),
         lengths,
         None if tasks is None else options.listed(tasks),
         samples,
         mode,
-        questions={name: file for name, file in files.items() if file},
         chat_template=chat_template,
         threshold=threshold,
         seed=seed,

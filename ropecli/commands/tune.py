@@ -45,20 +45,6 @@ class SettingOptions(TypedDict, total=False):
             "factor per pair."
         ),
     ]
-    objective: Annotated[
-        str,
-        Default("ppl"),
-        Doc(
-            "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
-            "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
-            "searches like LongRoPE2."
-        ),
-    ]
-    evaluator: Annotated[
-        str | None,
-        Default(None),
-        Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
-    ]
     points: Annotated[
         int,
         Default(24),
@@ -86,7 +72,7 @@ class SettingOptions(TypedDict, total=False):
         Default(None),
         Ge(1),
         options.TOKENS,
-        Doc("ppl: tokens to score per document. Default: half the pretraining length."),
+        Doc("Tokens to score per document, the last ones. Default: half the pretraining length."),
     ]
     seed: Annotated[int, Default(0), Ge(0), Doc("Random seed.")]
 
@@ -154,15 +140,7 @@ def tune(
         )
     refuse_interrupted(folder, resume)
     with progress_bar("reading documents", None) as step:
-        task = make_task(
-            opened,
-            factor,
-            source,
-            settings,
-            loading=loading,
-            evaluator=open_checkpoint(settings.evaluator, weights=True, adapters=True) if settings.evaluator else None,
-            advance=step,
-        )
+        task = make_task(opened, factor, source, settings, loading=loading, advance=step)
     if short := task.calibration.evaluated.too_short:
         warn(f"Skipping {count_documents(short)} shorter than {task.positions.context_length} tokens.")
     refuse_attention(Subject(opened, task.baseline), shared["attn"])

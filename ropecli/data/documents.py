@@ -19,8 +19,7 @@ _CHARACTERS = 8
 class Document:
     """name: file or row. ids: shape (tokens,), int64.
 
-    ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. spans: shape (tokens,
-    2), int64, first character of each token and the one after its last; None if not asked for. keys: shape (keys,),
+    ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. keys: shape (keys,),
     int64, positions of the tokens that the protocol longppl scores. trained: shape (tokens,), bool, whether to train on
     each token; None for all. compression: compressed size ÷ size of the text; None if not measured.
     """
@@ -28,7 +27,6 @@ class Document:
     name: str
     ids: np.ndarray
     ends: np.ndarray | None = None
-    spans: np.ndarray | None = None
     keys: np.ndarray | None = None
     trained: np.ndarray | None = None
     compression: float | None = None
@@ -105,18 +103,17 @@ def read_documents(
     most: int | None = None,
     cut: int | None = None,
     count_bytes: bool = False,
-    keep_spans: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Documents:
     """Tokenize (name, text) pairs with special tokens until `most` documents have at least `least` tokens.
 
     cut: keep this many tokens of each document; where the tokenizer allows, tokenize no more than that. count_bytes:
-    fill in Document.ends, if the tokenizer reports character offsets. keep_spans: the same for Document.spans. advance:
-    called after each document. Raises DataError if no document has `least` tokens.
+    fill in Document.ends, if the tokenizer reports character offsets. advance: called after each document. Raises
+    DataError if no document has `least` tokens.
     """
     kept: list[Document] = []
     lengths: list[int] = []
-    for document in tokenize(texts, tokenizer, count_bytes, keep_spans, enough=max(cut, least) if cut else None):
+    for document in tokenize(texts, tokenizer, count_bytes, enough=max(cut, least) if cut else None):
         lengths.append(len(document.ids))
         advance()
         if len(document.ids) >= least:
@@ -139,8 +136,8 @@ def none_long_enough(least: int, lengths: Sequence[int] | np.ndarray) -> str:
 
 def _cut(document: Document, tokens: int) -> Document:
     # copy: a view would keep the whole document in memory
-    ends, spans = (None if part is None else part[:tokens].copy() for part in (document.ends, document.spans))
-    return Document(document.name, document.ids[:tokens].copy(), ends, spans)
+    ends = None if document.ends is None else document.ends[:tokens].copy()
+    return Document(document.name, document.ids[:tokens].copy(), ends)
 
 
 def encode(tokenizer, text: str | list[str], **options: Any):
@@ -170,7 +167,6 @@ def tokenize(
     texts: Iterable[tuple[str, str]],
     tokenizer,
     count_bytes: bool = False,
-    keep_spans: bool = False,
     enough: int | None = None,
 ) -> Iterator[Document]:
     """Tokenize texts in batches, which fast tokenizers spread over the cores. See read_documents.
@@ -188,10 +184,8 @@ def tokenize(
                 yield Document(name, np.array(ids, dtype=np.int64))
             continue
         for name, body, (encoding, count) in zip(names, bodies, _encode(bodies, tokenizer, enough), strict=True):
-            offsets = encoding.offsets[:count] if count_bytes or keep_spans else []
-            ends = _byte_ends(body, offsets) if count_bytes else None
-            spans = np.array(offsets, dtype=np.int64).reshape(-1, 2) if keep_spans else None
-            yield Document(name, np.array(encoding.ids[:count], dtype=np.int64), ends, spans)
+            ends = _byte_ends(body, encoding.offsets[:count]) if count_bytes else None
+            yield Document(name, np.array(encoding.ids[:count], dtype=np.int64), ends)
 
 
 def _encode(

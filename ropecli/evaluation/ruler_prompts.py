@@ -8,10 +8,10 @@ The same seed, task, length and index give the same prompt for every model with 
 
 import uuid
 import zlib
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise, repeat
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from ropecli.evaluation.ruler_tasks import (
     FrequentWords,
     ListSize,
     Needles,
-    QuestionSet,
     RulerTask,
     Variables,
     Wording,
@@ -59,12 +58,11 @@ class RulerPrompt:
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """Makes prompts. frame: of the chat template. essay: for the tasks that need one. questions: by task."""
+    """Makes prompts. frame: of the chat template. essay: for the tasks that need one."""
 
     tokenizer: PieceTokenizer
     frame: Frame | None = None
     essay: Essay | None = None
-    questions: Mapping[str, QuestionSet] = field(default_factory=dict)
     seed: int = 0
 
     @cached_property
@@ -83,9 +81,8 @@ class PromptMaker:
                 return _variables(draft, task)
             case CommonWords():
                 return _common_words(draft, task)
-            case FrequentWords():
-                return _frequent_words(draft, task)
-        return _question(draft, self.questions[task.name], index)
+        assert isinstance(task, FrequentWords)
+        return _frequent_words(draft, task)
 
 
 class _Draft:
@@ -337,34 +334,3 @@ def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
         words[1 : 1 + task.asked],
         words[1 + task.asked :][: (CANDIDATES - 1) * task.asked],
     )
-
-
-def _question(draft: _Draft, source: QuestionSet, index: int) -> RulerPrompt:
-    """The documents with the answer among others; of these, the last is cut to the length.
-
-    As in RULER, all documents are repeated if there are too few.
-    """
-    rng, tokenizer = draft.rng, draft.tokenizer
-    question = source.questions[index % len(source.questions)]
-    room = draft.frame(draft.words(question=question.text))
-    needed = list(question.documents)
-    used = {*needed, *question.near}
-    unrelated = [document for document in rng.permutation(len(source.documents)) if document not in used]
-    order = [*needed, *rng.permutation(np.array(question.near, dtype=int)), *unrelated]
-    again = (document for _ in repeat(None) for document in rng.permutation(len(source.documents)))
-    chosen: list[TokenIds] = []
-    headings: list[TokenIds] = []
-    free = room
-    for count, document in enumerate(chain(order, again), 1):
-        heading = f"{chr(10) * 2 if count > 1 else ''}Document {count}:\n"
-        heading_ids, ids = tokenizer.insides_once([heading, source.documents[document]])
-        free -= len(heading_ids)
-        if len(ids) > free and count <= len(needed):
-            raise draft.too_short()
-        if free <= 0:
-            break
-        headings.append(heading_ids)
-        chosen.append(ids[:free])
-        free -= len(chosen[-1])
-    shuffled = [chosen[place] for place in rng.permutation(len(chosen))]
-    return draft.finish([*chain(*zip(headings, shuffled, strict=True))], question.answers)

@@ -1,7 +1,8 @@
 """The tasks of RULER: wording, sizes, number of generated tokens, scores, and the texts that they read.
 
 Source: Hsieh et al. 2024, arXiv:2404.06654, and the configuration of github.com/NVIDIA/RULER (scripts/synthetic.yaml,
-scripts/data/synthetic/constants.py). The wording and the scores follow the code.
+scripts/data/synthetic/constants.py). The wording and the scores follow the code. These are eleven of its thirteen
+tasks: qa_1 and qa_2 ask about SQuAD and HotpotQA; lm-evaluation-harness has them.
 """
 
 import re
@@ -9,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, cycle, islice
-from pathlib import Path
 from typing import Literal
 
-from ropecli.errors import DataError, MethodError, did_you_mean, first_fault, shown
+from ropecli.errors import DataError, MethodError, did_you_mean, shown
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, TokenIds
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -37,15 +37,11 @@ class Wording:
 
 @dataclass(frozen=True)
 class RulerTask:
-    """generated: tokens that the model may generate. They count for the length of a prompt.
-
-    ranked: whether the mode `rank` has candidates.
-    """
+    """generated: tokens that the model may generate. They count for the length of a prompt."""
 
     name: str
     wording: Wording
     generated: int
-    ranked: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,13 +95,6 @@ class FrequentWords(RulerTask):
     asked: int = 3
 
 
-@dataclass(frozen=True)
-class Questions(RulerTask):
-    """A question about one or several of many documents. source: squad or hotpotqa."""
-
-    source: Literal["squad", "hotpotqa"] = "squad"
-
-
 _NEEDLES = Wording(
     "Some special magic {values} are hidden within the following text. Make sure to memorize it. I will quiz you about "
     "the {values} afterwards.\n",
@@ -137,15 +126,6 @@ _FREQUENT = Wording(
     "appeared words in the above coded text?",
     " Answer: According to the coded text above, the three most frequently appeared words are:",
 )
-_ONLY_THE_ANSWER = (
-    "Answer the question based on the given documents. Only give me the answer and do not output any other words."
-)
-_QUESTIONS = Wording(
-    f"{_ONLY_THE_ANSWER}\n\nThe following are given documents.\n\n",
-    f"\n\n{_ONLY_THE_ANSWER}\n\nQuestion: {{question}}",
-    " Answer:",
-)
-
 TASKS: dict[str, RulerTask] = {
     task.name: task
     for task in (
@@ -160,40 +140,22 @@ TASKS: dict[str, RulerTask] = {
         Variables("vt", _VARIABLES, 30),
         CommonWords("cwe", _COMMON, 120),
         FrequentWords("fwe", _FREQUENT, 50),
-        Questions("qa_1", _QUESTIONS, 32, ranked=False),
-        Questions("qa_2", _QUESTIONS, 32, ranked=False, source="hotpotqa"),
     )
 }
-SYNTHETIC = tuple(name for name, task in TASKS.items() if not isinstance(task, Questions))
-"""The eleven tasks that need no dataset of questions."""
 
 
-def choose_tasks(names: Sequence[str] | None, mode: str, questions: Sequence[str]) -> list[RulerTask]:
-    """The tasks of these names, in RULER's order. Default: the eleven, and those whose `questions` were given.
-
-    Raises MethodError for an unknown name, a task without candidates in the mode rank or without its questions, or
-    questions without their task.
-    """
-    chosen = [*SYNTHETIC, *questions] if names is None else list(names)
-    for name in chosen:
+def choose_tasks(names: Sequence[str] | None) -> list[RulerTask]:
+    """The tasks of these names, in RULER's order; None: all. Raises MethodError for an unknown name."""
+    for name in names or ():
         if name not in TASKS:
             raise MethodError(f"Unknown task {shown(name)}. Known: {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
-        task = TASKS[name]
-        if isinstance(task, Questions) and name not in questions:
-            raise MethodError(f"{name} needs a file of questions: --{task.source} FILE.")
-        if mode == "rank" and not task.ranked:
-            raise MethodError(f"{name} has no candidates to rank. Use --mode generate.")
-    for name, task in TASKS.items():
-        if isinstance(task, Questions) and name in questions and name not in chosen:
-            raise MethodError(f"--{task.source} is for {name}, which is not in --tasks. Add it, or remove the file.")
-    return [task for name, task in TASKS.items() if name in chosen]
+    return [task for name, task in TASKS.items() if names is None or name in names]
 
 
-def score_of(answer: str, references: Sequence[str], *, any_of: bool = False) -> float:
-    """Share of the references that appear in the answer, ignoring case. any_of: 1 if any of them does."""
+def score_of(answer: str, references: Sequence[str]) -> float:
+    """Share of the references that appear in the answer, ignoring case."""
     text = _CONTROL.sub("\n", answer.strip()).strip().lower()
-    hits = [reference.lower() in text for reference in references]
-    return float(any(hits)) if any_of else sum(hits) / len(hits)
+    return sum(reference.lower() in text for reference in references) / len(references)
 
 
 @cache
@@ -242,107 +204,3 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest
     if not tokens:
         raise DataError("The source is empty. Set --data to a source with text.")
     return Essay(tokens, pieces.inside(sentences[0].removeprefix(" ")))
-
-
-@dataclass(frozen=True)
-class DocumentQuestion:
-    """documents: indices of those with the answer. near: of others about the same article."""
-
-    text: str
-    answers: tuple[str, ...]
-    documents: tuple[int, ...]
-    near: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class QuestionSet:
-    questions: list[DocumentQuestion]
-    documents: list[str]
-
-
-@dataclass(frozen=True)
-class _SquadAnswer:
-    text: str
-
-
-@dataclass(frozen=True)
-class _SquadQuestion:
-    question: str
-    answers: list[_SquadAnswer]
-    is_impossible: bool = False
-
-
-@dataclass(frozen=True)
-class _SquadParagraph:
-    context: str
-    qas: list[_SquadQuestion]
-
-
-@dataclass(frozen=True)
-class _SquadArticle:
-    paragraphs: list[_SquadParagraph]
-
-
-@dataclass(frozen=True)
-class _Squad:
-    """SQuAD's JSON, 1.1 and 2.0."""
-
-    data: list[_SquadArticle]
-
-
-@dataclass(frozen=True)
-class _HotpotQuestion:
-    """context: title and sentences of each document."""
-
-    question: str
-    answer: str
-    context: list[tuple[str, list[str]]]
-
-
-def read_questions(path: Path, kind: str) -> QuestionSet:
-    """Read a file of questions: kind squad or hotpotqa. Raises DataError."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        if kind == "squad":
-            read = _from_squad(TypeAdapter(_Squad).validate_json(path.read_bytes()))
-        else:
-            read = _from_hotpotqa(TypeAdapter(list[_HotpotQuestion]).validate_json(path.read_bytes()))
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValidationError as error:
-        raise DataError(f"{path} is not a file of {kind} questions, {first_fault(error)}.") from error
-    if not (read.questions and read.documents):
-        raise DataError(f"{path} has no answerable questions.")
-    for question in read.questions:
-        if not all(map(str.strip, question.answers)):
-            raise DataError(f"{path}: the question {shown(question.text)} has an empty answer.")
-    return read
-
-
-def _from_squad(squad: _Squad) -> QuestionSet:
-    documents = sorted({paragraph.context for article in squad.data for paragraph in article.paragraphs})
-    index = {document: number for number, document in enumerate(documents)}
-    questions = []
-    for article in squad.data:
-        of_article = dict.fromkeys(index[paragraph.context] for paragraph in article.paragraphs)
-        for paragraph in article.paragraphs:
-            number = index[paragraph.context]
-            near = tuple(neighbour for neighbour in of_article if neighbour != number)
-            questions += [
-                DocumentQuestion(qa.question, tuple(answer.text for answer in qa.answers), (number,), near)
-                for qa in paragraph.qas
-                if qa.answers and not qa.is_impossible
-            ]
-    return QuestionSet(questions, documents)
-
-
-def _from_hotpotqa(items: list[_HotpotQuestion]) -> QuestionSet:
-    texts = [[f"{title}\n{''.join(sentences)}" for title, sentences in item.context] for item in items]
-    documents = sorted({document for texts_of_item in texts for document in texts_of_item})
-    index = {document: number for number, document in enumerate(documents)}
-    questions = [
-        DocumentQuestion(item.question, (item.answer,), tuple(dict.fromkeys(map(index.__getitem__, texts_of_item))))
-        for item, texts_of_item in zip(items, texts, strict=True)
-    ]
-    return QuestionSet(questions, documents)

@@ -1,6 +1,5 @@
 """The documents of a source that a protocol can score."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,13 +36,11 @@ class TextChoice:
         protocol: Protocol,
         *,
         drop_rare: bool = False,
-        texts: Iterator[tuple[str, str]] | None = None,
-        keep_spans: bool = False,
     ) -> tuple[Documents, list[int]]:
         """Read the documents that `protocol` can score at these lengths; warn about those that it skips.
 
-        lengths: tokens, ascending. drop_rare: drop the longest lengths that fewer than 8 documents have. texts: (name,
-        text) pairs; default: self.texts(). keep_spans: see read_documents. Returns the remaining lengths too.
+        lengths: tokens, ascending. drop_rare: drop the longest lengths that fewer than 8 documents have. Returns the
+        remaining lengths too.
         """
         whole = protocol.reads_whole_documents
         if not whole and (self.min_tokens or self.max_tokens):
@@ -56,13 +53,12 @@ class TextChoice:
             least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
         with progress_bar("reading documents", None) as step:
             documents = read_documents(
-                texts or self.texts(),
+                self.texts(),
                 tokenizer,
                 least,
                 most=self.max_documents,
                 cut=self.max_tokens if whole else lengths[-1],
                 count_bytes=True,
-                keep_spans=keep_spans,
                 advance=step,
             )
         if drop_rare:

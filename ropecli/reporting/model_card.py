@@ -1,60 +1,51 @@
-"""Makes the model card that `ropecli push` uploads: the README.md of the folder, with metadata and measurements.
+"""Makes the model card that `ropecli push` uploads: the README.md of the folder, with metadata and a section.
 
-The numbers come from reports of this checkpoint, and the licence from the folder's own README.md.
+The section says what was done, from ropecli.yaml, and what was measured, from reports of this checkpoint. The licence
+is the one in the folder's own README.md.
 """
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import yaml
 
-from ropecli.checkpoint.card import (
-    NEEDS_ROPECLI,
-    README,
-    code,
-    describe_changes,
-    hub_link,
-    public_name,
-    read_run,
-    rope_table,
-    split_metadata,
-    trained,
-    with_section,
-    without_section,
-)
 from ropecli.checkpoint.files import TUNING, is_own_file, read_text
-from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import entry
-from ropecli.checkpoint.state import CheckpointState
+from ropecli.checkpoint.opening import HUB_ID, Checkpoint
+from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
+from ropecli.checkpoint.state import CheckpointState, far_layers
 from ropecli.checkpoint.upload import Source
+from ropecli.config.settings import read_settings
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
 from ropecli.evaluation.report import Report
 from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.report_tables import comparison_tables, report_tables
+from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import varies_with_length
-from ropecli.table import escaped, markdown
+from ropecli.scaling.spec import ScaledRope, label_of
+from ropecli.table import LONGEST_TEXT, Table, clean, escaped, markdown
 from ropecli.yaml12 import read_yaml
 
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
+BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
+"""Mark the section, so that the next push of a downloaded card replaces it."""
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
 _LARGEST_README = 2**21
 """Bytes. PyYAML parses 150 KB per second."""
+_LARGEST_RUN = 2**20
+"""Maximum size of run.yaml, bytes."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
 """Metadata of the copied README.md that are not true of the changed checkpoint."""
 _KINDS = {"perplexity": ("perplexity",), "key retrieval": ("passkey", "needle"), "RULER": ("ruler",)}
 """By name, the kind or the tasks of a report."""
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """content: the whole README.md. license: of its metadata, None if unknown."""
-
-    content: str
-    license: str | None
 
 
 def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[list[Report]]:
@@ -84,30 +75,37 @@ def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
 
 def make_card(
     state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: Source | None = None
-) -> ModelCard:
+) -> "ModelCard":
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
     measurements: of each file, see read_measurements. base: the base model, None if unknown. Raises CheckpointError for
     a README.md that is too large, not UTF-8, or whose metadata are not a YAML mapping.
     """
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-    path = state.checkpoint.folder / README
+    path = state.checkpoint.folder / "README.md"
     try:
-        readme = without_section(read_text(path, _LARGEST_README).encode()) if path.is_file() else b""
-        metadata = _metadata(readme, state, base)
-        data = ModelCardData(**metadata)
+        readme = _without_section(read_text(path, _LARGEST_README)) if path.is_file() else ""
+        block = REGEX_YAML_BLOCK.match(readme)
+        data = ModelCardData(**_metadata(block[2] if block else "", state, base))
     except (OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
-    _, rest = split_metadata(readme)
-    section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(rest.strip())))
-    content = with_section(f"---\n{data.to_yaml()}\n---\n".encode() + rest, section)
-    return ModelCard(content.decode(), metadata.get("license"))
+    text = readme[block.end() if block else 0 :].strip()
+    section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(text)))
+    section = section.replace("<!--", "<! --")  # a name in the section could contain the end marker
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{BEGIN}\n\n{section}\n\n{_END}\n\n{text}\n")
 
 
-def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dict[str, Any]:
-    """Raises TypeError, ValueError."""
-    metadata = read_yaml(split_metadata(readme)[0]) or {}
+def _without_section(readme: str) -> str:
+    before, _, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(_END)
+    return before + after if end else readme
+
+
+def _metadata(block: str, state: CheckpointState, base: Source | None) -> dict[str, Any]:
+    """The metadata of the card, from the YAML block of the folder's README.md. Raises TypeError, ValueError."""
+    metadata = read_yaml(block) or {}
     if not isinstance(metadata, dict):
         raise ValueError(f"its metadata are a {type(metadata).__name__}; expected a mapping")
     kept = {key: value for key, value in metadata.items() if key not in _OF_ANOTHER}
@@ -117,7 +115,7 @@ def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dic
     kept["library_name"] = "transformers"
     if base:
         kept["base_model"] = base.repo
-    if base and trained(state.checkpoint.record):
+    if base and _trained(state.checkpoint.record):
         kept["base_model_relation"] = "finetune"  # the Hub has no relation for another config with the same weights
     return kept
 
@@ -128,11 +126,11 @@ def _parts(
     """The Markdown of the section, in order."""
     yield f"# {escaped(repo.rpartition('/')[2])}"
     if base:
-        yield f"Base model: {hub_link(*base)}."
-    yield from describe_changes(state)
+        yield f"Base model: {_hub_link(*base)}."
+    yield from _describe_changes(state)
     yield from _recipe(state.checkpoint)
     yield "## Rotary embeddings"
-    yield rope_table(state)
+    yield _rope_table(state)
     yield "## Measured"
     yield from (part for reports in measurements for part in _of_file(reports, state.checkpoint, repo))
     if not measurements:
@@ -145,6 +143,137 @@ def _parts(
     if has_more:
         yield "## Before these changes"
         yield "The text below describes the base model."
+
+
+def _describe_changes(state: CheckpointState) -> list[str]:
+    """Paragraphs on what was done, in order, from ropecli.yaml. Skips entries that are incomplete."""
+    record, note = state.checkpoint.record, state.note
+    steps = []
+    for key, describe in _STEPS.items():
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            if key in record:
+                steps.append(describe(record[key], record))
+    if not _trained(record):
+        steps.append("The weights are unchanged.")
+    # no command if `ropecli tune` or a recipe made the patch, not `ropecli patch`
+    patched_by_recipe = entry(entry(record, "finetuned"), "recipe").get("patch")
+    if note and "tuned" not in record and not patched_by_recipe:
+        steps.append(f"```\n{_patch_command(note, record)}\n```")
+    return steps
+
+
+def _trained(record: dict[str, Any]) -> bool:
+    """Return whether the weights differ from those of the base model. record: of ropecli.yaml."""
+    return tuned_weights(record) or "finetuned" in record or "merged" in record
+
+
+def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
+    label = label_of(scaling["method"], float(scaling["factor"]), scaling["params"])
+    pretrained, target = record["original_max_position_embeddings"], record["target_length"]
+    return (
+        f"ropecli {escaped(record['ropecli'])} patched {_source(record['source'])} with {escaped(label)} "
+        f"({escaped(find_method(scaling['method']).source)}): the context length is {target:,} tokens, the "
+        f"pretraining length {pretrained:,}."
+    )
+
+
+def _tuned(tuned: dict[str, Any], record: dict[str, Any]) -> str:
+    training = ""
+    if tuned_weights(record):
+        training = f" and trained {tuned['learned']:,} parameters in {tuned['steps']:,} steps"
+    return (
+        f"{_code('ropecli tune --level ' + tuned['level'])} chose these constants from {tuned['points']:,} "
+        f"measurements{training}, on {_code(_public_name(tuned['data']))}."
+    )
+
+
+def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
+    recipe = run["recipe"]
+    data = ", ".join(_code(_public_name(source["data"])) for source in recipe.get("mixture") or [recipe])
+    sequences = recipe["batch_size"] * recipe["gradient_accumulation"] * run.get("processes", 1)
+    adapter = "" if recipe["adapter"] == "none" else f", adapter {_code(recipe['adapter'])}"
+    return (
+        f"`ropecli finetune` trained it for {recipe['steps']:,} steps of {sequences:,} sequences of {run['length']:,} "
+        f"tokens from {data}: learning rate {recipe['learning_rate']:g}{adapter}."
+    )
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read run.yaml, which `finetune` writes: the source and the whole recipe. Empty if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
+        return run if isinstance(run, dict) else {}
+    return {}
+
+
+def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:
+    return f"`ropecli merge` merged an adapter into {_source(merged['base'])}."
+
+
+_STEPS = {"scaling": _scaling, "tuned": _tuned, "finetuned": _finetuned, "merged": _merged}
+"""Functions that describe an entry of ropecli.yaml, in the order of the steps. Arguments: the entry, the record."""
+
+
+def _source(origin: dict[str, Any]) -> str:
+    """A checkpoint: a link to the commit on the Hub, or the name of its folder."""
+    name, commit = str(origin["checkpoint"]), origin.get("commit")
+    if commit is None or not HUB_ID.fullmatch(name):
+        is_stage = Path(name).parent.name == "stages"  # `finetune` saves the result of stage 1 in stages/1
+        return f"the result of stage {escaped(Path(name).name)}" if is_stage else _code(_public_name(name))
+    return _hub_link(name, str(commit))
+
+
+def _hub_link(name: str, revision: str | None) -> str:
+    """A link to a model on the Hub."""
+    tree = f"/tree/{quote(revision, errors='replace')}" if revision else ""
+    return f"[{escaped(name)}](https://huggingface.co/{quote(name)}{tree})"
+
+
+def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
+    """The `ropecli patch` command that writes the same config.json, with the options that are not defaults."""
+    source, before = entry(record, "source"), read_settings(note.original)
+    options: dict[str, object] = {}
+    if round(note.original_length * note.factor) != note.target_length:
+        options["target_length"] = note.target_length
+    if before.ropes[0].geometry.original_max_position_embeddings != note.original_length:
+        options["original_length"] = note.original_length
+    if note.layer_types != far_layers(before):
+        options["layer_types"] = ",".join(map(str, note.layer_types))
+    name, commit = _public_name(source.get("checkpoint", "CHECKPOINT")), source.get("commit")
+    command = patch_command(name, commit and str(commit), note.method, note.factor, note.params, options=options)
+    return clean(command, LONGEST_TEXT)
+
+
+def _rope_table(state: CheckpointState) -> str:
+    """The rotary embeddings in effect, one column per layer type."""
+    positions, ropes = state.positions, state.positions.ropes.values()
+    rows = [
+        ["context length", f"{positions.context_length:,} tokens", *[""] * (len(ropes) - 1)],  # the same for all layers
+        ["pretraining length", *(f"{rope.geometry.original_max_position_embeddings:,} tokens" for rope in ropes)],
+        ["method", *(rope.spec.label for rope in ropes)],
+        ["rope_theta", *(f"{rope.rope_theta:,.10g}" for rope in ropes)],
+        ["attention factor", *(f"{rope.attention_factor:.6g}" for rope in ropes)],
+        ["rotated dimensions", *(f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}" for rope in ropes)],
+        ["wavelengths", *map(_wavelengths, ropes)],
+    ]
+    return markdown(Table("", ["", *(label or "" for label in positions.ropes)], rows))
+
+
+def _wavelengths(rope: ScaledRope) -> str:
+    rotating = rope.wavelength[rope.inv_freq > 0]
+    return f"{rotating.min():,.4g} to {rotating.max():,.6g} tokens" if rotating.size else "no pair rotates"
+
+
+def _code(value: object) -> str:
+    """A value as a code span, also in table cells."""
+    text = clean(str(value), LONGEST_TEXT).replace("`", "'").replace("|", "\\|")
+    return f"`{text}`"
+
+
+def _public_name(value: object) -> str:
+    """A Hub id or relative path unchanged; only the last part of an absolute path, which may name a user."""
+    name = str(value)
+    return Path(name).name if Path(name).is_absolute() or name.startswith("~") else name
 
 
 def _recipe(checkpoint: Checkpoint) -> Iterator[str]:
@@ -164,11 +293,11 @@ def _without_paths(value: Any) -> Any:
         return {key: _without_paths(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_without_paths(item) for item in value]
-    return public_name(value) if isinstance(value, str) else value
+    return _public_name(value) if isinstance(value, str) else value
 
 
 def _command(words: Sequence[str]) -> str:
-    return " ".join(shlex.join(map(public_name, words)).split()) or "called from Python"
+    return " ".join(shlex.join(map(_public_name, words)).split()) or "called from Python"
 
 
 def _folded(title: str, body: str, language: str) -> str:
@@ -185,14 +314,14 @@ def _of_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str) -> It
         yield from map(markdown, report_tables(report, verbose=False))
     first = of_checkpoint[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.environment.items())
-    yield f"Data: {code(first.source)}; {escaped(first.dtype)} on {escaped(first.device)}; {escaped(versions)}."
+    yield f"Data: {_code(first.source)}; {escaped(first.dtype)} on {escaped(first.device)}; {escaped(versions)}."
     yield f"```\n{_command(first.command)}\n```"
 
 
 def _named(report: Report, name: str | None = None) -> Report:
     """The report under the name of the repository, or without the path of a local folder."""
     base = report.baseline and _named(report.baseline)
-    name, source = name or public_name(report.checkpoint), public_name(report.source)
+    name, source = name or _public_name(report.checkpoint), _public_name(report.source)
     return replace(report, checkpoint=name, source=source, baseline=base)
 
 
@@ -207,7 +336,10 @@ def _loading(state: CheckpointState, repo: str) -> Iterator[str]:
     ]
     yield "\n".join(["```python", *imports, "", *lines, "```"])
     if state.positions.main.remapping:
-        yield NEEDS_ROPECLI
+        yield (
+            "Run `import ropecli.attention` before transformers loads this checkpoint: config.json names an attention "
+            "function that this import registers."
+        )
 
 
 def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
@@ -227,7 +359,7 @@ def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
 
 def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) -> Iterator[str]:
     record, method = state.checkpoint.record, state.positions.main.spec.method
-    if not trained(record):
+    if not _trained(record):
         needs = {"needed": " This method needs training.", "advised": " Training is advised with this method."}
         yield f"The weights were not trained at the new context length.{needs.get(method.training, '')}"
     if varies_with_length(state.positions.main):

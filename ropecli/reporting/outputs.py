@@ -162,6 +162,6 @@ def _holds_reports(path: Path, content: bytes) -> bool:
 
 
 def _is_card(path: Path, content: bytes) -> bool:
-    from ropecli.checkpoint.card import without_section
+    from ropecli.reporting.model_card import BEGIN
 
-    return not path.is_symlink() and without_section(content) != content
+    return not path.is_symlink() and BEGIN.encode() in content

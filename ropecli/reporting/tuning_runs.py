@@ -21,8 +21,6 @@ OVERFLOW = 700.0
 _CEILING = 2.0
 """Upper limit of the axis, as a multiple of the lowest perplexity, so that the interesting range is visible."""
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
-_LOSSES = {"needle": ("loss on needles", "loss on needles"), "longppl": ("loss on key tokens", "loss")}
-"""By objective: the loss at the target and at the pretraining length."""
 _LEVEL_DASHES = ((6, 3), (2, 4), (1, 2), (4, 2, 1, 2), (10, 2))
 
 
@@ -44,10 +42,8 @@ def tuning_table(report: TuneReport) -> Table:
         result = f"{method}, {level} found nothing better"
         notes = [f"{level} did not improve on the best constants; only these are written."]
     rows.append(_row(result, report.score, f"{report.learned:,}", duration(report.seconds)))
-    last = f"the last {report.settings.get('targets')} tokens of"
-    scored_by = {"needle": "keys hidden in", "longppl": f"key tokens at the target, {last}"}
-    scored = scored_by.get(report.settings.get("objective", "ppl"), last)
-    title = f"{clean(report.checkpoint)}: scores of {scored} {report.score.documents} calibration documents of "
+    scored = f"the last {report.settings.get('targets')} tokens of {report.score.documents} calibration documents"
+    title = f"{clean(report.checkpoint)}: scores of {scored} of "
     heads = ["model", f"perplexity at {original_length}", f"at {target}", "learned parameters", "time"]
     table = Table(title + clean(report.source), heads, rows, notes)
     return table if original_length != target else table.only(*heads[:2], *heads[3:])
@@ -160,9 +156,8 @@ def _levels(report: TuneReport, at: str) -> dict[str, float]:
 
 
 def _notes(report: TuneReport, above: bool) -> list[str]:
-    long, short = _LOSSES.get(report.settings.get("objective", "ppl"), ("loss", "loss"))
     share, at_target = report.settings.get("short_weight", "short_weight"), f"{report.target_length} tokens"
-    notes = [f"objective: {long} at {at_target} + {share} × {short} at the pretraining length"]
+    notes = [f"objective: loss at {at_target} + {share} × loss at the pretraining length"]
     if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
         notes.append("hollow: measured on other documents than the result, not comparable")
     if overflowed := sum(not _finite(point.score) for point in report.points):

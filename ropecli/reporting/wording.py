@@ -77,7 +77,7 @@ def ruler_sentences(report: "Report") -> list[str]:
     reasons = [
         *(["the essay is the demo's text"] if report.source == "demo" else []),
         *(["answers were ranked"] if report.mode == "rank" else []),
-        *([f"{len(report.tasks)} of 13 tasks"] if len(report.tasks) < 13 else []),
+        f"{len(report.tasks)} of 13 tasks",
     ]
     sentences = [f"Effective length: {length} (required: {needed})."]
     if not any(map(any, (cell.sums for cell in report.cells))):
@@ -90,9 +90,7 @@ def ruler_sentences(report: "Report") -> list[str]:
         ]
     if report.mode == "rank":
         sentences.append(f"Guessing scores {100 * report.chance(longest):.0f}% at {longest} tokens.")
-    if reasons:
-        sentences.append(f"Not comparable with published tables: {'; '.join(reasons)}.")
-    return sentences
+    return [*sentences, f"Not comparable with published tables: {'; '.join(reasons)}."]
 
 
 def percent(share: float | None, sign: str = "") -> str:

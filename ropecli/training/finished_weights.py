@@ -3,7 +3,6 @@
 A whole checkpoint has the source's files with the trained weights.
 """
 
-import contextlib
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,12 +16,11 @@ from safetensors import SafetensorError, safe_open
 
 from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
-from ropecli.checkpoint.card import README, add_section
 from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.writing import place
 from ropecli.config.changes import get_path
-from ropecli.errors import NotFiniteError, OutputError, RopecliError
+from ropecli.errors import NotFiniteError, OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.messages import warn
@@ -116,9 +114,6 @@ def _write_folder(
         record = {key: value for key, value in read_record(configured).items() if key != ADAPTER_NOTE} | notes
         text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
         (output / PROVENANCE).write_text(text, encoding="utf-8")
-        if (output / README).exists():
-            with contextlib.suppress(RopecliError):  # not worth losing the trained weights
-                add_section(output / README, Checkpoint(str(output), output, read_json(configured / CONFIG)))
         place(configured / CONFIG, staging / CONFIG, link=False)
         (staging / CONFIG).replace(output / CONFIG)
     finally:

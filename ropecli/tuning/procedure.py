@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,20 +21,17 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import tuned_weights, untuned
-from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import write_json
 from ropecli.data.sources import Source
-from ropecli.errors import MethodError, NotFiniteError, PatchError
+from ropecli.errors import NotFiniteError, PatchError
 from ropecli.evaluation.driver import Progress, Store
-from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import LiveReader, refuse_unknown_ids
 from ropecli.evaluation.report import environment
-from ropecli.evaluation.retrieval_prompts import STYLES, default_style
 from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, hide_needles, mark_keys, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, read_calibration
 from ropecli.tuning.folding import (
     Folded,
     StoredWeight,
@@ -65,13 +62,11 @@ def make_task(
     settings: TuneSettings,
     *,
     loading: dict[str, Any] | None = None,
-    evaluator: Checkpoint | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
     """Plan the baseline patch and read the calibration documents.
 
-    evaluator: for the objective longppl. advance: called after each document. Raises
-    MethodError, PatchError, CheckpointError, DataError.
+    advance: called after each document. Raises MethodError, PatchError, CheckpointError, DataError.
     """
     if tuned_weights(checkpoint.record):
         raise PatchError(
@@ -79,27 +74,17 @@ def make_task(
             f"original checkpoint, {untuned(checkpoint.record)}."
         )
     baseline = _baseline_plan(checkpoint, factor, settings)
-    original_length, target_length = baseline.positions.pretraining_length, baseline.positions.context_length
     # after the plan: loading the tokenizer also reads config.json, but with less helpful error messages
     tokenizer = load_tokenizer(checkpoint)
     calibration = read_calibration(
         source,
         tokenizer,
-        target_length,
+        baseline.positions.context_length,
         most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
         seed=settings.seed,
         advance=advance,
     )
-    task = TuningTask(checkpoint, settings, source.place, tokenizer, baseline, calibration, dict(loading or {}))
-    if settings.objective == "needle":
-        templates = STYLES[default_style(source.place)]
-        calibration = hide_needles(calibration, tokenizer, templates, original_length, target_length, settings.seed)
-    if evaluator:
-        if load_tokenizer(evaluator).get_vocab() != tokenizer.get_vocab():
-            raise MethodError(f"The evaluator {evaluator.name} has another tokenizer than {checkpoint.name}.")
-        context = short_context(read_state(evaluator).positions.pretraining_length)
-        calibration = mark_keys(calibration, load_model(evaluator, **task.loading), context, original_length)
-    return replace(task, calibration=calibration)
+    return TuningTask(checkpoint, settings, source.place, tokenizer, baseline, calibration, dict(loading or {}))
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
@@ -203,9 +188,8 @@ class _Run:
             task.positions.pretraining_length,
             task.positions.context_length,
             task.settings.short_weight,
-            task.targets,
+            task.settings.targets,
             Store(folder),
-            task.calibration.short,
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
 

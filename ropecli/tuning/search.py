@@ -6,16 +6,10 @@ many points on few documents, then fewer points on more. Source: Jamieson and Ta
 `evolve`, level `search`: longrope's factor for each rotary pair, by the evolutionary search of LongRoPE: Ding et al.
 2024 (arXiv:2402.13753), section 4 and appendix A. Factors do not decrease from faster to slower pairs, and are between
 1 and 1.25·s. The number of initial tokens that stay unscaled is not searched: config.json cannot express it.
-
-With the objective needle, candidates are those of LongRoPE2: Shang et al. 2025 (arXiv:2502.20082), algorithms 1 and 2.
-A candidate has a critical pair. Pairs from there on have factors between s and 2·s; faster ones have NTK's factors for
-the base that gives the critical pair its factor. LongRoPE2 reads short texts with the pretrained frequencies. Changing
-frequencies with the length breaks KV caches, so here one list of factors serves all lengths.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,10 +34,6 @@ _FACTOR_STEP = 0.01
 _MUTATED_SHARE = 0.3
 """Fraction of factors that a mutation samples again."""
 _CROSSOVER_TRIES = 100
-_LARGEST_CRITICAL_FACTOR = 2.0
-_MOST_ROTATIONS = 10
-"""Rotations within the pretraining length of the fastest pair that may be critical."""
-_NEEDLE_DOCUMENTS = 10
 Factors = tuple[float, ...]
 
 
@@ -119,26 +109,14 @@ def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], floa
 def planned_tokens(settings: TuneSettings, documents: int, pretraining: int, target: int) -> tuple[int, int]:
     """About how many tokens the search reads, and how many the training. documents: for scoring."""
     if settings.level == "search":
-        few = _NEEDLE_DOCUMENTS if settings.objective == "needle" else settings.search_documents
         children = settings.search_iterations * (settings.search_mutations + settings.search_crossovers)
-        reads = (settings.search_population + children) * min(few, documents) + documents * len(START_METHODS)
+        few = min(settings.search_documents, documents)
+        reads = (settings.search_population + children) * few + documents * len(START_METHODS)
     else:
         # in each round half of the points, on twice the documents
         reads = round(settings.points * np.log2(2 * documents))
     trained = settings.steps * settings.batch_size * target if settings.level == "heads" else 0
     return (reads + documents) * (pretraining + target), trained
-
-
-class Candidate(NamedTuple):
-    """critical: index of the pair from which on factors are searched; 0 for all. slow: the factors from there on."""
-
-    critical: int
-    slow: Factors
-
-    @property
-    def factors(self) -> Factors:
-        fast = self.slow[0] ** (np.arange(self.critical) / max(1, self.critical))
-        return _rounded(np.concatenate([fast, self.slow]))
 
 
 def evolve(
@@ -150,26 +128,16 @@ def evolve(
     """
     rng = np.random.default_rng(settings.seed)
     known = known_methods(geometry, factor)
-    mutations, crossovers = settings.search_mutations, settings.search_crossovers
-    if settings.objective == "needle":
-        few, bounds = _NEEDLE_DOCUMENTS, (factor, _LARGEST_CRITICAL_FACTOR * factor)
-        candidates = first_critical(geometry, factor, settings.search_population, rng)
-    else:
-        few, bounds = settings.search_documents, (1.0, _LARGEST_FACTOR * factor)
-        candidates = first_population(known, factor, settings.search_population, rng)
-    losses: dict[Candidate, float] = {}
+    candidates = first_population(known, factor, settings.search_population, rng)
+    losses: dict[Factors, float] = {}
     for iteration in range(settings.search_iterations + 1):
         for candidate in candidates:
             if candidate not in losses:
-                losses[candidate] = measure(spec_of(candidate.factors, factor), few, iteration)
+                losses[candidate] = measure(spec_of(candidate, factor), settings.search_documents, iteration)
         best = sorted(losses, key=lambda candidate: losses[candidate])[: settings.search_parents]
-        if settings.objective == "needle":
-            parents = rng.integers(len(best), size=mutations + crossovers)
-            candidates = [mutated(best[parent], *bounds, rng) for parent in parents]
-        else:
-            candidates = [mutated(best[rng.integers(len(best))], *bounds, rng) for _ in range(mutations)]
-            candidates += [crossed(best, factor, rng) for _ in range(crossovers)]
-    finalists = [spec_of(factors, factor) for factors in dict.fromkeys((best[0].factors, *known))]
+        candidates = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(settings.search_mutations)]
+        candidates += [crossed(best, factor, rng) for _ in range(settings.search_crossovers)]
+    finalists = [spec_of(factors, factor) for factors in dict.fromkeys((best[0], *known))]
     return min(finalists, key=lambda spec: measure(spec, documents, settings.search_iterations))
 
 
@@ -189,60 +157,34 @@ def known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
     return known
 
 
-def first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Candidate]:
+def first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Factors]:
     """Up to `size` known factors, then mutations of them."""
-    starts = [Candidate(0, factors) for factors in known]
-    bounds = 1.0, _LARGEST_FACTOR * factor
-    return [*starts[:size], *(mutated(starts[index % len(known)], *bounds, rng) for index in range(size - len(known)))]
+    return [*known[:size], *(mutated(known[index % len(known)], factor, rng) for index in range(size - len(known)))]
 
 
-def first_critical(geometry: RopeGeometry, factor: float, size: int, rng: np.random.Generator) -> list[Candidate]:
-    """Each possible critical pair in turn with a random factor, mutated from the second turn on.
-
-    Possible are the pairs from the first with at most ten rotations within the pretraining length to the first with at
-    most one.
-    """
-    rotations = geometry.original_max_position_embeddings * geometry.inv_freq() / (2 * np.pi)
-    last = len(rotations) - 1
-    first, theoretical = (min(last, int((rotations > most).sum())) for most in (_MOST_ROTATIONS, 1))
-    pairs = range(max(1, first), max(1, theoretical) + 1)
-    candidates = []
-    for index in range(size):
-        pair = pairs[index % len(pairs)]
-        slow = np.full(len(rotations) - pair, factor * rng.uniform(1, _LARGEST_CRITICAL_FACTOR))
-        candidate = Candidate(pair, _rounded(slow))
-        if index >= len(pairs):
-            candidate = mutated(candidate, factor, _LARGEST_CRITICAL_FACTOR * factor, rng)
-        candidates.append(candidate)
-    return candidates
-
-
-def mutated(parent: Candidate, lowest: float, largest: float, rng: np.random.Generator) -> Candidate:
+def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
     """Sample some factors again, each between its neighbours."""
-    child = np.array(parent.slow)
+    child = np.array(parent)
     for place in np.flatnonzero(rng.random(len(child)) < _MUTATED_SHARE):
-        low = child[place - 1] if place else lowest
-        high = child[place + 1] if place + 1 < len(child) else largest
+        low = child[place - 1] if place else 1.0
+        high = child[place + 1] if place + 1 < len(child) else _LARGEST_FACTOR * factor
         child[place] = rng.uniform(low, max(low, high))
-    return parent._replace(slow=_rounded(np.clip(child, lowest, largest)))
+    return _within_bounds(child, factor)
 
 
-def crossed(parents: Sequence[Candidate], factor: float, rng: np.random.Generator) -> Candidate:
+def crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:
     """Take each factor from one of two parents, retrying until none decreases; finally, raise those that do."""
     for _ in range(_CROSSOVER_TRIES):
         pair = rng.choice(len(parents), size=2, replace=len(parents) < 2)
-        first, second = (np.array(parents[index].slow) for index in pair)
+        first, second = (np.array(parents[index]) for index in pair)
         child = np.where(rng.random(len(first)) < 0.5, first, second)
         if (np.diff(child) >= 0).all():
             break
-    return Candidate(0, _within_bounds(child, factor))
+    return _within_bounds(child, factor)
 
 
 def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
     """Clip the factors to the bounds, round them, and raise each to at least the one before."""
-    return _rounded(np.clip(factors, 1.0, _LARGEST_FACTOR * factor))
-
-
-def _rounded(factors: np.ndarray) -> Factors:
-    stepped = np.round(factors / _FACTOR_STEP) * _FACTOR_STEP
+    clipped = np.clip(factors, 1.0, _LARGEST_FACTOR * factor)
+    stepped = np.round(clipped / _FACTOR_STEP) * _FACTOR_STEP
     return tuple(float(f"{value:.2f}") for value in np.maximum.accumulate(stepped))

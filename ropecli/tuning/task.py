@@ -15,7 +15,6 @@ from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, label_of
 
 LEVELS = ("grid", "heads", "search")
-OBJECTIVES = ("ppl", "longppl", "needle")
 Loss = Annotated[float, Ge(0)]
 """Nats; infinite if the model overflows."""
 Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
@@ -28,23 +27,20 @@ Measure = Callable[[ScalingSpec, int, int], float]
 class TuneSettings:
     """The settings of a tuning run. Raises MethodError.
 
-    level: grid, heads or search. objective: ppl scores the last tokens of documents, longppl the tokens that need a
-    long context, needle keys to retrieve. evaluator: for longppl, the checkpoint that finds those tokens. methods:
-    methods to search constants of. points: total number of constants to try. short_weight: weight of the loss at the
-    pretraining length, relative to that at the target length. targets: tokens scored per document, for ppl; None: half
-    the pretraining length. max_documents: maximum number of documents to read; None: enough for scoring and all steps.
-    original_length: the true pretraining length, tokens, if config.json states another.
+    level: grid, heads or search. methods: methods to search constants of. points: total number of constants to try.
+    short_weight: weight of the loss at the pretraining length, relative to that at the target length. targets: tokens
+    scored per document, the last ones; None: half the pretraining length. max_documents: maximum number of documents to
+    read; None: enough for scoring and all steps. original_length: the true pretraining length, tokens, if config.json
+    states another.
 
     heads: steps, batch_size (sequences per step), evaluate_every (steps), patience (scores without improvement before
     training stops).
 
     search: as published (arXiv:2402.13753, section 4 and appendix A), except search_documents, the number of documents
-    to score each candidate on for ppl, which is our choice. For needle, mutations and crossovers are all mutations.
+    to score each candidate on, which is our choice.
     """
 
     level: str = "heads"
-    objective: str = "ppl"
-    evaluator: str | None = None
     methods: tuple[str, ...] = ("yarn",)
     points: int = 24
     short_weight: float = 0.25
@@ -68,14 +64,6 @@ class TuneSettings:
             raise MethodError(
                 f"--level is {self.level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(self.level, LEVELS)}"
             )
-        if self.objective not in OBJECTIVES:
-            raise MethodError(f"--objective is {self.objective!r}; expected one of {', '.join(OBJECTIVES)}.")
-        if (self.objective == "longppl") != (self.evaluator is not None):
-            raise MethodError(
-                "--objective longppl needs --evaluator CHECKPOINT, which finds key tokens; other objectives take none."
-            )
-        if self.objective == "needle" and self.targets is not None:
-            raise MethodError("--targets does not apply to --objective needle, which scores the tokens of the keys.")
         if not self.methods:
             raise MethodError("--methods is empty; `ropecli methods` lists all methods.")
         for method in map(find_method, self.methods):
@@ -90,9 +78,8 @@ class TuneSettings:
 class Score:
     """The loss on some documents.
 
-    target, pretraining: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of
-    the keys in needle prompts. For longppl, target is of the key tokens. objective, lower is better: target +
-    short_weight × pretraining. documents: number of documents.
+    target, pretraining: mean loss of the same last tokens, nats, at the target and at the pretraining length.
+    objective, lower is better: target + short_weight × pretraining. documents: number of documents.
     """
 
     target: Loss

@@ -56,7 +56,7 @@ def test_commands_without_records_read_no_weights(fresh, hashed, ropecli, monkey
     for command in (
         ["inspect", "fresh"],
         ["patch", "fresh", *YARN, "--dry-run"],
-        ["patch", "patched", "--revert", "--output", "reverted"],
+        ["revert", "patched", "--output", "reverted"],
         ["export", "patched", "--engine", "vllm"],
         ["finetune", "fresh", "--data", "demo-train", "--dry-run", "--output", "run"],
         ["push", "patched", "--repo", "me/tiny", "--base-model", "owner/tiny", "--dry-run"],

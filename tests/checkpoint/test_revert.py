@@ -1,4 +1,4 @@
-"""`patch --revert`: the checkpoint as it was before its patches, however many there were."""
+"""`ropecli revert`: the checkpoint as it was before its patches, however many there were."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def revert(ropecli, tmp_path):
     """revert(checkpoint) -> (the folder written, standard error)."""
 
     def call(checkpoint: Path) -> tuple[Path, str]:
-        outcome = ropecli("patch", checkpoint, "--revert", "-o", tmp_path / "reverted")
+        outcome = ropecli("revert", checkpoint, "-o", tmp_path / "reverted")
         assert outcome.code == 0, outcome.err
         return tmp_path / "reverted", outcome.err
 
@@ -98,7 +98,7 @@ def test_the_record_of_a_finetuning_stays(trained_first, llama, edited, patch, r
 
 def test_a_dry_run_shows_the_changes_and_writes_nothing(llama, patch, ropecli, tmp_path):
     patched = patch(llama, *METHODS["yarn"])
-    result = json.loads(ropecli("patch", patched, "--revert", "--dry-run", "-o", tmp_path / "reverted", "--json").out)
+    result = json.loads(ropecli("revert", patched, "--dry-run", "-o", tmp_path / "reverted", "--json").out)
     assert {"path": "max_position_embeddings", "before": 256, "after": 64} in result["changes"]
     assert result["tokenizer_changes"] == [{"path": "model_max_length", "before": 256, "after": 64}]
     assert not (tmp_path / "reverted").exists()
@@ -123,7 +123,7 @@ def test_a_patch_with_an_unknown_original_is_not_reverted(case, llama, patch, ro
         (patched / name).write_text(change)
     else:
         set_keys(patched / name, **change)
-    outcome = ropecli("patch", patched, "--revert", "-o", tmp_path / "reverted")
+    outcome = ropecli("revert", patched, "-o", tmp_path / "reverted")
     assert (outcome.code, outcome.out) == (2, "")
     assert message in outcome.err
     assert not (tmp_path / "reverted").exists()

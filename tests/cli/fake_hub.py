@@ -7,7 +7,6 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
 
 import yaml
 
@@ -22,15 +21,17 @@ class Repository(NamedTuple):
 
 
 class RefusalError(Exception):
-    def __init__(self, status: int, code: str = "", message: str = "") -> None:
-        self.status, self.code, self.message = status, code, message
+    """more: of the answer, which is JSON if there is a message."""
+
+    def __init__(self, status: int, code: str = "", message: str = "", **more: Any) -> None:
+        self.status, self.code, self.message, self.more = status, code, message, more
 
 
 class FakeHub(ThreadingHTTPServer):
     """Serves `repositories`, keeps `requests`, and answers every request with `refusal` if it is set.
 
     stored: uploaded large files by sha256. uploads: their hashes, in order. on_upload: called before each is stored.
-    copies: whether files are copied from one repository to another. writers: tokens that may write.
+    writers: tokens that may write.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,6 @@ class FakeHub(ThreadingHTTPServer):
         self.stored: dict[str, bytes] = {}
         self.uploads: list[str] = []
         self.on_upload: Callable[[], None] = lambda: None
-        self.copies = True
         self.writers: set[str] = set()
 
     def files_of(self, method: str) -> set[str]:
@@ -74,7 +74,7 @@ def described(path: str, data: bytes) -> dict[str, Any]:
     """A file, as the Hub lists it."""
     large = {"oid": sha256(data), "size": len(data), "pointerSize": 130}
     oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    more = {"lfs": large, "xetHash": large["oid"]} if is_large(path) else {}
+    more = {"lfs": large} if is_large(path) else {}
     return {"type": "file", "path": path, "size": len(data), "oid": oid, **more}
 
 
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
             body = value if isinstance(value, bytes) else json.dumps(value).encode()
         except RefusalError as refusal:
             status, headers = refusal.status, {"X-Error-Code": refusal.code} if refusal.code else {}
-            body = json.dumps({"error": refusal.message}).encode() if refusal.message else b""
+            body = json.dumps({"error": refusal.message, **refusal.more}).encode() if refusal.message else b""
         self.send_response(status)
         for key, text in {"Content-Type": "application/json", **headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, text)
@@ -124,7 +124,8 @@ class Handler(BaseHTTPRequestHandler):
             if kind == "tree":
                 return [described(path, data) for path, data in files.items()]
             private = self.server.repositories[f"{owner}/{name}"].private
-            return {"id": f"{owner}/{name}", "sha": commit, "siblings": [], "private": private}
+            siblings = [{"rfilename": file} for file in files]
+            return {"id": f"{owner}/{name}", "sha": commit, "siblings": siblings, "private": private}
         if "/resolve/" not in path:
             raise RefusalError(404)
         owner, name, _, revision, file = path.removeprefix("datasets/").split("/", 4)
@@ -154,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         if path == "api/validate-yaml":
             metadata = yaml.safe_load(json.loads(sent)["content"].split("---")[1])
             if not isinstance(metadata.get("license", ""), str):
-                raise RefusalError(400, message="license must be a string")
+                raise RefusalError(400, message="invalid", errors=[{"message": "license must be a string"}])
             return {}
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
         if token not in self.server.writers:
@@ -162,6 +163,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "api/repos/create":
             given = json.loads(sent)
             name = f"{given['organization']}/{given['name']}"
+            if name in self.server.repositories:
+                raise RefusalError(409, message="it exists", url=f"{self.server.url}/{name}")
             private = given.get("visibility") == "private" or given.get("private", False)
             self.server.repositories[name] = Repository(
                 {"main": "0" * 40}, {"0" * 40: {".gitattributes": b""}}, private
@@ -177,27 +180,15 @@ class Handler(BaseHTTPRequestHandler):
         upload = {"upload": {"href": f"{self.server.url}/upload/{large['oid']}"}}
         return large if large["oid"] in self.server.stored else {**large, "actions": upload}
 
-    def paths_info(self, name: str, sent: bytes) -> list[dict[str, Any]]:
-        _, files = self.find(name, self.path.rsplit("/", 1)[1])
-        return [described(path, files[path]) for path in parse_qs(sent.decode())["paths"] if path in files]
-
     def preupload(self, name: str, sent: bytes) -> dict[str, Any]:
         listed = []
         for path in (file["path"] for file in json.loads(sent)["files"]):
             data = self.server.newest(name).get(path)
-            known = {} if data is None else {"oid": described(path, data)["oid"]}
+            file = described(path, data or b"")
+            known = {} if data is None else {"oid": file.get("lfs", file)["oid"]}
             mode = "lfs" if is_large(path) else "regular"
             listed.append({"path": path, "uploadMode": mode, "shouldIgnore": False, **known})
         return {"files": listed}
-
-    def lfs_files(self, name: str, sent: bytes) -> dict[str, Any]:
-        """Copy large files of this repository to another one."""
-        hashes = [file["sha256"] for file in json.loads(sent)["files"]]
-        if not self.server.copies:
-            return {"failed": [{"sha256": one, "error": "different region"} for one in hashes]}
-        here = {sha256(data): data for data in self.server.newest(name).values()}
-        self.server.stored |= {one: here[one] for one in hashes}
-        return {"failed": []}
 
     def commit(self, name: str, sent: bytes) -> dict[str, Any]:
         files = dict(self.server.newest(name))

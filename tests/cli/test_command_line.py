@@ -43,7 +43,11 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
         ("finetune", ["demo", "-o", "x", "--per-device-train-batch-size", "2"], ["batch_size"]),
         ("finetune", ["demo", "-o", "x", "--gradient-accumulation-steps", "2"], ["gradient_accumulation"]),
         ("finetune", ["demo", "-o", "x", "--report-to", "none", "--config", "r.yaml"], ["tracker", "recipe"]),
-        ("patch", ["demo", "--max-model-len", "4k", "--output-dir", "x"], ["target_length", "output"]),
+        (
+            "patch",
+            ["demo", "--method", "yarn", "--max-model-len", "4k", "--output-dir", "x"],
+            ["target_length", "output"],
+        ),
     ],
 )
 def test_names_of_other_tools_are_accepted(command, arguments, canonical):

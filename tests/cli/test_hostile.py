@@ -87,7 +87,7 @@ def test_code_is_not_run(known, source, ropecli, corpus, tmp_path, monkeypatch):
     assert all(outcome.code in (0, 2) and "Traceback" not in outcome.err for outcome in outcomes)
     if known:
         assert [outcome.code for outcome in outcomes[:2]] == [0, 0]
-        assert ropecli("patch", "out", "--revert", "-o", "back").code == 0
+        assert ropecli("revert", "out", "-o", "back").code == 0
         assert (tmp_path / "back" / "modeling_own.py").is_file()
     assert not canary.exists()
 

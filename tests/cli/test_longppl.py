@@ -77,7 +77,7 @@ def test_keys_of_another_evaluator_or_damaged_ones_are_refused(evaluate, llama, 
     evaluate("--evaluator", other, "--keys", keys).is_refused("has the key tokens of another evaluator")
     evaluate("--keys", keys, lengths=("--lengths", "64,256")).is_refused("--lengths asks for 256")
     written = json.loads(keys.read_text())
-    written["documents"][0]["intervals"].pop()
+    written["documents"][0]["positions"].pop()
     keys.write_text(json.dumps(written))
     evaluate("--keys", keys).is_refused("does not match its checksum")
     monkeypatch.setattr(key_tokens, "MAX_LOSS", 0.0)
@@ -86,6 +86,13 @@ def test_keys_of_another_evaluator_or_damaged_ones_are_refused(evaluate, llama, 
         none = evaluate("--evaluator", llama, "--output", tmp_path / "report.json", *options)
         none.is_refused("found no key tokens in 3 documents")
     assert {path.name for path in tmp_path.iterdir()} == {"keys.json", "edited"}
+
+
+def test_an_evaluator_with_another_tokenizer_is_refused_before_and_after_the_search(evaluate, llama, tmp_path):
+    keys = tmp_path / "keys.json"
+    evaluate("--evaluator", "demo", "--keys", keys).is_refused(f"demo has another tokenizer than {llama}; use an")
+    evaluate("--evaluator", llama, "--keys", keys).succeeds()
+    evaluate("--keys", keys, checkpoint="demo").is_refused(f"{llama} has another tokenizer than demo; use an")
 
 
 def test_default_lengths_end_with_those_of_the_keys(evaluate, llama, patched, tmp_path):

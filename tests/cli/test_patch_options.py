@@ -88,7 +88,7 @@ def test_a_combination_is_remembered_and_reverted(ropecli, llama, patch, tmp_pat
     assert (report["method"], report["params"]["beta_fast"], report["findings"]) == ("yarn+resonance", 8, [])
     patch(combined, "--method", "yarn+rerope", "--factor", 4)
     assert "yarn+rerope" in ropecli("inspect", tmp_path / "out-1").out
-    ropecli("patch", tmp_path / "out-1", "--revert", "-o", tmp_path / "back").succeeds()
+    ropecli("revert", tmp_path / "out-1", "-o", tmp_path / "back").succeeds()
     assert config_of(tmp_path / "back") == config_of(llama)
 
 

@@ -95,32 +95,6 @@ def test_the_factors_of_a_search_are_a_file_for_longrope(tuned, ropecli, llama, 
     assert config_of(folder) == config_of(tmp_path / "out")
 
 
-def test_a_search_on_needles_resumes(ropecli, llama, tmp_path, stopping):
-    fixed = ["tune", llama, "--data", "demo-train", "--factor", 2, "--device", "cpu", "--max-documents", 10]
-    arguments = [*fixed, *SMALL_SEARCH, "--objective", "needle", "--output", tmp_path / "out"]
-    with stopping(9):
-        assert ropecli(*arguments).code == 130
-    outcome = ropecli(*arguments, "--resume").succeeds()
-    assert "scores of keys hidden in 2 calibration documents" in outcome.printed
-    report = read_report(tmp_path / "out")
-    assert report["settings"]["objective"] == "needle"
-    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
-    assert json.loads((tmp_path / "out" / "factors.json").read_text())["long_factor"][0] >= 1
-
-
-def test_key_tokens_of_an_evaluator_are_the_score(ropecli, llama, arguments, tmp_path, monkeypatch):
-    """A model with random weights has no loss below 2 nats."""
-    monkeypatch.setattr("ropecli.evaluation.tasks.keys.MIN_GAIN", 0.2)
-    monkeypatch.setattr("ropecli.evaluation.tasks.keys.MAX_LOSS", 8.0)
-    options = ["--level", "grid", "--objective", "longppl", "--evaluator"]
-    ropecli(*arguments(tmp_path / "out", *options, "demo")).is_refused("The evaluator demo has another tokenizer than")
-    outcome = ropecli(*arguments(tmp_path / "out", *options, llama)).succeeds()
-    assert "scores of key tokens at the target, the last 16 tokens of" in outcome.printed
-    report = read_report(tmp_path / "out")
-    assert report["settings"]["evaluator"] == str(llama)
-    assert report["score"]["objective"] <= report["untuned"]["objective"] + 1e-9
-
-
 def test_json_is_the_report(ropecli, arguments, tmp_path):
     report = ropecli(*arguments(tmp_path / "out", "--level", "grid", "--methods", "ntk,yarn", "--json")).json()
     assert report == read_report(tmp_path / "out")
@@ -135,11 +109,11 @@ def test_json_is_the_report(ropecli, arguments, tmp_path):
 def test_tuned_weights_are_not_reverted_and_not_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
     folder, _ = tuned("heads")
     output = tmp_path / "out"
-    ropecli("patch", folder, "--revert", "-o", output).is_refused("changed the weights", llama)
+    ropecli("revert", folder, "-o", output).is_refused("changed the weights", llama)
     ropecli(*arguments(output, checkpoint=folder)).is_refused("is already tuned", llama)
     # nor by way of another patch
     ropecli("patch", folder, "--method", "ntk", "--factor", 2, "-o", tmp_path / "patched").succeeds()
-    ropecli("patch", tmp_path / "patched", "--revert", "-o", output).is_refused("changed the weights", llama)
+    ropecli("revert", tmp_path / "patched", "-o", output).is_refused("changed the weights", llama)
     assert "tune.json" not in names(tmp_path / "patched")
 
 
@@ -165,7 +139,7 @@ def test_tuned_weights_under_another_scaling_are_warned_of(tuned, ropecli, corpu
 
 def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments, llama, tmp_path, config_of):
     folder, _ = tuned("search")
-    ropecli("patch", folder, "--revert", "-o", tmp_path / "back").succeeds()
+    ropecli("revert", folder, "-o", tmp_path / "back").succeeds()
     assert names(tmp_path / "back") == names(llama)
     assert config_of(tmp_path / "back") == config_of(llama)
     again, fresh = tmp_path / "again", tuned("grid")[0]

@@ -1,18 +1,20 @@
 """LongPPL: the key tokens and the loss on them, against a computation in float64 that shares no code with ours."""
 
+import copy
 import json
 import math
 
 import numpy as np
 import pytest
 
+from ropecli.data.documents import Document
 from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.subject import LiveReaders
 from ropecli.evaluation.tasks import keys as key_tokens
-from ropecli.evaluation.tasks.keys import KeyDocument, Keys, fingerprint, get_keys, positions_within, read_marked
+from ropecli.evaluation.tasks.keys import KeyDocument, Keys, get_keys, read_marked, token_digest
 from ropecli.evaluation.texts import TextChoice
 
 LENGTH = 200
@@ -25,21 +27,14 @@ def texts(corpus):
 
 
 @pytest.fixture(scope="module")
-def short_words(corpus):
-    """A tokenizer of 300 tokens, with <s> before every text: mostly letters and pairs."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
+def begun(tokenizer):
+    """The tokenizer with <s> before every text."""
+    from tokenizers import processors
 
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator((path.read_text() for path in sorted(corpus.iterdir())), trainer)
-    bpe.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="<s>")
+    tokenizer = copy.deepcopy(tokenizer)
+    template = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.backend_tokenizer.post_processor = template
+    return tokenizer
 
 
 @pytest.fixture
@@ -62,34 +57,26 @@ def brute_force_keys(model, plain_nll, ids):
 
 
 @pytest.mark.usefixtures("thresholds")
-def test_longppl_is_that_of_brute_force_with_another_tokenizer(
-    build, llama, loaded, plain_nll, corpus, texts, tokenizer, short_words, evaluate
-):
-    """The evaluator reads one tokenizer's tokens; the judged model, with <s>, is scored on its own within them."""
-    judged = build("llama", head_dim=32, vocab_size=512, num_key_value_heads=1)
+def test_longppl_is_that_of_brute_force(build, loaded, plain_nll, corpus, texts, begun, evaluate):
+    folder, judged = build("llama", head_dim=32), build("llama", head_dim=32, num_key_value_heads=1)
+    begun.save_pretrained(folder)
     choice, readers = TextChoice(Source(str(corpus)), max_documents=3), LiveReaders({"device": "cpu"}, batch_size=3)
-    keys, _ = get_keys(str(llama), None, choice, [LENGTH], readers, Workers(), drop_rare=False)
-    documents = read_marked(choice, short_words, keys)
-    cells = evaluate(loaded(judged), documents, [64, 900], "longppl", batch_size=2)
+    keys, _ = get_keys(str(folder), None, choice, [LENGTH], readers, Workers(), {"judged": begun}, drop_rare=False)
+    documents = read_marked(choice, begun, keys)
+    cells = evaluate(loaded(judged), documents, [64, LENGTH], "longppl", batch_size=2)
 
-    evaluator, model = loaded(llama, "float64"), loaded(judged, "float64")
+    evaluator, model = loaded(folder, "float64"), loaded(judged, "float64")
     long, windowed, text_bytes = [], [], 0
     for text in texts.values():
-        whole = tokenizer(text, return_offsets_mapping=True)
-        spans = whole["offset_mapping"][:LENGTH]
-        is_key = np.zeros(len(text), dtype=bool)
-        for position in brute_force_keys(evaluator, plain_nll, whole["input_ids"][:LENGTH]):
-            is_key[slice(*spans[position])] = True
-        own = short_words(text[: spans[-1][1]], return_offsets_mapping=True)
-        assert len(own["input_ids"]) <= 900
-        nll = plain_nll(model, own["input_ids"])
-        for position, (start, stop) in enumerate(own["offset_mapping"]):
-            if start < stop and is_key[start:stop].all():
-                long.append(nll[position - 1])
-                text_bytes += stop - start
-                begin = max(0, math.ceil((position - 63) / 32) * 32)
-                ids = [0, *own["input_ids"][begin + 1 : position + 1]]
-                windowed.append(plain_nll(model, ids)[-1])
+        whole = begun(text, return_offsets_mapping=True)
+        ids = whole["input_ids"][:LENGTH]
+        nll = plain_nll(model, ids)
+        for position in brute_force_keys(evaluator, plain_nll, ids):
+            long.append(nll[position - 1])
+            start, stop = whole["offset_mapping"][position]
+            text_bytes += stop - start
+            begin = max(0, math.ceil((position - 63) / 32) * 32)
+            windowed.append(plain_nll(model, [0, *ids[begin + 1 : position + 1]])[-1])
     assert len(long) > 30
     assert [cell.tokens for cell in cells] == [len(long)] * 2
     assert [cell.value for cell in cells] == pytest.approx([np.mean(windowed), np.mean(long)], rel=1e-5)
@@ -97,31 +84,33 @@ def test_longppl_is_that_of_brute_force_with_another_tokenizer(
     assert np.abs(np.array(cells[0].sums) / cells[1].sums - 1).min() > 1e-3  # else the windows show nothing
 
 
-def test_keys_of_another_text_are_refused(texts):
-    name, text = next(iter(texts.items()))
-    keys = Keys("e", "d", 9, 4, 1, 2.0, 2.0, (KeyDocument(name, fingerprint(text), 20, ()),))
-    assert list(keys.select(texts.items())) == [(name, text[:20])]
+def keys_of(name, sha256, *positions):
+    return Keys("e", "d", "v", 20, 4, 1, 2.0, 2.0, (KeyDocument(name, 20, sha256, positions),))
+
+
+def test_keys_of_another_text_are_refused(corpus, texts, tokenizer):
+    name, choice = next(iter(texts)), TextChoice(Source(str(corpus)))
     with pytest.raises(DataError, match=f"another text of {name}"):
-        list(keys.select([(name, text + " ")]))
-    with pytest.raises(DataError, match=f"{name} is not in --data"):
-        list(keys.select([("other", text)]))
+        read_marked(choice, tokenizer, keys_of(name, "f", 7))
+    ids = np.array(tokenizer(texts[name])["input_ids"][:20])
+    [document] = read_marked(choice, tokenizer, keys_of(name, token_digest(Document(name, ids)), 7)).kept
+    assert (document.ids.tolist(), document.keys.tolist()) == (ids.tolist(), [7])
+    with pytest.raises(DataError, match="other is not in --data"):
+        read_marked(choice, tokenizer, keys_of("other", "f", 7))
 
 
-def test_tokens_within_intervals_of_characters():
-    """Two tokens share the character at 4; a special token has no text."""
-    spans = np.array([[0, 0], [0, 4], [4, 5], [4, 5], [5, 9], [9, 12], [0, 0]])
-    assert positions_within(spans, ((4, 9),)).tolist() == [2, 3, 4]
-    assert positions_within(spans, ((0, 4), (9, 12)), 1).tolist() == [1, 5]
-    assert positions_within(spans, ((4, 8),)).tolist() == [2, 3]
-    assert key_tokens._merged(spans[[1, 2, 3, 5, 6]]) == ((0, 5), (9, 12))
+def test_added_tokens_make_no_other_vocabulary(tokenizer):
+    padded = copy.deepcopy(tokenizer)
+    padded.add_special_tokens({"pad_token": "[PAD]"})
+    assert key_tokens.vocabulary_digest(padded) == key_tokens.vocabulary_digest(tokenizer)
 
 
 def test_only_an_undamaged_file_of_keys_is_read(tmp_path):
-    keys = Keys("e", "d", 9, 4, 1, 2.0, 2.0, (KeyDocument("a", "f", 20, ((1, 3), (7, 20))),))
+    keys = keys_of("a", "f", 3, 19)
     key_tokens.write_keys(tmp_path / "keys.json", keys)
     assert key_tokens.read_keys(tmp_path / "keys.json") == keys
-    assert json.loads((tmp_path / "keys.json").read_text())["documents"][0]["intervals"] == [[1, 3], [7, 20]]
-    damaged = (tmp_path / "keys.json").read_text().replace("20", "19")
+    assert json.loads((tmp_path / "keys.json").read_text())["documents"][0]["positions"] == [3, 19]
+    damaged = (tmp_path / "keys.json").read_text().replace("19", "18")
     for text, reason in (("{}", "Field required"), ("[", "cannot be read"), (damaged, "does not match its checksum")):
         (tmp_path / "keys.json").write_text(text)
         with pytest.raises(DataError, match=reason):

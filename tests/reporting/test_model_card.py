@@ -33,12 +33,12 @@ def of(folder):
 
 @pytest.fixture
 def card(folder):
-    """card(report file, ..., base=...) -> the card of the folder, as the Hub's client reads it."""
+    """card(report file, ..., base=...) -> the card of the folder."""
 
     def make(*files, base=None):
         checkpoint = open_checkpoint(folder)
         made = make_card(read_state(checkpoint), REPO, read_measurements(files, checkpoint), base)
-        return ModelCard(made.content)
+        return ModelCard(made.content)  # as it is read from the Hub
 
     return make
 
@@ -105,7 +105,7 @@ def test_metadata_of_the_base_model_alone_are_dropped(card, folder):
         "base_model": "owner/base",
         "library_name": "transformers",
     }
-    assert made.text.endswith("-->\n# Title\r\n")
+    assert made.text.endswith("-->\n\n# Title\n")
     assert "Base model: [owner/base](https://huggingface.co/owner/base/tree/v1)." in made.text
     (folder / "README.md").write_text("---\n- no mapping\n---\n")
     with pytest.raises(CheckpointError, match="expected a mapping"):
@@ -127,6 +127,41 @@ def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tm
     (tmp_path / "recipe.yaml").write_text(block)
     assert make_recipe(tmp_path / "recipe.yaml", {"data": recipe.data}) == recipe
     assert "/home" not in made.text
+
+
+def test_what_was_tuned_is_described(card, folder):
+    tuned = {"level": "heads", "data": "books", "points": 24, "steps": 40, "learned": 65, "weights_changed": True}
+    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
+    (folder / "ropecli.yaml").write_text(yaml.safe_dump({**record, "tuned": tuned}))
+    text = card().text
+    assert "chose these constants from 24 measurements and trained 65 parameters in 40 steps, on `books`." in text
+    assert "The weights are unchanged" not in text
+    assert "ropecli patch" not in text  # it would not write these weights
+
+
+def test_a_link_to_the_hub_leads_nowhere_else(card):
+    base = Source("owner/tiny", "v1) [free](https://evil.example")
+    link = "[owner/tiny](https://huggingface.co/owner/tiny/tree/v1%29%20%5Bfree%5D%28https%3A//evil.example)"
+    assert f"Base model: {link}." in card(base=base).text
+
+
+METADATA = "---\nlicense: mit\ntags:\n- a\n---\n"
+READMES = {
+    "metadata": (METADATA, "# Title\n\nNotice."),
+    "text only": ("", "# Title\n\n---\nno: metadata\n---"),
+    "windows": (METADATA.replace("\n", "\r\n"), "# Title"),
+    "empty": ("", ""),
+    "markers without an end": ("", "<!-- ropecli:begin -->" * 40_000),
+}
+
+
+@pytest.mark.parametrize(("metadata", "text"), READMES.values(), ids=READMES)
+def test_the_section_stands_between_metadata_and_text(metadata, text, card, folder):
+    (folder / "README.md").write_bytes(f"{metadata}{text}\n".encode())
+    made = card()
+    assert made.data.get("license") == ("mit" if metadata else None)
+    assert made.text.startswith("\n<!-- ropecli:begin -->\n\n# model-256\n")
+    assert made.text.endswith(f"\n<!-- ropecli:end -->\n\n{text}\n")
 
 
 def test_the_command_on_the_card_writes_the_same_config(card, folder, llama, ropecli, tmp_path):

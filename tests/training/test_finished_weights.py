@@ -45,7 +45,7 @@ def test_files_names_and_dtypes_are_those_of_the_source(source, run):
     shapes = [{key: (tensor.shape, tensor.dtype) for key, tensor in state.items()} for state in (before, after)]
     assert shapes[0] == shapes[1]
     assert not all(torch.equal(after[key], before[key]) for key in before)
-    assert "`ropecli finetune` trained it for 6 steps of" in (run / "README.md").read_text()
+    assert (run / "README.md").read_text() == "a notice"
 
 
 def test_stock_transformers_loads_the_result(run, tmp_path):

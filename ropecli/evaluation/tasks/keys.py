@@ -3,16 +3,16 @@
 Fang et al. 2025, "What is Wrong with Perplexity for Long-context Language Modeling?", arXiv:2410.23771, section 3. An
 evaluator model reads each document whole, and again with a short context. A token is a key token if the long context
 raises its log-probability by more than `min_gain`, and its loss with the long context is below `max_loss`. Key tokens
-are stored as intervals of characters, so that a model with any tokenizer can be scored on them.
+are stored as positions, so a model is scored on them only if its tokenizer is the evaluator's.
 
 As in the authors' package, longppl 0.3.0: the short context grows from K to K + stride − 1 tokens within a window, and
-windows do not start with <s>; a token is key for another tokenizer if it lies within adjoining key tokens. Unlike
-there, the judged model's text starts with what its tokenizer puts before every text, such as <s>.
+windows do not start with <s>. Unlike there, a document starts with what the tokenizer puts before every text, such as
+<s>.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ from annotated_types import Interval, Len
 
 from ropecli.atomic import sibling
 from ropecli.checkpoint.files import read_bounded
-from ropecli.data.documents import Document, Documents, read_documents, special_tokens
+from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.errors import DataError, MethodError, first_fault
 from ropecli.evaluation.driver import Job, Key, Task, collect
 from ropecli.evaluation.processes import Workers
@@ -48,27 +48,28 @@ Texts = Iterable[tuple[str, str]]
 
 @dataclass(frozen=True)
 class KeyDocument:
-    """The key tokens of one text. sha256: of the whole text. characters: how much of it the evaluator read.
+    """The key tokens of one document. tokens: how many the evaluator read. sha256: of their ids.
 
-    intervals: (start, stop) of adjoining key tokens, characters, ascending.
+    positions: of the key tokens, ascending.
     """
 
     name: str
+    tokens: TokenCount
     sha256: str
-    characters: Count
-    intervals: tuple[tuple[Count, Count], ...]
+    positions: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The key tokens of a data set, for any number of models. digest: of the evaluator.
+    """The key tokens of a data set, for any number of models with the same tokenizer. digest: of the evaluator.
 
-    length: tokens that the evaluator read of each document. short_context, stride: tokens, see ShortContext. min_gain,
-    max_loss: nats. checksum: of all else, written by write_keys.
+    vocabulary: see vocabulary_digest. length: tokens that the evaluator read of each document. short_context, stride:
+    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_keys.
     """
 
     evaluator: str
     digest: str
+    vocabulary: str
     length: TokenCount
     short_context: TokenCount
     stride: TokenCount
@@ -86,28 +87,28 @@ class Keys:
         return {name: getattr(self, name) for name in names}
 
     def computed_checksum(self) -> str:
-        return fingerprint(json.dumps(asdict(replace(self, checksum=""))))
+        return _sha256(json.dumps(asdict(replace(self, checksum=""))).encode())
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
-        """The texts that have keys, cut to what the evaluator read. Raises DataError for a text that is another."""
-        left = {document.name: document for document in self.documents}
+        """The texts that the evaluator read, up to the last of them. Raises DataError if one is missing."""
+        left = {document.name for document in self.documents}
         for name, text in texts:
-            if (document := left.pop(name, None)) is None:
-                continue
-            if fingerprint(text) != document.sha256:
-                raise DataError(f"The key tokens were found in another text of {name}. Find them again.")
-            yield name, text[: document.characters]
+            if name in left:
+                left.remove(name)
+                yield name, text
             if not left:
                 return
-        raise DataError(f"The key tokens were found in other data: {next(iter(left))} is not in --data.")
+        raise DataError(f"The key tokens were found in other data: {min(left)} is not in --data.")
 
     def mark(self, documents: Documents) -> tuple[Documents, int]:
-        """Fill in Document.keys of documents that were read from `select` with spans. Also returns how many."""
-        intervals = {document.name: document.intervals for document in self.documents}
+        """Fill in Document.keys. Also returns how many. Raises DataError for tokens that the evaluator did not read."""
+        found = {document.name: document for document in self.documents}
         marked, count = [], 0
         for document in documents.kept:
-            keys = positions_within(_spans_of(document), intervals[document.name], documents.special.first_scored)
-            marked.append(replace(document, spans=None, keys=keys))
+            if token_digest(document) != found[document.name].sha256:
+                raise DataError(f"The key tokens were found in another text of {document.name}. Find them again.")
+            keys = np.array(found[document.name].positions, dtype=np.int64)
+            marked.append(replace(document, keys=keys))
             count += len(keys)
         return replace(documents, kept=tuple(marked)), count
 
@@ -151,41 +152,18 @@ class FindKeys(Task):
         return (self.context.first + np.flatnonzero(is_key)).tolist()
 
 
-def _spans_of(document: Document) -> np.ndarray:
-    if document.spans is None:
-        raise DataError("longppl needs a fast tokenizer, which reports the characters of each token.")
-    return document.spans
+def token_digest(document: Document) -> str:
+    return _sha256(document.ids.astype("<i8").tobytes())
 
 
-def positions_within(spans: np.ndarray, intervals: tuple[tuple[int, int], ...], first: int = 0) -> np.ndarray:
-    """Positions, from `first` on, of the tokens that lie within one of the intervals.
-
-    spans: shape (tokens, 2). intervals: ascending, without overlap. Returns shape (keys,), int64.
-    """
-    if not intervals:
-        return np.zeros(0, dtype=np.int64)
-    starts, stops = np.array(intervals, dtype=np.int64).T
-    interval = np.searchsorted(starts, spans[:, 0], side="right") - 1
-    within = (interval >= 0) & (spans[:, 1] <= stops[interval]) & (spans[:, 0] < spans[:, 1])
-    within[:first] = False
-    return np.flatnonzero(within)
+def vocabulary_digest(tokenizer: Any) -> str:
+    """sha256 of the vocabulary without added tokens: fine-tuned models often have one more, for padding."""
+    tokens = tokenizer.get_vocab().items() - tokenizer.get_added_vocab().items()
+    return _sha256(json.dumps(sorted(tokens)).encode())
 
 
-def _merged(spans: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Join adjoining spans. spans: shape (keys, 2), ascending."""
-    merged: list[tuple[int, int]] = []
-    for start, stop in spans.tolist():
-        if start == stop:  # a special token
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-        else:
-            merged.append((start, stop))
-    return tuple(merged)
-
-
-def fingerprint(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def write_keys(path: Path, keys: Keys) -> None:
@@ -203,10 +181,6 @@ def read_keys(path: Path) -> Keys:
         raise DataError(f"{path} is not a file of key tokens, {first_fault(error)}.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
-    for document in keys.documents:
-        borders = [0, *(border for interval in document.intervals for border in interval), document.characters]
-        if borders != sorted(borders):
-            raise DataError(f"{path} is damaged: the intervals of {document.name} overlap or are reversed.")
     if keys.checksum != keys.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return keys
@@ -230,14 +204,16 @@ def get_keys(
     lengths: list[int],
     readers: Readers,
     workers: Workers,
+    tokenizers: Mapping[str, Any],
     *,
     drop_rare: bool,
     output: Path | None = None,
 ) -> tuple[Keys, list[int]]:
     """Read the key tokens if `path` exists; otherwise find them, and write them to `path` if it is given.
 
-    lengths: tokens, ascending. drop_rare: the user asked for none of them. output: of the command; progress is saved
-    next to it if there is no `path`. Returns the lengths to measure too.
+    lengths: tokens, ascending. tokenizers: of the checkpoints to score, by name. drop_rare: the user asked for no
+    lengths. output: of the command; progress is saved next to it if there is no `path`. Returns the lengths to measure
+    too.
     """
     subject = open_subject(evaluator) if evaluator else None
     if path and path.exists():
@@ -247,6 +223,7 @@ def get_keys(
                 f"{path} has the key tokens of another evaluator, {keys.evaluator}. Remove --evaluator to use them, or "
                 "give another --keys FILE."
             )
+        _refuse_other_tokenizers(keys.evaluator, keys.vocabulary, tokenizers)
         if drop_rare:
             lengths = [length for length in lengths if length <= keys.length] or [keys.length]
         if lengths[-1] > keys.length:
@@ -258,18 +235,33 @@ def get_keys(
     if subject is None:
         raise DataError(f"--keys {path} does not exist. To find key tokens and write them there, add --evaluator.")
     progress = path or (sibling(output, ".keys") if output else None)
-    keys, lengths = _find(subject, texts, lengths, readers, workers, progress, drop_rare=drop_rare)
-    if workers.first and not any(document.intervals for document in keys.documents):
-        remove_state(progress)  # it would be in the way of other lengths and data
-    _refuse_no_keys(keys, sum(len(document.intervals) for document in keys.documents))
+    tokenizer = load_tokenizer(subject.checkpoint)
+    _refuse_other_tokenizers(subject.checkpoint.name, vocabulary_digest(tokenizer), tokenizers)
+    keys, lengths = _find(subject, tokenizer, texts, lengths, readers, workers, progress, drop_rare=drop_rare)
+    if not any(document.positions for document in keys.documents):
+        if workers.first:
+            remove_state(progress)  # it would be in the way of other lengths and data
+        raise DataError(
+            f"The evaluator {keys.evaluator} found no key tokens in {len(keys.documents)} documents. Use longer "
+            "lengths, other data, or an evaluator that uses its context better."
+        )
     if path and workers.first:
         write_keys(path, keys)
         remove_state(path)
     return keys, lengths
 
 
+def _refuse_other_tokenizers(evaluator: str, vocabulary: str, tokenizers: Mapping[str, Any]) -> None:
+    for name, tokenizer in tokenizers.items():
+        if vocabulary_digest(tokenizer) != vocabulary:
+            raise MethodError(
+                f"The evaluator {evaluator} has another tokenizer than {name}; use an evaluator with the same one."
+            )
+
+
 def _find(
     subject: Subject,
+    tokenizer: Any,
     choice: TextChoice,
     lengths: list[int],
     readers: Readers,
@@ -283,17 +275,7 @@ def _find(
     for warning in subject.warnings:
         warn(f"the evaluator: {warning}")
     context = short_context(subject.positions.pretraining_length)
-    hashes: dict[str, str] = {}
-
-    def hashed() -> Iterator[tuple[str, str]]:
-        for name, text in choice.texts():
-            hashes[name] = fingerprint(text)
-            yield name, text
-
-    tokenizer = load_tokenizer(checkpoint)
-    documents, lengths = choice.read(
-        tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare, texts=hashed(), keep_spans=True
-    )
+    documents, lengths = choice.read(tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare)
     if lengths[-1] <= context.first:
         raise DataError(
             f"The longest length is {lengths[-1]} tokens; longppl needs more than {context.first}, because the "
@@ -306,39 +288,29 @@ def _find(
         )
     job = Job(subject, [FindKeys(documents, context, lengths[-1])], tokenizer)
     ((_, _, values, _),) = collect([job], readers, output, workers)
-    key_documents = []
-    for document, positions in zip(documents.kept, values.values(), strict=True):
-        spans = _spans_of(document)
-        intervals = _merged(spans[np.array(positions, dtype=np.int64)])
-        key_documents.append(KeyDocument(document.name, hashes[document.name], int(spans.max()), intervals))
+    key_documents = tuple(
+        KeyDocument(document.name, len(document.ids), token_digest(document), tuple(positions))
+        for document, positions in zip(documents.kept, values.values(), strict=True)
+    )
     read_with = (lengths[-1], context.tokens, context.stride, MIN_GAIN, MAX_LOSS)
-    return Keys(checkpoint.name, checkpoint.digest(), *read_with, tuple(key_documents)), lengths
-
-
-def _refuse_no_keys(keys: Keys, count: int) -> None:
-    if not count:
-        raise DataError(
-            f"The evaluator {keys.evaluator} found no key tokens in {len(keys.documents)} documents. Use longer "
-            "lengths, other data, or an evaluator that uses its context better."
-        )
+    vocabulary = vocabulary_digest(tokenizer)
+    return Keys(checkpoint.name, checkpoint.digest(), vocabulary, *read_with, key_documents), lengths
 
 
 def read_marked(texts: TextChoice, tokenizer: Any, keys: Keys) -> Documents:
-    """The documents that have key tokens, cut to the text that the evaluator read. Says how many tokens are key."""
-    special = special_tokens(tokenizer)
+    """The documents and tokens that the evaluator read. Says how many are key."""
     with progress_bar("reading documents", None) as step:
         documents = read_documents(
-            keys.select(texts.source.texts()),  # ends with the last document that has keys
+            keys.select(texts.source.texts()),
             tokenizer,
-            special.first_scored + 1 + len(special.suffix),
+            0,
             most=texts.max_documents,
+            cut=max(document.tokens for document in keys.documents),
             count_bytes=True,
-            keep_spans=True,
             advance=step,
         )
     documents, count = keys.mark(documents)
     tokens = sum(len(document.ids) for document in documents.kept)
-    _refuse_no_keys(keys, count)
     say(
         f"{count:,} of {tokens:,} tokens in {len(documents.kept)} documents are key tokens ({count / tokens:.1%}), "
         f"found by {keys.evaluator} with {keys.length:,} instead of {keys.short_context:,} tokens of context."

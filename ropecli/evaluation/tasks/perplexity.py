@@ -262,14 +262,16 @@ def make_perplexity(
     refuse_key_options(protocol, evaluator, key_file)
     drop_rare = lengths is None
     chosen = default_lengths(subjects) if lengths is None else sorted(set(lengths))
+    checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
+    tokenizers = {key: load_tokenizer(checkpoint) for key, checkpoint in checkpoints.items()}
     keys: Keys | None = None
     if protocol.name == "longppl":
+        judged = {checkpoints[key].name: tokenizer for key, tokenizer in tokenizers.items()}
         keys, chosen = get_keys(
-            evaluator, key_file, texts, chosen, readers, workers, drop_rare=drop_rare, output=output
+            evaluator, key_file, texts, chosen, readers, workers, judged, drop_rare=drop_rare, output=output
         )
     made: dict[int, tuple[Perplexity, Any]] = {}
-    for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values():
-        tokenizer = load_tokenizer(checkpoint)
+    for key, tokenizer in tokenizers.items():
         task = next((task for task, known in made.values() if _is_the_same(tokenizer, known)), None)
         if task is None:
             if keys:
@@ -277,7 +279,7 @@ def make_perplexity(
             else:
                 documents, chosen = texts.read(tokenizer, chosen, protocol, drop_rare=drop_rare and not made)
             task = Perplexity(documents, chosen, protocol, texts.source.place, keys)
-        made[id(checkpoint)] = task, tokenizer
+        made[key] = task, tokenizer
     return [made[id(subject.checkpoint)] for subject in subjects]
 
 

@@ -6,11 +6,10 @@ by log-probability per token.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from ropecli.data.sources import Source
@@ -18,16 +17,7 @@ from ropecli.errors import DataError
 from ropecli.evaluation.driver import Key, Values
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
 from ropecli.evaluation.ruler_prompts import PromptMaker
-from ropecli.evaluation.ruler_tasks import (
-    TASKS,
-    Needles,
-    Questions,
-    RulerTask,
-    choose_tasks,
-    read_essay,
-    read_questions,
-    score_of,
-)
+from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
 from ropecli.evaluation.subject import Subject, default_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
 from ropecli.live.loading import load_tokenizer
@@ -36,7 +26,7 @@ from ropecli.messages import progress_bar, warn
 
 @dataclass(frozen=True)
 class RulerChoice:
-    """The options of a measurement. lengths, tasks: None for all that fit. questions: file by task.
+    """The options of a measurement. lengths, tasks: None for all that fit.
 
     skip_short: skip lengths that are too short for every task, as without `lengths`.
     """
@@ -46,7 +36,6 @@ class RulerChoice:
     tasks: Sequence[str] | None
     samples: int
     mode: str
-    questions: Mapping[str, Path] = field(default_factory=dict)
     chat_template: str = "auto"
     threshold: float | None = None
     seed: int = 0
@@ -55,7 +44,7 @@ class RulerChoice:
     def __post_init__(self) -> None:
         """Raises MethodError, before anything is loaded."""
         check_mode(self.mode)
-        choose_tasks(self.tasks, self.mode, list(self.questions))
+        choose_tasks(self.tasks)
 
 
 class Ruler(Asking):
@@ -72,21 +61,19 @@ class Ruler(Asking):
 
     @property
     def settings(self) -> dict[str, Any]:
-        files = {name: self.choice.questions.get(task) for name, task in (("squad", "qa_1"), ("hotpotqa", "qa_2"))}
         return {
             "mode": self.mode,
             "samples": self.choice.samples,
             "seed": self.maker.seed,
             "chat_template": self.maker.frame is not None,
             "threshold": self.choice.threshold,
-            **{name: path and str(path) for name, path in files.items()},
             "text_column": self.choice.data.column,
             "split": self.choice.data.split,
         }
 
     def request(self) -> dict[str, Any]:
         essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
-        sha = hashlib.sha256(repr((essay, self.maker.questions)).encode())
+        sha = hashlib.sha256(repr(essay).encode())
         for task in self.tasks:
             sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
         chosen = {"lengths": self.lengths, "samples": self.choice.samples, "mode": self.mode, "seed": self.maker.seed}
@@ -104,8 +91,7 @@ class Ruler(Asking):
             return self.maker.tokenizer.insides([f" {text}" for text in (*prompt.references, *prompt.others)])
 
         def grade(tokens: Sequence[int]) -> tuple[float, bool]:
-            any_of = isinstance(TASKS[task], Questions)
-            score = score_of(self.maker.tokenizer.text(tokens), prompt.references, any_of=any_of)
+            score = score_of(self.maker.tokenizer.text(tokens), prompt.references)
             return score, score == 1
 
         text = prompt.ids.astype("<i8").tobytes() + repr(prompt.references).encode()
@@ -120,15 +106,13 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     """The task for a checkpoint, and its tokenizer."""
     tokenizer = load_tokenizer(subject.checkpoint)
     pieces = PieceTokenizer(tokenizer)
-    tasks = choose_tasks(choice.tasks, choice.mode, list(choice.questions))
+    tasks = choose_tasks(choice.tasks)
     lengths = sorted(set(choice.lengths or default_lengths([subject])))
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
             essay = read_essay(choice.data.texts(), pieces, lengths[-1])
-    with_files = [task for task in tasks if isinstance(task, Questions)]
-    questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in with_files}
-    maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
+    maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, choice.seed)
     if choice.lengths is None or choice.skip_short:
         fits_any = [length for length in lengths if any(_fits(maker, [length], task, choice.samples) for task in tasks)]
         lengths = fits_any or lengths[-1:]
@@ -155,9 +139,8 @@ def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, samples: 
 
 def _check_room(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> None:
     """Raise DataError for a length that is too short for some prompt."""
-    if not isinstance(task, Questions):  # whose documents differ more
-        with suppress(DataError):
-            maker.make(task, length // 4, 0)
-            return  # other names and values never take several times as many tokens
+    with suppress(DataError):
+        maker.make(task, length // 4, 0)
+        return  # other names and values never take several times as many tokens
     for index in range(samples):
         maker.make(task, length, index)

@@ -1,0 +1,59 @@
+"""`ropecli revert`: undoes the patches of a checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_doc import Doc
+
+from ropecli.atomic import refuse_existing
+from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision, Weights, as_path, is_link
+from ropecli.commands.signature import command
+from ropecli.errors import OutputError
+from ropecli.messages import warn
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.writing import Reversal
+
+
+@dataclass(frozen=True)
+class RevertResult:
+    """reversal: the undone patches. output: the written folder, None for a dry run."""
+
+    reversal: "Reversal"
+    output: Path | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output) if self.output else None,
+            "changes": [change._asdict() for change in self.reversal.changes],
+            "tokenizer_changes": [change._asdict() for change in self.reversal.tokenizer_changes],
+            "warnings": list(self.reversal.warnings),
+        }
+
+
+@command
+def revert(
+    checkpoint: Checkpoint,
+    *,
+    output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
+    weights: Weights = "link",
+    dry_run: Annotated[bool, Doc("Print the changes of config.json and write nothing."), OUTPUT] = False,
+    revision: Revision = None,
+) -> RevertResult:
+    """Undo all patches: write a copy of the checkpoint as it was before them."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.writing import plan_reversal, revert_to
+
+    link = is_link(weights)
+    if output is None and not dry_run:
+        raise OutputError("revert needs --output DIR for the folder to write, or --dry-run.")
+    folder = None if dry_run else as_path(output or "")
+    if folder is not None:
+        refuse_existing(folder)
+    reversal = plan_reversal(open_checkpoint(checkpoint, weights=folder is not None, revision=revision))
+    for warning in reversal.warnings:
+        warn(warning)
+    if folder is not None:
+        revert_to(reversal, folder, link=link, say=warn)
+    return RevertResult(reversal, folder)
