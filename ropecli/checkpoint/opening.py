@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import logging
 import re
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,6 @@ from ropecli.yaml12 import values
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Names that git accepts, without those that would leave the cache's refs folder.
 _REVISION = re.compile(r"(?!.*\.\.)[^\s/][^\s]*")
-_SHA256 = "sha256:"
-_SAMPLE = 2**20
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class Checkpoint:
         if not self.has_weights:
             return f"commit:{self.commit}"
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        paths = self._files_to_hash()
+        paths = [path for path in weights_in(self.folder) if is_file(path)]
         try:
             for path, content in zip(paths, _hashes_of(paths), strict=True):
                 sha.update(f"{path.name} {content}".encode())
@@ -143,33 +140,7 @@ class Checkpoint:
             ) from error
         if self.base:
             sha.update(self.base.digest().encode())
-        return _SHA256 + sha.hexdigest()
-
-    def matches(self, recorded: object) -> bool:
-        """Return whether `recorded` is a digest of this checkpoint, of this release or an earlier one."""
-        if str(recorded).startswith(_SHA256):
-            return recorded == self.digest()
-        if recorded != self._sampled_digest():
-            return False
-        _warn_of_sampled_digest()
-        return True
-
-    def _sampled_digest(self) -> str:
-        """The digest that earlier releases wrote: of each weight file only the size, the first and the last MiB."""
-        sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for path in self._files_to_hash():
-            size = path.stat().st_size
-            sha.update(f"{path.name} {size}".encode())
-            with path.open("rb") as file:
-                sha.update(file.read(_SAMPLE))
-                file.seek(max(0, size - _SAMPLE))
-                sha.update(file.read(_SAMPLE))
-        if self.base:
-            sha.update(self.base._sampled_digest().encode())
-        return sha.hexdigest()
-
-    def _files_to_hash(self) -> list[Path]:
-        return [path for path in weights_in(self.folder) if is_file(path)]
+        return f"sha256:{sha.hexdigest()}"
 
     def origin(self, *, digest: bool = True) -> dict[str, Any]:
         """Name, revision, commit and digest, for records of where something came from.
@@ -192,15 +163,6 @@ def _hashes_of(paths: list[Path]) -> list[str]:
     missing = {file: path for file, path in zip(files, paths, strict=True) if file not in _hashes}
     _hashes.update(zip(missing, sha256_of(missing.values()), strict=True))
     return [_hashes[file] for file in files]
-
-
-@cache
-def _warn_of_sampled_digest() -> None:
-    """Warn once per process."""
-    logging.getLogger("ropecli").warning(
-        "A recorded digest is of an earlier release, which covers only the ends of each weight file. Checkpoints that "
-        "differ elsewhere are not told apart."
-    )
 
 
 def open_checkpoint(

@@ -24,8 +24,6 @@ ALIASES = {
     "--attn": ("--attn-implementation",),
     "--batch-size": ("--per-device-train-batch-size",),
     "--gradient-accumulation": ("--gradient-accumulation-steps",),
-    "--num-needles": ("--keys",),
-    "--samples": ("--trials",),
     "--length": ("--max-length",),
     "--max-documents": ("--limit", "-L"),
     "--output DIR": ("--output-dir",),
@@ -34,7 +32,7 @@ ALIASES = {
     "--target-length": ("--max-model-len",),
     "--tracker": ("--report-to",),
 }
-"""Names that transformers, lm-eval, vLLM, TRL and ropecli 0.2 use: accepted where a command has the option, hidden."""
+"""Names that transformers, lm-eval, vLLM and TRL use: accepted where a command has the option, hidden."""
 
 _SHARED = {"eval_ppl", "compare", "passkey", "needle", "ruler", "finetune"}
 """Commands whose work several processes share."""

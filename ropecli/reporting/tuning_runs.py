@@ -7,16 +7,16 @@ from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.messages import duration
 from ropecli.reporting.wording import number
 from ropecli.table import Table, clean
-from ropecli.tuning.task import TRAINING, Score, TuneReport
+from ropecli.tuning.task import Score, TuneReport
 
 
 def tuning_table(report: TuneReport) -> Table:
     """Scores as pretrained, with default constants, with the best constants, and after tuning."""
     original_length, target = report.original_max_position_embeddings, report.target_length
-    trains, method, level = report.level in TRAINING, tuned_method(report), clean(report.level, 20)
+    trains, method, level = report.level == "heads", tuned_method(report), clean(report.level, 20)
     rows = [_row("as pretrained", report.base), _row(clean(report.untuned_name, 60), report.untuned)]
     if trains:
-        spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
+        spent = sum(point.seconds for point in report.points if point.level != "heads")
         rows.append(_row(f"{method}, best constants", report.start, "0", duration(spent)))
     result = f"{method}, tuned ({level}{f', step {report.step}' * trains})"
     notes = []

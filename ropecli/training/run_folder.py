@@ -18,7 +18,6 @@ import yaml
 
 from ropecli.atomic import is_partial, new_file, refuse_existing
 from ropecli.checkpoint.files import RUN, read_bounded
-from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
@@ -60,15 +59,10 @@ def refuse_foreign(output: Path, resume: bool) -> None:
         refuse_existing(output)
 
 
-def begin_run(output: Path, checkpoint: Checkpoint, settings: dict[str, Any], resume: bool) -> None:
-    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError.
-
-    checkpoint: the source, which is also in the settings.
-    """
+def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
     refuse_foreign(output, resume)  # check again under the lock
     if before := _read_run(output):
-        if checkpoint.matches(before["source"].get("digest")):
-            before["source"]["digest"] = checkpoint.digest()  # it may be one of an earlier release
         refuse_other_request(before, settings, output, _MAY_CHANGE)
         return
     with new_file(output / RUN) as partial:

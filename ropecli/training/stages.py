@@ -208,7 +208,7 @@ def run_stages(
     with sole_use(output / LOCK, output) if first else nullcontext():
         if first:
             settings = {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}
-            begin_run(output, checkpoint, settings, resume)
+            begin_run(output, settings, resume)
         if kept := len(stages) - 1:
             weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
             say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")

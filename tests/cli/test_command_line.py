@@ -44,7 +44,6 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
             ["demo", "--method", "yarn", "--max-model-len", "4k", "--output-dir", "x"],
             ["target_length", "output"],
         ),
-        ("needle", ["demo", "--trials", "3", "--keys", "2"], ["samples", "num_needles"]),
     ],
 )
 def test_names_of_other_tools_are_accepted(command, arguments, canonical):

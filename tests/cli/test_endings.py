@@ -29,7 +29,7 @@ def commands(llama, corpus, tmp_path):
     return {
         "eval-ppl": ["eval-ppl", str(llama), *data, *cpu, "--lengths", "24", "--output", output],
         "compare": ["compare", str(llama), *data, *cpu, "--lengths", "24", "--methods", "linear", "--output", output],
-        "passkey": ["passkey", str(llama), *cpu, "--lengths", "256", "--trials", "2", "--output", output],
+        "passkey": ["passkey", str(llama), *cpu, "--lengths", "256", "--samples", "2", "--output", output],
         "finetune": ["finetune", str(llama), *data, "--length", "32", "--output", output],
     }
 

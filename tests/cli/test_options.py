@@ -131,18 +131,6 @@ def test_a_message_names_option_value_and_range(name, options, message):
         call(name, **options)
 
 
-def test_former_names_of_parameters_work_with_a_warning():
-    with pytest.warns(FutureWarning) as warned:
-        [report] = commands.needle("demo", lengths=[64], depths=[0.5], trials=1, keys=2).reports
-    assert [str(warning.message) for warning in warned] == [
-        "needle(): trials was renamed to samples. Use samples.",
-        "needle(): keys was renamed to num_needles. Use num_needles.",
-    ]
-    assert (report.settings["trials"], report.settings["keys"]) == (1, 2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'trials'"):
-        commands.passkey("demo", trials=1, samples=1)
-
-
 class Group(TypedDict, total=False):
     length: Required[Annotated[int, Doc("Tokens.")]]
     sizes: Annotated[Sequence[float] | None, Default(None), annotated_types.Len(1, 2), Doc("Sizes.")]

@@ -28,7 +28,7 @@ def names(folder: Path) -> set[str]:
 EVAL = "eval-ppl checkpoint --lengths 32 --max-documents 1 --data data "
 COMPARE = "compare checkpoint --lengths 32 --max-documents 1 --methods none --data data "
 KEYS = "--evaluator checkpoint --keys "
-SEARCH = "checkpoint --lengths 64 --depths 0.5 --trials 1 "
+SEARCH = "checkpoint --lengths 64 --depths 0.5 --samples 1 "
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_finished_measurement_is_replaced_with_overwrite_alone(
         before = contents(tmp_path)
 
 
-@pytest.mark.parametrize("before", ["", '[{"kind": "perplexity", "schema_version": 1, "digest": "0"}]'])
+@pytest.mark.parametrize("before", ["", '[{"kind": "perplexity", "schema_version": 3, "digest": "0"}]'])
 def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
     report.write_text(before)
@@ -116,7 +116,7 @@ def test_a_page_of_the_user_is_not_overwritten(ropecli, llama, text, tmp_path):
     report, page = tmp_path / "report.json", tmp_path / "page.html"
     ropecli("eval-ppl", llama, "--data", text, *MEASURED, "-o", report).succeeds()
     page.write_text("<!DOCTYPE html><title>Thesis</title>")
-    ropecli("report", report, "-o", page).is_refused("page.html exists", "delete it if an earlier release wrote it")
+    ropecli("report", report, "-o", page).is_refused("page.html exists", "is not a plot or page of ropecli")
     assert page.read_text() == "<!DOCTYPE html><title>Thesis</title>"
 
 

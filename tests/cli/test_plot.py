@@ -32,7 +32,7 @@ def test_a_png_beside_the_first_report(ropecli, files, tmp_path, monkeypatch):
         assert ropecli("plot", "reports/several.json", "reports/one.json") == (0, "plot: reports/several.png\n", "")
     assert (reports / "several.png").read_bytes().startswith(b"\x89PNG")
     (reports / "one.png").write_text("mine")
-    message = "one.png exists and is not a plot or page of ropecli, so it is not overwritten"
+    message = "one.png exists and is not a plot or page of ropecli"
     ropecli("plot", "reports/one.json").is_refused(message)
     assert (reports / "one.png").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["reports"]

@@ -95,6 +95,6 @@ def test_a_tuning_run_has_its_table_and_facts(tuning):
     run = tuning("heads")
     tree = ET.fromstring(render_page([run]))
     assert texts(tree, "h2") == ["base, yarn ×2: tuning (heads)", "How it was measured"]
-    assert rows_of(tree)[1] == ["as pretrained", "1296.64", "1593.57", "–", "–"]
+    assert rows_of(tree)[1] == ["as pretrained", "1300.00", "1600.00", "–", "–"]
     assert {run.digest, "128 tokens", json.dumps(run.params)} <= set(texts(tree, "dd"))
     assert texts(tree, "code") == [" ".join(run.command)]

@@ -9,7 +9,6 @@ import sys
 import time
 
 import pytest
-import yaml
 
 from ropecli import signals
 from ropecli.errors import OutputError, RecipeError
@@ -171,21 +170,6 @@ def test_other_settings_and_a_second_start_are_refused(interrupted, tune, patche
         tune(patched_llama)
     assert (interrupted / "run.yaml").read_text() == before
     assert [line["step"] for line in metrics(interrupted)] == [1, 2, 3, 4, 5]
-
-
-def test_run_of_an_earlier_release_resumes_by_its_digest(
-    interrupted, tune, patched_llama, earlier_digest, caplog, uninterrupted, assert_same_run
-):
-    settings = yaml.safe_load((interrupted / "run.yaml").read_text())
-    for digest in ("0" * 64, earlier_digest(patched_llama)):
-        settings["source"]["digest"] = digest
-        (interrupted / "run.yaml").write_text(yaml.safe_dump(settings))
-        if digest.startswith("000"):
-            with pytest.raises(RecipeError, match=r"source\.digest: '0000"):
-                tune(patched_llama, resume=True)
-    tune(patched_llama, resume=True)
-    assert sum("of an earlier release" in message for message in caplog.messages) == 1
-    assert_same_run(interrupted, uninterrupted)
 
 
 def test_finished_run_is_not_changed(tune, patched_llama, uninterrupted, tmp_path):

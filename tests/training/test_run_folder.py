@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import RecipeError
 from ropecli.training.run_folder import LOGS, RunLog, begin_run, choose_tracker, losses_until
 
@@ -17,15 +16,18 @@ def settings(**recipe):
     return {"source": {"checkpoint": "here", "digest": "abc"}, "recipe": {"steps": 6, "save_every": 2, **recipe}}
 
 
-def test_settings_that_do_not_affect_the_weights_may_change(tmp_path):
-    demo, output = open_checkpoint("demo"), tmp_path / "run"
-    begin_run(output, demo, settings(), resume=False)
+def test_only_settings_that_do_not_affect_the_weights_may_change(tmp_path):
+    output = tmp_path / "run"
+    begin_run(output, settings(), resume=False)
     other = settings(save_every=1, keep_checkpoints=1, tracker="none", max_loss_rise=1.0, eval_every=2)
     other["source"]["checkpoint"] = "there"
-    begin_run(output, demo, other, resume=True)
+    begin_run(output, other, resume=True)
+    other["source"]["digest"] = "def"
+    with pytest.raises(RecipeError, match=r"source\.digest: 'abc' then, 'def' now"):
+        begin_run(output, other, resume=True)
     shutil.rmtree(output)
-    begin_run(output, demo, settings(stages=[{"steps": 1, "save_every": 2}]), resume=False)
-    begin_run(output, demo, settings(stages=[{"steps": 1, "save_every": 3}]), resume=True)
+    begin_run(output, settings(stages=[{"steps": 1, "save_every": 2}]), resume=False)
+    begin_run(output, settings(stages=[{"steps": 1, "save_every": 3}]), resume=True)
 
 
 @pytest.fixture

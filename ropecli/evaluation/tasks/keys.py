@@ -64,8 +64,7 @@ class Keys:
     """The key tokens of a data set, for any number of models with the same tokenizer. digest: of the evaluator.
 
     vocabulary: see vocabulary_digest. length: tokens that the evaluator read of each document. short_context, stride:
-    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_keys; None in files of
-    earlier releases.
+    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_keys.
     """
 
     evaluator: str
@@ -79,7 +78,7 @@ class Keys:
     documents: Annotated[tuple[KeyDocument, ...], Len(1)]
     kind: Literal["longppl-keys"] = "longppl-keys"
     schema_version: Annotated[int, Interval(ge=1, le=1)] = 1
-    checksum: str | None = field(default=None, compare=False)
+    checksum: str = field(default="", compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -88,7 +87,7 @@ class Keys:
         return {name: getattr(self, name) for name in names}
 
     def computed_checksum(self) -> str:
-        return _sha256(json.dumps(asdict(replace(self, checksum=None))).encode())
+        return _sha256(json.dumps(asdict(replace(self, checksum=""))).encode())
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
         """The texts that the evaluator read, up to the last of them. Raises DataError if one is missing."""
@@ -182,7 +181,7 @@ def read_keys(path: Path) -> Keys:
         raise DataError(f"{path} is not a file of key tokens, {first_fault(error)}.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
-    if keys.checksum not in (None, keys.computed_checksum()):
+    if keys.checksum != keys.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return keys
 
@@ -219,7 +218,7 @@ def get_keys(
     subject = open_subject(evaluator) if evaluator else None
     if path and path.exists():
         keys = read_keys(path)
-        if subject and not subject.checkpoint.matches(keys.digest):
+        if subject and keys.digest != subject.checkpoint.digest():
             raise MethodError(
                 f"{path} has the key tokens of another evaluator, {keys.evaluator}. Remove --evaluator to use them, or "
                 "give another --keys FILE."
