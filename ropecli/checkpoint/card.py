@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ropecli.checkpoint.files import read_text
+from ropecli.checkpoint.files import is_own_file, read_file
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers, read_state
@@ -18,11 +18,9 @@ from ropecli.config.settings import read_settings
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope, label_of
 from ropecli.table import LONGEST_TEXT, Table, clean, escaped, markdown
-from ropecli.yaml12 import read_yaml
+from ropecli.yaml12 import read_own_yaml
 
 README = "README.md"
-_LARGEST_RUN = 2**20
-"""Maximum size of run.yaml, bytes."""
 _BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
 _SECTION = re.compile(rf"\n?{_BEGIN}.*?{_END}\n?".encode(), re.DOTALL)
 _METADATA = re.compile(
@@ -130,10 +128,8 @@ def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Read run.yaml, which `finetune` writes: the source and the whole recipe. Empty if there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
-        return run if isinstance(run, dict) else {}
-    return {}
+    path = folder / "run.yaml"
+    return read_file(path, read_own_yaml) if is_own_file(path) else {}
 
 
 def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from ropecli.checkpoint.card import (
     with_section,
     without_section,
 )
-from ropecli.checkpoint.files import TUNING, is_own_file, read_text
+from ropecli.checkpoint.files import TUNING, is_own_file, read_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import entry
 from ropecli.checkpoint.state import CheckpointState
@@ -41,7 +41,6 @@ from ropecli.table import escaped, markdown
 from ropecli.yaml12 import read_yaml
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
-_LARGEST_README = 2**21
 """Bytes. PyYAML parses 150 KB per second."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
 """Metadata of the copied README.md that are not true of the changed checkpoint."""
@@ -88,16 +87,16 @@ def make_card(
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
     measurements: of each file, see read_measurements. base: the base model, None if unknown. Raises CheckpointError for
-    a README.md that is too large, not UTF-8, or whose metadata are not a YAML mapping.
+    a README.md whose metadata are not a YAML mapping, DataError for one that is not UTF-8.
     """
     from huggingface_hub import ModelCardData
 
     path = state.checkpoint.folder / README
     try:
-        readme = without_section(read_text(path, _LARGEST_README).encode()) if path.is_file() else b""
+        readme = without_section(read_file(path).encode()) if is_own_file(path) else b""
         metadata = _metadata(readme, state, base)
         data = ModelCardData(**metadata)
-    except (OSError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
     _, rest = split_metadata(readme)
     section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(rest.strip())))
