@@ -5,7 +5,7 @@ A comment `type: ignore` that nothing needs is an error here, so each one proves
 
 # mypy: warn-unused-ignores
 
-from typing_extensions import assert_type
+from typing import assert_type
 
 import ropecli
 from ropecli.commands.finetune import FinetuneResult

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli import demo
+from ropecli.atomic import as_path
 from ropecli.checkpoint import hub
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
@@ -29,9 +30,8 @@ from ropecli.checkpoint.files import (
     read_record,
     weights_in,
 )
-from ropecli.errors import CheckpointError, quoted, reason_of, shown
+from ropecli.errors import CheckpointError, quoted, shown
 from ropecli.hashing import sha256_of
-from ropecli.yaml12 import values
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Names that git accepts, without those that would leave the cache's refs folder.
@@ -131,13 +131,8 @@ class Checkpoint:
             return f"commit:{self.commit}"
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         paths = [path for path in weights_in(self.folder) if is_file(path)]
-        try:
-            for path, content in zip(paths, _hashes_of(paths), strict=True):
-                sha.update(f"{path.name} {content}".encode())
-        except OSError as error:
-            raise CheckpointError(
-                f"The weights in {self.folder} cannot be read: {reason_of(error)}. Download or copy them again."
-            ) from error
+        for path, content in zip(paths, _hashes_of(paths), strict=True):
+            sha.update(f"{path.name} {content}".encode())
         if self.base:
             sha.update(self.base.digest().encode())
         return f"sha256:{sha.hexdigest()}"
@@ -237,14 +232,10 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
 
 def _local(name: str | Path) -> hub.Fetched | None:
     """The local folder `name`; None if `name` can only be a Hub id."""
-    try:
-        folder = Path(name).expanduser()
-        exists = folder.exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{str(name)[:80]!r} is not a valid folder name: {error}"[:300]) from error
+    folder = as_path(name)
     if folder.is_dir():
         return hub.Fetched(folder)
-    if exists:
+    if folder.exists():
         if folder.suffix == ".gguf":
             raise CheckpointError(_of_gguf(folder))
         raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.")
@@ -263,9 +254,11 @@ def _of_gguf(file: Path) -> str:
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:
     """Refuse attention kernels from the Hub: transformers would download and run them (with the `kernels` package)."""
-    for part in values(checkpoint.config):
-        for key in [key for key in part if "attn_implementation" in key] if isinstance(part, dict) else []:
-            if any(isinstance(name, str) and "/" in name for name in values(part[key])):
+    parts = [checkpoint.config]
+    for part in parts:
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key in [key for key in part if "attn_implementation" in key]:
+            if "/" in str(part[key]):
                 raise CheckpointError(
                     f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(part[key])}), "
                     f"which ropecli does not run. Remove {key}."

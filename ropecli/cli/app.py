@@ -94,7 +94,7 @@ def main() -> None:
             fail("interrupted")
         _end_among_others(stop.code)
         raise
-    except RopecliError as error:
+    except (RopecliError, OSError) as error:
         _refuse(str(error))
 
 

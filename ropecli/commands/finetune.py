@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Interval
-from typing_extensions import TypedDict, Unpack
 
 from ropecli.commands.options import (
     DATA,

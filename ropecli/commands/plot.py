@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from typing_extensions import Unpack
 
 from ropecli import demo
 from ropecli.commands import options

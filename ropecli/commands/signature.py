@@ -14,11 +14,10 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Required, TypeVar, cast
 
 from annotated_doc import Doc
 from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen
-from typing_extensions import Required
 
 from ropecli.errors import MethodError, shown
 

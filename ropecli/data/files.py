@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.hub import BAD_TOKEN, PATIENCE
 from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TSV, has_texts
 from ropecli.errors import DataError, quoted, reason_of
@@ -170,10 +171,7 @@ def _saved_files(root: Path, folder: Path) -> list[DataFile]:
 
 
 def _saved(path: Path, key: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))[key]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {reason_of(error)}") from error
+    return read_file(path, json.loads)[key]
 
 
 def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:

@@ -113,7 +113,7 @@ class Store:
         return self._values.setdefault(part, {})
 
     def add(self, part: str, key: Key, value: Any, *, later: bool = False) -> None:
-        """Add and save a value, unless it has numbers that are not finite. Raises OutputError.
+        """Add and save a value, unless it has numbers that are not finite. Raises OSError.
 
         later: save it with the next one: a state has a result.
         """

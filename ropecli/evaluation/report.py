@@ -297,6 +297,6 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 
 def write_report(path: Path, value: Any) -> None:
-    """Write JSON atomically. Raises OutputError."""
+    """Write JSON atomically. Raises OSError."""
     with new_file(path) as partial:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

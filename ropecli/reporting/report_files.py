@@ -3,9 +3,11 @@
 import json
 import math
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ropecli.checkpoint.files import read_file
 from ropecli.errors import DataError, reason_of, shortened, shown
 from ropecli.evaluation.report import SCHEMA_VERSION, Report
 from ropecli.tuning.task import TuneReport
@@ -29,13 +31,7 @@ def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
 
 
 def _read_file(path: Path) -> list[AnyReport]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        value = json.loads(text, parse_constant=_refuse_constant, object_hook=_with_infinity)
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{str(path)[:200]} is not a JSON report: {reason_of(error)}.") from error
+    value = read_file(path, partial(json.loads, parse_constant=_refuse_constant, object_hook=_with_infinity))
     if isinstance(value, list):
         return [_read_one(f"{path}, report {index}", report) for index, report in enumerate(value, 1)]
     return [_read_one(f"{path}", value)]

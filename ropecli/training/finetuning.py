@@ -198,7 +198,7 @@ class _Run:
                 "warmup_steps."
             ),
         )
-        done = checkpoints.restore(self.say)
+        done = checkpoints.restore()
         if done:
             self.say(f"Resuming after step {done}.")
         earlier = run_folder.from_main(self.accelerator, lambda: run_folder.losses_until(self.output, done))

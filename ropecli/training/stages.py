@@ -12,7 +12,7 @@ ProLong (arXiv:2410.02660), which raise base and length step by step.
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -280,14 +280,11 @@ def _move_up(folder: Path, output: Path) -> None:
     After a kill at any moment one of the two folders is finished, and a second call continues.
     """
     if finished_step(output) is None:
-        try:
-            for path in folder.iterdir():
-                if path.name not in (RUN, PROVENANCE, CONFIG) and not path.name.startswith("."):
-                    path.replace(output / path.name)
-            shutil.copy(folder / PROVENANCE, output / PROVENANCE)
-            (folder / CONFIG).replace(output / CONFIG)
-        except OSError as error:
-            raise OutputError(f"{output} could not be written: {error.strerror}. Use --resume to try again.") from error
+        for path in folder.iterdir():
+            if path.name not in (RUN, PROVENANCE, CONFIG) and not path.name.startswith("."):
+                path.replace(output / path.name)
+        shutil.copy(folder / PROVENANCE, output / PROVENANCE)
+        (folder / CONFIG).replace(output / CONFIG)
     shutil.rmtree(folder, ignore_errors=True)
-    if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # left after a killed patch
-        shutil.rmtree(folder.parent, ignore_errors=True)
+    with suppress(OSError):  # earlier stages are kept
+        folder.parent.rmdir()

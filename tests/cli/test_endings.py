@@ -74,7 +74,7 @@ def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping,
     assert "Progress is saved next to" in outcome.err
     assert "--resume" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["out.state"]
-    assert not list((tmp_path / "out.state").glob("lock-*"))
+    assert not list((tmp_path / "out.state").glob(".lock-*"))
     ropecli(*commands[name], "--resume").succeeds()
 
 

@@ -5,13 +5,12 @@ import math
 import re
 import typing
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Required, TypedDict, Unpack
 
 import annotated_types
 import numpy as np
 import pytest
 from annotated_doc import Doc
-from typing_extensions import Required, TypedDict, Unpack
 
 from ropecli import commands
 from ropecli.commands.signature import Default, command

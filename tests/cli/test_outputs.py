@@ -120,27 +120,6 @@ def test_a_page_of_the_user_is_not_overwritten(ropecli, llama, text, tmp_path):
     assert page.read_text() == "<!DOCTYPE html><title>Thesis</title>"
 
 
-@pytest.mark.parametrize("letter", ["n", "€"])
-def test_a_name_of_255_bytes(ropecli, llama, text, tmp_path, monkeypatch, stopping, letter):
-    monkeypatch.chdir(tmp_path)
-    stem = "n" * (250 % len(letter.encode())) + letter * (250 // len(letter.encode()))
-    report, config, folder = f"{stem}.json", f"{stem}.yaml", f"{stem}nnnnn"
-    assert {len(name.encode()) for name in (report, config, folder)} == {255}
-    measure = ("eval-ppl", llama, "--data", text.parent, *MEASURED, "-o", report)
-    with stopping(1):
-        assert ropecli(*measure).code == 130
-    for command in (
-        (*measure, "--resume"),
-        ("plot", report, "-o", f"{stem}n.png"),
-        ("patch", llama, "--method", "yarn", "--factor", 2, "--no-verify", "-o", folder),
-        ("export", folder, "--engine", "trl", "-o", config),
-        ("push", folder, "--repo", "me/tiny", "--dry-run"),
-    ):
-        ropecli(*command).succeeds()
-    (card,) = names(tmp_path) - {report, f"{stem}n.png", folder, config, "data"}
-    assert card.endswith(".README.md")
-
-
 def test_training_follows_a_link_to_a_folder_that_does_not_exist(ropecli, llama, text, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "runs" / "new")
     training = ("--data", text, "--steps", 1, "--length", 16, "--set", "gradient_accumulation=1")

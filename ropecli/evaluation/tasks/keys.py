@@ -21,9 +21,9 @@ import numpy as np
 from annotated_types import Interval, Len
 
 from ropecli.atomic import sibling
-from ropecli.checkpoint.files import read_bounded
+from ropecli.checkpoint.files import read_file
 from ropecli.data.documents import Document, Documents, read_documents
-from ropecli.errors import DataError, MethodError, first_fault
+from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.driver import Job, Key, Task, collect
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
@@ -38,8 +38,6 @@ from ropecli.resume import remove_state
 
 MIN_GAIN = 2.0
 MAX_LOSS = 2.0
-_LARGEST = 2**28
-"""Bytes of a file of key tokens."""
 _FEW = 100
 """Fewer key tokens give wide intervals."""
 
@@ -167,20 +165,15 @@ def _sha256(data: bytes) -> str:
 
 
 def write_keys(path: Path, keys: Keys) -> None:
-    """Write the file of key tokens atomically. Raises OutputError."""
+    """Write the file of key tokens atomically. Raises OSError."""
     write_report(path, asdict(replace(keys, checksum=keys.computed_checksum())))
 
 
 def read_keys(path: Path) -> Keys:
     """Read a file that write_keys wrote. Raises DataError."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
-    try:
-        keys = TypeAdapter(Keys).validate_python(json.loads(read_bounded(path, _LARGEST)))
-    except ValidationError as error:
-        raise DataError(f"{path} is not a file of key tokens, {first_fault(error)}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
+    keys: Keys = read_file(path, TypeAdapter(Keys).validate_json)
     if keys.checksum != keys.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return keys

@@ -99,7 +99,7 @@ def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Save as PNG, SVG or PDF. Raises OutputError."""
+    """Save as PNG, SVG or PDF. Raises OutputError for another ending, OSError."""
     refuse_unknown_ending(path)
     kind = path.suffix.lower().removeprefix(".")
     with drawing(), new_file(path) as partial:
