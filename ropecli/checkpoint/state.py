@@ -18,7 +18,7 @@ from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
-from ropecli.errors import MethodError, PatchError
+from ropecli.errors import Finding, MethodError, PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
@@ -122,9 +122,9 @@ class CheckpointState:
         return self.note is None and self.before.guesses_pretraining_length
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        """Sentences about missing or contradictory values in the files."""
-        return edit_warning(self.edited) + (self.settings if self.note is not None else self.before).warnings
+    def findings(self) -> tuple[Finding, ...]:
+        """About missing or contradictory values in the files."""
+        return edit_finding(self.edited) + (self.settings if self.note is not None else self.before).findings
 
 
 def read_state(checkpoint: Checkpoint) -> CheckpointState:
@@ -142,12 +142,12 @@ def read_state(checkpoint: Checkpoint) -> CheckpointState:
     return state
 
 
-def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
+def edit_finding(edited: Provenance | None) -> tuple[Finding, ...]:
     """Say that ropecli.yaml is ignored. edited: its patch, if config.json was edited after it."""
     if edited is None:
         return ()
     keys = ", ".join(edited.edited)
-    return (f"ignoring ropecli.yaml: config.json was edited after it was written ({keys}).",)
+    return (Finding("edited", f"ignoring ropecli.yaml: config.json was edited after it was written ({keys})."),)
 
 
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:

@@ -51,6 +51,19 @@ class Layer(NamedTuple):
     window: int | None = None
 
 
+def limit_of_far(layers: Sequence[Layer]) -> str:
+    """How far layers see, or which of those that see the whole context rotate; empty if all do. Begins a sentence."""
+    far = [layer for layer in layers if layer.far]
+    rotating = sum(layer.rotates is not False for layer in far)
+    if not far:
+        widest = max(layer.window or 0 for layer in layers)
+        return f"no layer sees further than {widest} tokens (its window in config.json)"
+    if not rotating:
+        return "no layer that sees the whole context has rotary positions"
+    several = f"only {rotating} of the {len(far)} layers that see the whole context have rotary positions"
+    return several if rotating < len(far) else ""
+
+
 def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str | None] = (None,)) -> tuple[Layer, ...]:
     """The layers, in order; if their number is not known, one period of their pattern.
 
