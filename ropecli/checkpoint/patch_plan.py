@@ -180,13 +180,12 @@ def _labels_to_scale(
             hint = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
             raise PatchError(f"{name}: {no_effect(settings.layers, spec.method)}{'' if present == [None] else hint}")
         return far_layers(settings)
-    if present == [None]:
-        raise PatchError(f"{name} does not support --layer-types: all layers share one rotary embedding.")
     unknown = [label for label in layer_types if label not in present]
     if unknown or not layer_types:
+        known = "none, all layers share one" if present == [None] else ", ".join(map(str, present))
         raise PatchError(
             f"--layer-types {'has unknown ' + ', '.join(unknown) if unknown else 'is empty'}; layer types of {name} "
-            f"with rotary positions: {', '.join(str(label) for label in present)}."
+            f"with rotary positions of their own: {known}."
         )
     return tuple(label for label in present if label in layer_types)
 
@@ -254,22 +253,16 @@ def _refuse_near_layers(settings: RopeSettings, labels: Sequence[str | None]) ->
 
 
 def _refuse_unknown_original(state: CheckpointState) -> None:
-    """Raise PatchError if config.json alone does not show what a patch changed."""
-    name, saved, edited = state.checkpoint.name, state.saved_remapping, state.edited
-    keys = ", ".join(edited.edited) if edited else ""
-    if edited and {"ntk", "abf"} & set(edited.method.split("+")):
+    """Raise PatchError if config.json alone does not show what a patch changed: the base, or the attention."""
+    edited, saved = state.edited, state.saved_remapping
+    if edited and (saved or {"ntk", "abf"} & set(edited.method.split("+"))):
         raise PatchError(
-            f"{name} was patched with {edited.method}, which changed the base, and its config.json was edited "
-            f"afterwards ({keys}), so the pretrained base is unknown. Undo the edit, or set rope_theta to the "
-            "pretrained base and delete ropecli.yaml."
-        )
-    if saved and edited:
-        raise PatchError(
-            f"{name} was patched with {saved.method}, and its config.json was edited after ropecli.yaml was written "
-            f"({keys}). Undo the edit, or patch the original checkpoint."
+            f"{state.checkpoint.name} was patched with {edited.method}, and its config.json was edited afterwards "
+            f"({', '.join(edited.edited)}), so the original is unknown. Undo the edit, or patch the "
+            "original checkpoint."
         )
     if saved:
         raise PatchError(
-            f"{name} was patched with {saved.method}, and has no ropecli.yaml with the original config.json. Patch the "
-            "original checkpoint."
+            f"{state.checkpoint.name} was patched with {saved.method}, and has no ropecli.yaml with the original "
+            "config.json. Patch the original checkpoint."
         )

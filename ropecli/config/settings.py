@@ -169,8 +169,6 @@ def _find_makers(
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
     model_type = config.get("model_type")
-    if not isinstance(model_type, str | None):
-        raise CheckpointError(f"model_type in config.json is {shown(model_type)}; expected a name.")
     if section.get("alibi"):
         raise CheckpointError(f"The model uses ALiBi (`alibi` in config.json), not rotary embeddings.{_UNSCALED}")
     if family.refused:
@@ -191,8 +189,6 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
         )
     if silent and family.rope_theta is None and not family.layers:
         keys = ", ".join(_ROPE_KEYS)
-        if model_type is None:
-            raise CheckpointError(f"config.json has no model_type and no RoPE field that ropecli knows ({keys}).")
         code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
         raise CheckpointError(
             f"config.json has no RoPE field that ropecli knows ({keys}), and transformers has no language model of "
@@ -294,8 +290,7 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float, famil
     factor = parameters.get("factor")
     if factor is None:
         factor = max(1.0, implied_factor)
-    if positive_number("factor", factor) < 1:
-        raise CheckpointError(f"factor in config.json is {factor:g}; expected at least 1.")
+    positive_number("factor", factor)
     params = {key: parameters[key] for key in find_method(method).signature if parameters.get(key) is not None}
     if all(parameters.get(key) for key in MSCALE_PAIR):
         for key in MSCALE_PAIR:
