@@ -259,12 +259,10 @@ def edited(tmp_path):
 @pytest.fixture(scope="module")
 def quiet():
     """Default configurations make transformers talk of token ids beyond their vocabulary."""
-    from transformers.utils import logging as transformers_logging
+    from ropecli.live.stock_transformers import quiet_transformers
 
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    yield
-    transformers_logging.set_verbosity(verbosity)
+    with quiet_transformers():
+        yield
 
 
 @pytest.fixture

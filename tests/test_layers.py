@@ -102,10 +102,6 @@ def outside(*parts: str) -> list[str]:
     return [name for name in MODULES if part_of(name) not in parts]
 
 
-def test_every_part_has_its_layer():
-    assert {part_of(name) for name in MODULES} - {"__init__"} <= set(HEIGHT)
-
-
 def test_every_folder_is_packaged():
     project = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
     listed = re.findall(r'^  "(ropecli[\w.]*)",$', project, re.MULTILINE)

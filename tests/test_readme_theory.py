@@ -5,19 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tiny_settings import LLAMA_2_7B
 
 PAGE = (Path(__file__).parent.parent / "ropecli" / "analysis" / "README.md").read_text(encoding="utf-8")
 SECTION = " ".join(PAGE.split())
-LLAMA_2_7B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "intermediate_size": 11008,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-}
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tiny_settings import LLAMA_2_7B
 
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
@@ -19,18 +20,6 @@ ROOT = Path(__file__).parent.parent / "recipes"
 RECIPES = sorted((ROOT / "finetune").rglob("*.yaml"))
 recipes = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
-LLAMA_2_7B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "vocab_size": 32000,
-}
 LLAMA_3_8B = {
     **LLAMA_2_7B,
     "intermediate_size": 14336,

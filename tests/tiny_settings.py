@@ -1,4 +1,4 @@
-"""Settings of tiny models that the tests of several parts build."""
+"""Settings of models that the tests of several parts build."""
 
 TINY = {
     "vocab_size": 512,
@@ -11,6 +11,18 @@ TINY = {
     "bos_token_id": 0,
     "eos_token_id": 0,
     "pad_token_id": 0,
+}
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "vocab_size": 32000,
 }
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 ONE_OF_EACH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}

@@ -1,6 +1,5 @@
 """The linter: each problem is real, is found by its rule, and is fixed by the printed command."""
 
-import contextlib
 import json
 import re
 import shlex
@@ -16,8 +15,7 @@ from ropecli.checkpoint import lint
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.engines.engine_export import ENGINES, export_checkpoint
-from ropecli.errors import CheckpointError, PatchError
+from ropecli.errors import CheckpointError
 
 LLAMA = {**TINY, "model_type": "llama", "head_dim": 32, "rope_theta": 1e4}
 LAYERS = ["sliding_attention", "full_attention"]
@@ -163,23 +161,6 @@ def test_every_rule_has_a_case():
     assert named <= {case[0] for case in CASES} | {"tokenizer-caps", "adapter-beside-model"}
 
 
-@pytest.mark.parametrize(
-    "config", [pytest.param(case[1], marks=marks(case[1]), id=case[0]) for case in CASES if case[3] is not None]
-)
-def test_export_repeats_the_findings_that_change_results(config, written):
-    """And then says of no engine that it gives the same results."""
-    state = read_state(open_checkpoint(written(config)))
-    changing = tuple(finding for finding in lint.find_faults(state) if finding.changes_results)
-    exports = []
-    for engine in ENGINES:
-        with contextlib.suppress(PatchError):
-            exports.append(export_checkpoint(state.checkpoint, engine))
-    assert exports
-    for export in exports:
-        assert export.findings == changing
-        assert not changing or "same results" not in " ".join(export.notes)
-
-
 @pytest.mark.parametrize(("rule", "changes"), [("context-beyond-scaling", True), ("context-below-scaling", False)])
 def test_which_findings_change_results(rule, changes, written):
     config = next(case[1] for case in CASES if case[0] == rule)
@@ -217,10 +198,8 @@ def test_an_adapter_beside_a_whole_model(llama, tmp_path):
     assert (finding["rule"], finding["fix"], finding["changes_results"]) == ("adapter-beside-model", None, True)
 
 
-def test_a_clean_checkpoint_has_no_findings(written):
-    for config in (LLAMA, CLEAN, BASE_500K | {"rope_theta": 5e5}, GEMMA, MIXTRAL):
-        folder = written(config)
-        assert findings(folder) == [], config
+def test_a_tokenizer_without_a_length_or_with_a_longer_one_is_no_problem(written):
+    folder = written(LLAMA)
     for longest in (10**30, "64", None, float("nan")):
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": longest}))
         assert findings(folder) == [], longest

@@ -13,7 +13,7 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import read_provenance
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import CheckpointError, PatchError
+from ropecli.errors import PatchError
 from ropecli.scaling.spec import make_spec
 
 LISTS = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.3, 16).tolist()}
@@ -136,20 +136,11 @@ def test_edited_rope_fields_make_the_record_void(llama, patched, edited):
     assert read_provenance(open_checkpoint(edited(folder, rope_scaling=...))).edited == ("rope_scaling",)
 
 
-@pytest.mark.parametrize(("method", "params"), [("ntk", {}), ("abf", {"beta": 50})])
-def test_an_edited_config_with_an_unknown_base_is_not_scaled_again(method, params, llama, patched, edited):
+def test_an_edited_config_with_an_unknown_base_is_not_scaled_again(llama, patched, edited):
     """The written base would be taken for the pretrained one, and grow once more."""
-    changed = edited(patched(llama, method, **params), max_position_embeddings=300)
-    with pytest.raises(PatchError, match=rf"patched with {method}.*edited afterwards \(max_position_embeddings\)"):
+    changed = edited(patched(llama, "ntk"), max_position_embeddings=300)
+    with pytest.raises(PatchError, match=r"patched with ntk.*edited afterwards \(max_position_embeddings\)"):
         plan(changed)
-
-
-def test_a_broken_record_is_refused(llama, patched):
-    folder = patched(llama, "yarn")
-    for text in ("", "{", "changes: 5\n", "!!python/object/apply:os.system ['true']\n"):
-        (folder / "ropecli.yaml").write_text(text)
-        with pytest.raises(CheckpointError, match=r"ropecli\.yaml cannot be read"):
-            plan(folder)
 
 
 def test_original_length_corrects_max_position_embeddings(llama, edited):

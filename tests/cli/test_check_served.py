@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from completions_server import CompletionsServer
@@ -54,11 +53,8 @@ def check(ropecli, yarn, corpus, reference):
     return call
 
 
-WRONG = [factor for factor in np.exp(np.random.default_rng(39).uniform(0, 4, 8)) if not 2.5 < factor < 6.4][:2]
-
-
 @pytest.mark.parametrize("like", ["vllm", "llama"])
-@pytest.mark.parametrize("scaling", [("yarn", 4.0), ("none", 1.0), *(("yarn", float(factor)) for factor in WRONG)])
+@pytest.mark.parametrize("scaling", [("yarn", 4.0), ("none", 1.0), ("yarn", 2.3)])
 def test_verdict_names_the_scaling_that_a_rounding_server_computes(check, logits_of, like, scaling):
     with CompletionsServer(logits_of(*scaling, noise=0.02), like=like, most=256).running() as server:
         outcome = check(server, "--json")
@@ -150,18 +146,17 @@ def test_prompts_stop_where_the_server_does(check, logits_of):
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "message", "from_start"),
     [
-        ("half a JSON", "(body: Invalid JSON: EOF while parsing"),
-        ("HTML", "nginx"),
-        ("busy", "answered 429 4 times: too many requests"),
-        ("unauthorized", "refuses the request (401). Correct the key in ROPECLI_TEST_KEY."),
-        ("broken", "answered 500 4 times: engine died on Bearer ***"),
-        ("closes", "closed the connection 4 times"),
-        ("slow", "did not answer within 0.5 seconds"),
+        ("half a JSON", "(body: Invalid JSON: EOF while parsing", False),
+        ("HTML", "nginx", True),
+        ("busy", "answered 429 4 times: too many requests", False),
+        ("unauthorized", "refuses the request (401). Correct the key in ROPECLI_TEST_KEY.", True),
+        ("broken", "answered 500 4 times: engine died on Bearer ***", False),
+        ("closes", "closed the connection 4 times", True),
+        ("slow", "did not answer within 0.5 seconds", False),
     ],
 )
-@pytest.mark.parametrize("from_start", [True, False])
 def test_failing_server_gets_one_message_without_the_key(
     check, logits_of, fault, message, from_start, monkeypatch, reference
 ):

@@ -33,22 +33,16 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
 @pytest.mark.parametrize(
     ("command", "arguments", "canonical"),
     [
-        ("eval-ppl", ["demo", "-d", "x", "--limit", "3", "--attn-implementation", "sdpa"], ["max_documents", "attn"]),
-        ("eval-ppl", ["demo", "-d", "x", "-L", "3"], ["max_documents"]),
-        ("finetune", ["demo", "--output-dir", "x", "--max-steps", "3", "--max-length", "4k"], ["output", "steps"]),
-        ("finetune", ["demo", "-o", "x", "--per-device-train-batch-size", "2"], ["batch_size"]),
-        ("finetune", ["demo", "-o", "x", "--gradient-accumulation-steps", "2"], ["gradient_accumulation"]),
-        ("finetune", ["demo", "-o", "x", "--report-to", "none", "--config", "r.yaml"], ["tracker", "recipe"]),
-        (
-            "patch",
-            ["demo", "--method", "yarn", "--max-model-len", "4k", "--output-dir", "x"],
-            ["target_length", "output"],
-        ),
+        ("eval-ppl", "-d x --limit 3 --attn-implementation sdpa", "max_documents attn"),
+        ("finetune", "--output-dir x --max-steps 3 --max-length 4k --config r.yaml", "output steps length recipe"),
+        ("finetune", "-o x --per-device-train-batch-size 2 --report-to none", "batch_size tracker"),
+        ("finetune", "-o x --gradient-accumulation-steps 2", "gradient_accumulation"),
+        ("patch", "--method yarn --max-model-len 4k --output-dir x", "target_length output"),
     ],
 )
 def test_names_of_other_tools_are_accepted(command, arguments, canonical):
-    parsed = COMMANDS[command].make_context(command, list(arguments)).params
-    assert all(parsed[name] is not None for name in canonical)
+    parsed = COMMANDS[command].make_context(command, ["demo", *arguments.split()]).params
+    assert all(parsed[name] is not None for name in canonical.split())
 
 
 def test_token_counts_take_suffixes(ropecli):
@@ -65,9 +59,6 @@ def test_token_counts_take_suffixes(ropecli):
 def test_a_fault_of_ours_is_not_laid_to_the_users_numbers(ropecli, monkeypatch):
     monkeypatch.setattr("ropecli.checkpoint.inspection.inspect_checkpoint", lambda *arguments, **options: 1 / 0)
     with pytest.raises(ArithmeticError):
-        ropecli("inspect", "demo")
-    monkeypatch.setattr("ropecli.checkpoint.inspection.inspect_checkpoint", lambda *arguments, **options: 1e200**2)
-    with pytest.raises(OverflowError):
         ropecli("inspect", "demo")
 
 
@@ -133,10 +124,8 @@ def test_recipes_are_listed_and_printed_by_name_or_path(ropecli, monkeypatch):
     assert Path(ropecli("recipe", "--path", "2-nodes").out.strip()).samefile(files["accelerate", "2-nodes"])
 
 
-@pytest.mark.parametrize("processes", ["", "1", "2"])
-@pytest.mark.parametrize(
-    "command", ["inspect demo", "methods --json", "export demo --engine vllm", "recipe --path 2-nodes", "eval-ppl"]
-)
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("command", ["recipe --path 2-nodes", "eval-ppl"])
 def test_only_processes_that_share_the_work_of_a_launch_are_silent(command, processes, evaluate, ropecli, monkeypatch):
     """Pods and the shells of a cluster's nodes may set RANK, and WORLD_SIZE too."""
     monkeypatch.setattr("ropecli.evaluation.processes.join_workers", Workers)

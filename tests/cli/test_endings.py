@@ -106,8 +106,7 @@ def test_a_training_saves_when_its_terminal_is_closed(ropecli, commands, tmp_pat
 
 
 @pytest.mark.skipif(not Path(FULL).exists(), reason=f"no {FULL} here")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize(("more", "unbuffered"), [([], ""), (["--json"], "1")])
 def test_a_full_disk_behind_the_output_is_one_message(more, unbuffered):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path(FULL).open("w") as full:

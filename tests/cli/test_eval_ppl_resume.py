@@ -56,22 +56,6 @@ def stopped(ropecli, arguments, stopping):
     return run
 
 
-def test_an_interrupted_run_resumes(ropecli, arguments, stopped, llama, tmp_path):
-    """Within the baseline's documents."""
-    (tmp_path / "done").mkdir()
-    output, whole = tmp_path / "report.json", tmp_path / "done" / "report.json"
-    options = ["--baseline", llama, "--method", "linear", "--factor", 4]
-    outcome = stopped(14, *options, "--output", output)
-    assert outcome.code == 130
-    assert "Run the same command with --resume to continue" in outcome.said
-    assert names(tmp_path) == ["done", "report.json.state"]
-    ropecli(*arguments(*options, "--output", output, "--resume")).succeeds()
-    assert names(tmp_path) == ["done", "report.json"]
-    ropecli(*arguments(*options, "--output", whole)).succeeds()
-    assert names(tmp_path / "done") == ["report.json"]
-    assert read(output) == read(whole)
-
-
 def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli, arguments, stopped, tmp_path):
     output = tmp_path / "report.json"
     stopped(3, "--output", output)
@@ -79,11 +63,8 @@ def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli
     ropecli(*arguments("--output", output)).is_refused("a run that was interrupted")
     for change, line in (
         (["--dtype", "bfloat16"], "dtype: 'float32' then, 'bfloat16' now"),
-        (["--lengths", "24,64"], "lengths: [24, 64, 128] then, [24, 64] now"),
         (["--method", "none", "--original-length", 32], "jobs.0.scaling: "),
         (["--max-documents", 3], "jobs.0.tasks.0.documents: "),
-        (["--chunk", 30], "chunk: None then, 30 now"),
-        (["--batch-size", 2], "batch_size: 1 then, 2 now"),
     ):
         ropecli(*arguments("--output", output, "--resume", *change)).is_refused(line)
     assert (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes() == before

@@ -106,8 +106,6 @@ def test_default_lengths_end_with_those_of_the_keys(evaluate, llama, patched, tm
     ("after", "with_file", "left"),
     [
         (2, True, ["keys.json.state"]),
-        (2, False, ["report.json.keys.state"]),
-        (5, True, ["keys.json", "report.json.state"]),
         (5, False, ["report.json.keys.state", "report.json.state"]),
     ],
 )

@@ -186,16 +186,13 @@ def test_pefts_own_folder_is_merged_too(ropecli, llama, tmp_path, keys, matrices
         {"init_lora_weights": "pissa"},
         {"megatron_config": {"x": 1}},
         {"layer_replication": [[0, 2]]},
-        {"r": "8"},
         {"lora_alpha": None},
-        {"target_modules": 5},
-        {"base_model_name_or_path": 5},
     ],
     ids=str,
 )
 def test_what_the_merge_does_not_know_is_refused(refused, changed, values):
     [key] = values
-    refused(changed(**values), key if values[key] not in ("8", None, 5) else "adapter_config.json")
+    refused(changed(**values), key if values[key] else "adapter_config.json")
 
 
 def test_a_damaged_adapter_is_refused(refused, changed, adapter, yarn):

@@ -72,9 +72,6 @@ def test_no_file_of_the_user_is_overwritten(ropecli, checkpoint, text, tmp_path,
     [
         (EVAL, ["report.json"]),
         (COMPARE + "--plot plot.svg ", ["report.json", "plot.svg"]),
-        (f"passkey {SEARCH} --lengths 256 --plot plot.svg ", ["report.json", "plot.svg"]),
-        (f"needle {SEARCH} --lengths 256 --data data ", ["report.json"]),
-        ("ruler checkpoint --lengths 1200 --samples 1 --tasks fwe --mode rank ", ["report.json"]),
     ],
 )
 def test_a_finished_measurement_is_replaced_with_overwrite_alone(
@@ -98,26 +95,12 @@ def test_a_finished_measurement_is_replaced_with_overwrite_alone(
         before = contents(tmp_path)
 
 
-@pytest.mark.parametrize("before", ["", '[{"kind": "perplexity", "schema_version": 3, "digest": "0"}]'])
-def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
-    report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
-    report.write_text(before)
-    plot.touch()
-    for _ in range(2):
-        compare = ["--data", text, *MEASURED, "--methods", "none", "-o", report, "--plot", plot]
-        ropecli("compare", llama, *compare, *["--overwrite"] * bool(plot.stat().st_size or before)).succeeds()
-        ropecli("report", report, "-o", page).succeeds()
-        for ending in ("png", "pdf"):
-            ropecli("plot", report, "-o", plot.with_suffix(f".{ending}")).succeeds()
-    assert json.loads(report.read_text())[0]["kind"] == "perplexity"
-
-
-def test_a_page_of_the_user_is_not_overwritten(ropecli, llama, text, tmp_path):
-    report, page = tmp_path / "report.json", tmp_path / "page.html"
+def test_an_empty_file_is_filled_and_a_plot_replaced(ropecli, llama, text, tmp_path):
+    report, plot = tmp_path / "report.json", tmp_path / "plot.pdf"
+    report.touch()
     ropecli("eval-ppl", llama, "--data", text, *MEASURED, "-o", report).succeeds()
-    page.write_text("<!DOCTYPE html><title>Thesis</title>")
-    ropecli("report", report, "-o", page).is_refused("page.html exists", "is not a plot or page of ropecli")
-    assert page.read_text() == "<!DOCTYPE html><title>Thesis</title>"
+    for _ in range(2):
+        ropecli("plot", report, "-o", plot).succeeds()
 
 
 def test_training_follows_a_link_to_a_folder_that_does_not_exist(ropecli, llama, text, tmp_path):

@@ -42,9 +42,8 @@ def test_numbers_from_a_config_alone(config_alone, plan):
     assert report["seconds"] == pytest.approx(report["flops"] / (report["mfu"] * report["gpu_flops"]))
 
 
-@pytest.mark.parametrize("gpus", [2, 8])
-def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
-    report = plan(config_alone, "--length", 64, "--gpus", gpus, "--set", "batch_size=2")
+def test_the_command_is_one_that_finetune_reads(config_alone, plan):
+    report = plan(config_alone, "--length", 64, "--gpus", 8, "--set", "batch_size=2")
     words = shlex.split(report["command"])
     finetune = typer.main.get_command(app).commands["finetune"]
     params = finetune.make_context("finetune", words[words.index("finetune") + 1 :]).params
@@ -53,7 +52,7 @@ def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     if "--config_file" in words:
         [name] = re.findall(r"\$\(ropecli recipe --path (.*)\)", words[words.index("--config_file") + 1])
         assert package.recipe(name).recipes[0].kind == "accelerate"
-    assert words[words.index("--num_processes") + 1] == str(gpus)
+    assert words[words.index("--num_processes") + 1] == "8"
 
 
 @pytest.mark.parametrize(("gpus", "precision"), [(4, "none"), (8, "bf16")])

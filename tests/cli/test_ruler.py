@@ -57,16 +57,6 @@ def test_an_interrupted_run_resumes(ropecli, tmp_path, stopping):
     assert json.loads(whole.read_text())[0]["cells"] == json.loads(report.read_text())[0]["cells"]
 
 
-COMPARE = ["compare", "demo", "--data", "demo", "--methods", "none", "--measure", "ruler", "--tasks", "fwe"]
-
-
-def test_a_run_does_not_resume_with_other_settings(ropecli, tmp_path, stopping):
-    command = [*COMPARE, "--lengths", "512", "--samples", 2, "--output", tmp_path / "report.json"]
-    with stopping(1):
-        assert ropecli(*command).code == 130
-    ropecli(*command, "--resume", "--attn", "eager").is_refused("attn: 'auto' then, 'eager' now")
-
-
 def test_compare_puts_measures_side_by_side(ropecli, tmp_path):
     report, same = tmp_path / "measures.json", ["--lengths", 512, "--samples", 2, "--tasks", "fwe"]
     options = ["--methods", "none,yarn", "--measure", "ppl,ruler", "--max-documents", 2, "--protocol", "tail"]

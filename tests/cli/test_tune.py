@@ -163,11 +163,9 @@ def test_heads_that_cannot_be_folded_are_refused_before_the_search(ropecli, argu
 # Stopped runs.
 
 
-@pytest.mark.parametrize(("level", "after"), [("heads", 13), ("search", 9)])
-def test_an_interrupted_run_resumes(tuned, ropecli, arguments, stopping, tmp_path, level, after):
-    """Stopped in the training, in the search."""
-    run = arguments(tmp_path / "out", *LEVELS[level])
-    with stopping(after):
+def test_an_interrupted_search_resumes(tuned, ropecli, arguments, stopping, tmp_path):
+    run = arguments(tmp_path / "out", *LEVELS["search"])
+    with stopping(9):
         outcome = ropecli(*run)
     assert outcome.code == 130
     assert "Run the same command with --resume to continue" in outcome.said
@@ -176,7 +174,7 @@ def test_an_interrupted_run_resumes(tuned, ropecli, arguments, stopping, tmp_pat
     ropecli(*run, "--resume", "--short-weight", 1).is_refused("short_weight: 0.25 then, 1.0 now")
     ropecli(*run, "--resume").succeeds()
     assert names(tmp_path) == ["out"]
-    whole, _ = tuned(level)
+    whole, _ = tuned("search")
     assert without_times(read_report(tmp_path / "out")) == without_times(read_report(whole))
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 

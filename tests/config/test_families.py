@@ -22,9 +22,10 @@ from ropecli.config.families import BY_HAND, family_of
 from ropecli.config.layers import read_layers
 from ropecli.errors import PatchError
 from ropecli.live import rotary as live
-from ropecli.live.stock_transformers import build_without_weights, quiet_transformers
+from ropecli.live.stock_transformers import build_without_weights
 from ropecli.scaling.spec import make_spec
 
+pytestmark = pytest.mark.usefixtures("quiet")
 PINNED = "5.23.0"
 pinned = pytest.mark.skipif(
     importlib.metadata.version("transformers") != PINNED,
@@ -35,12 +36,6 @@ TINY = {**SIZES, "num_key_value_heads": 2, "head_dim": 32}
 
 
 coverage = scripts_by_path.load("coverage")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet():
-    with quiet_transformers():
-        yield
 
 
 @pytest.fixture(scope="module")

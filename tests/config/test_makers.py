@@ -128,13 +128,3 @@ def test_none_keeps_the_shipped_scaling_and_unscaled_removes_it(tmp_path):
     removed = make_plan(checkpoint, make_spec("unscaled"), target_length=262144)
     assert removed.config["rope_scaling"] is None
     assert any("replaces the shipped llama3" in finding.message for finding in removed.findings)
-
-
-def test_replacing_a_shipped_scaling_gives_a_warning(tmp_path):
-    factors = [1.0 + 0.1 * pair for pair in range(16)]
-    shipped = {"type": "longrope", "long_factor": factors, "short_factor": factors}
-    shipped["original_max_position_embeddings"] = 32768
-    config = {"model_type": "minicpm3", "qk_rope_head_dim": 32, "max_position_embeddings": 32768, "rope_theta": 1e4}
-    config["rope_scaling"] = shipped
-    plan = make_plan(Checkpoint("model", tmp_path, config), make_spec("yarn", 4.0))
-    assert any("replaces the shipped longrope ×1" in finding.message for finding in plan.findings)

@@ -128,20 +128,6 @@ def test_an_invalid_entry_is_refused():
             parse_saved_remapping({**entry, **change}, "rerope")
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"attn_implementation": ...}, f"{KEY} but no attn_implementation.* save_pretrained omits attn_implementation"),
-        ({KEY: ...}, f"attn_implementation but no {KEY}"),
-        ({"attn_implementation": "ropecli:foo"}, "'ropecli:foo'; expected one of ropecli:dual-chunk, "),
-    ],
-)
-def test_half_a_saved_remapping_is_refused(change, reason, llama, patched, edited):
-    folder = edited(patched(llama, "rerope"), **change)
-    with pytest.raises(CheckpointError, match=reason):
-        read_state(open_checkpoint(folder)).positions.ropes  # noqa: B018
-
-
 def test_save_pretrained_writes_half_a_saved_remapping_which_is_refused(llama, patched, tmp_path):
     load(patched(llama, "rerope")).save_pretrained(tmp_path / "saved")
     for read in (lambda checkpoint: read_state(checkpoint).positions.ropes, load_model):

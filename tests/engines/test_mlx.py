@@ -41,12 +41,6 @@ READ = sorted(mlx.READ - {"ministral3"} | {"phi3"})  # ministral3 is scaled as i
 AGREES, DIFFERS = 5e-3, 0.01
 
 
-def test_a_patched_folder_needs_no_options(patched):
-    folder, _, checkpoint = patched("yarn")
-    export = export_checkpoint(checkpoint, "mlx")
-    assert (export.command, export.overrides) == (f"mlx_lm.server --model {folder}", {})
-
-
 # Scalings as released, in the fields of the release: model_type -> (settings of the tiny model, fields of config.json).
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}

@@ -11,7 +11,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -271,15 +270,6 @@ def test_verdict_on_llama_server_is_right_for_quantized_files(factor, quantizati
     assert (result.verdict.nearest == "unpatched") is (factor == 1)
 
 
-@pytest.mark.parametrize("quantization", ["F32", "Q8_0", "Q4_1"])
-def test_another_method_on_llama_server_is_noticed(quantization, check, gguf, llama_server):
-    command = f"llama-server -m model.gguf --rope-scaling linear --rope-scale 4 -c {CONTEXT} -np 1"
-    with llama_server(gguf(quantization), command) as address:
-        result = check(address, "yarn")
-    assert result.exit_status == 3, result
-    assert "but not its scaling. Nearest: " in result.verdict.reason, result
-
-
 # Measuring.
 
 MEASURED = {
@@ -324,23 +314,6 @@ def test_vllm_measures_as_transformers(name, folder, measured, vllm, environment
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     assert_alike(json.loads(run.stdout), expected)
-
-
-def test_a_killed_server_is_one_message_and_resuming_continues(folder, measured, vllm, tmp_path):
-    output, command = tmp_path / "report.json", command_of(folder("yarn"), "vllm")
-    options = ["--protocol", "tail", "--output", output]
-    with vllm(command) as address:
-        words = [sys.executable, "-m", "ropecli", "eval-ppl", folder("yarn"), *MEASURED["eval-ppl"], *options]
-        words += ["--requests", 1, "--endpoint", address]
-        process = subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, text=True)
-        while process.poll() is None and not any(tmp_path.glob("*.state/samples-0.jsonl")):
-            time.sleep(0.05)
-    _, message = process.communicate(timeout=100)
-    assert process.returncode == 2, message
-    assert message.count("error:") == 1
-    with vllm(command) as address:
-        resumed = measured("eval-ppl", folder("yarn"), *options, "--endpoint", address, "--resume")
-    assert_alike(resumed, measured("eval-ppl", folder("yarn"), *options[:2]))
 
 
 def test_llama_server_measures_generated_answers(folder, measured, gguf, llama_server):

@@ -3,17 +3,13 @@
 import math
 
 import numpy as np
-import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-
-IDENTITIES = ["linear", "ntk", "dynamic", "dynamic-yarn", "ntk-by-parts", "yarn", "llama3"]
-WITH_A_RAMP = {"yarn", "ntk-by-parts", "dynamic-yarn"}
 
 few = settings(max_examples=25, deadline=None)
 factors = st.floats(1.0, 1000.0)
@@ -28,24 +24,6 @@ def geometries(draw, still: bool = True) -> RopeGeometry:
     window = round(2 ** draw(st.floats(4, 20)))
     head_dim = draw(st.sampled_from([2 * pairs, 256]))
     return RopeGeometry(head_dim, 2 * pairs, theta, window, still_pairs=draw(st.integers(0, at_most)))
-
-
-def assume_a_ramp(geometry: RopeGeometry) -> None:
-    """Leaves out what is refused: between the betas, 32 and 1, there is no pair, nor would be one up to index d - 1."""
-    fastest = geometry.original_max_position_embeddings / (2 * math.pi)
-    slowest = fastest * geometry.rope_theta ** (-2 * (geometry.rotary_dim - 1) / geometry.rotary_dim)
-    assume(fastest > 1 and slowest < 32)
-
-
-@pytest.mark.parametrize("method", IDENTITIES)
-@few
-@given(geometry=geometries())
-def test_a_factor_of_one_changes_nothing(method, geometry):
-    if method in WITH_A_RAMP:
-        assume_a_ramp(geometry)
-    scaled = scale(geometry, make_spec(method, 1.0))
-    np.testing.assert_allclose(scaled.inv_freq, geometry.inv_freq(), rtol=1e-12)
-    assert scaled.attention_factor == 1.0
 
 
 @few
