@@ -49,12 +49,12 @@ def probe_layers(config: Any) -> tuple[Layer, ...]:
                         windows.setdefault(kind, value)
                         setattr(part, key, min(_WINDOW, value))
         model, places = small_model_and_places(config)
-        found = _Probe(model).layers()
+        small_layers = _Probe(model).layers()
     except RopecliError:
         raise
     except Exception as error:  # model classes raise many kinds of errors
         raise CheckpointError(f"A small model of type {config.model_type} cannot be run: {reason_of(error)}") from error
-    layers = [found[place] for place in places]
+    layers = [small_layers[place] for place in places]
     return tuple(layer._replace(window=windows.get(layer.attention or "")) for layer in layers)
 
 

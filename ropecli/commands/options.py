@@ -14,7 +14,7 @@ from typing_extensions import Required, TypedDict
 
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
-from ropecli.commands.signature import Default, Flag, Panel, TokenCount
+from ropecli.commands.signature import Default, Flag, Panel, WithSuffix
 from ropecli.errors import MethodError
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.launch import read_launch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 SERVER, ENGINE = Panel("Server"), Panel("Engine")
-TOKENS = TokenCount()
+TOKENS = WithSuffix()
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
 Checkpoint = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]

@@ -41,7 +41,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class TokenCount:
+class WithSuffix:
     """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
 
 
@@ -58,7 +58,7 @@ _BOUNDS = {
     Lt: (operator.lt, "below"),
     Le: (operator.le, "of at most"),
 }
-_KNOWN = {Doc, Flag, Panel, TokenCount, Default, MinLen, MaxLen, *_BOUNDS}
+_KNOWN = {Doc, Flag, Panel, WithSuffix, Default, MinLen, MaxLen, *_BOUNDS}
 _FORMER = {"trials": "samples", "keys": "num_needles"}
 """Names of parameters in release 0.2, and their names now; accepted for one more release."""
 _LARGEST = 2**63 - 1

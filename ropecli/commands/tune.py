@@ -146,7 +146,7 @@ def tune(
     refuse_attention(Subject(opened, task.baseline), shared["attn"])
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
-        model = load(opened, task.tokenizer, **loading, whole=True)
+        model = load(opened, task.tokenizer, **loading, refuse_unused=True)
         require_reading(opened.config, model)
         command = list(command_line.get())
         tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))

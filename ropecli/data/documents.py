@@ -154,12 +154,12 @@ def encode(tokenizer, text: str | list[str], **options: Any):
 def special_tokens(tokenizer) -> SpecialTokens:
     """Find the special tokens by tokenizing a short text with and without them."""
     bare = encode(tokenizer, "a", add_special_tokens=False)["input_ids"]
-    whole = encode(tokenizer, "a")["input_ids"]
+    ids = encode(tokenizer, "a")["input_ids"]
     if not bare:  # no token for letters: all ids are the prefix
-        return SpecialTokens(tuple(whole), tokenizer.bos_token_id, tokenizer.eos_token_id)
-    starts = range(len(whole) - len(bare) + 1)
-    start = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
-    prefix, suffix = tuple(whole[:start]), tuple(whole[start + len(bare) :])
+        return SpecialTokens(tuple(ids), tokenizer.bos_token_id, tokenizer.eos_token_id)
+    starts = range(len(ids) - len(bare) + 1)
+    start = next((start for start in starts if ids[start : start + len(bare)] == bare), 0)
+    prefix, suffix = tuple(ids[:start]), tuple(ids[start + len(bare) :])
     return SpecialTokens(prefix, tokenizer.bos_token_id, tokenizer.eos_token_id, suffix)
 
 

@@ -152,13 +152,13 @@ def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
         # a folder of source code has folders named test, and tables in them
         if not configured and (texts > _MANY_TEXTS * tables or get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL):
             return {}
-        found = _resolved(str(folder.resolve()), str(folder), None, None)
+        splits = _resolved(str(folder.resolve()), str(folder), None, None)
         # the name of one file among others is no split
-        alone = sum(map(len, found.values())) == tables and texts == bool(card)
-        if not configured and len(found) == 1 and not alone:
+        alone = sum(map(len, splits.values())) == tables and texts == bool(card)
+        if not configured and len(splits) == 1 and not alone:
             return {}
-        _say_unread(folder.resolve(), paths, [file for files in found.values() for file in files])
-        return found
+        _say_unread(folder.resolve(), paths, [file for files in splits.values() for file in files])
+        return splits
     except Exception as error:  # of the card, or of files that datasets cannot tell apart
         raise DataError(f"datasets cannot find the splits of {folder}: {reason_of(error)} Give a file.") from error
 

@@ -117,11 +117,11 @@ class Source:
         return files
 
     def _chosen(self, by_split: dict[str, list[DataFile]]) -> tuple[DataFile, ...]:
-        wanted = (self.split,) if self.split else self.splits
-        chosen = next((name for name in wanted if name in by_split), None)
+        names = (self.split,) if self.split else self.splits
+        chosen = next((name for name in names if name in by_split), None)
         others = ", ".join(name for name in by_split if name != chosen)
         if chosen is None:
-            raise DataError(f"{self.place} has no split {' or '.join(wanted)}. Choose one of {others}.")
+            raise DataError(f"{self.place} has no split {' or '.join(names)}. Choose one of {others}.")
         files = by_split[chosen]
         if unread := [file.name for file in files if not file.kind]:
             raise DataError(f"{self.place} has a file of an unknown type, {unread[0]}; expected one of {KINDS}.")

@@ -37,11 +37,11 @@ def read_adapter(folder: Path) -> tuple["LoraConfig", Tensors]:
     written = read_json(folder / ADAPTER_CONFIG)
     if written.get("peft_type") != "LORA":
         raise CheckpointError(f"{folder}: peft_type is {shown(written.get('peft_type'))}; expected LORA.")
-    unusual = {key: written[key] for key in ("megatron_config", "layer_replication") if written.get(key)}
+    unsupported = {key: written[key] for key in ("megatron_config", "layer_replication") if written.get(key)}
     if (start := written.get("init_lora_weights", True)) not in _INDEPENDENT_STARTS:
-        unusual["init_lora_weights"] = start
-    if unusual:
-        key, value = next(iter(unusual.items()))
+        unsupported["init_lora_weights"] = start
+    if unsupported:
+        key, value = next(iter(unsupported.items()))
         raise CheckpointError(f"{folder}: {key} {shown(value)} is not supported for merging.")
     try:
         config = LoraConfig.from_pretrained(str(folder))
@@ -60,7 +60,7 @@ def merge_adapter(
     from peft import PeftModel, set_peft_model_state_dict
 
     lora = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
-    _load_whole(checkpoint, model, {name: tensor for name, tensor in tensors.items() if name not in lora})
+    _load_trained_in_full(checkpoint, model, {name: tensor for name, tensor in tensors.items() if name not in lora})
     lora_config = dataclasses.replace(
         config, modules_to_save=None, ensure_weight_tying=False, init_lora_weights=True, inference_mode=True
     )
@@ -98,16 +98,16 @@ def other_base(adapter: Path, base: Checkpoint) -> str | None:
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."
 
 
-def _load_whole(checkpoint: Checkpoint, model: "PreTrainedModel", whole: Tensors) -> None:
+def _load_trained_in_full(checkpoint: Checkpoint, model: "PreTrainedModel", tensors: Tensors) -> None:
     """Copy fully trained embeddings and norms into the model in place, which keeps tied weights tied."""
     of_model = model.state_dict()
-    for name, tensor in whole.items():
+    for name, tensor in tensors.items():
         target = of_model.get(name.removeprefix(PREFIX))
         if target is None or target.shape != tensor.shape:
             base = "is missing in the base" if target is None else f"has shape {tuple(target.shape)} in the base"
             raise _does_not_fit(checkpoint, f"{name}, shape {tuple(tensor.shape)}, {base}")
         for tied in [key for key, value in of_model.items() if value.data_ptr() == target.data_ptr()]:
-            trained = whole.get(PREFIX + tied)
+            trained = tensors.get(PREFIX + tied)
             if trained is None or not torch.equal(trained, tensor):
                 raise _does_not_fit(
                     checkpoint, f"it trains {name} and {tied} separately, but they are tied in the base"

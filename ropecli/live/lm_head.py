@@ -64,12 +64,12 @@ class SplitModel:
     def _probe(self) -> bool:
         weight = self.head.weight
         ids = torch.arange(_PROBE_TOKENS, device=input_device(self.model))[None] % self.vocabulary
-        whole = self.model(input_ids=ids, use_cache=False).logits.float()
+        logits = self.model(input_ids=ids, use_cache=False).logits.float()
         outputs = self.decode(ids)
         hidden = outputs.last_hidden_state
-        scale = whole.abs().max().clamp_min(1e-6)
-        again = self.logits(outputs, hidden).to(whole.device)
-        if not torch.allclose(again / scale, whole / scale, atol=1e-2, equal_nan=True):
+        scale = logits.abs().max().clamp_min(1e-6)
+        again = self.logits(outputs, hidden).to(logits.device)
+        if not torch.allclose(again / scale, logits / scale, atol=1e-2, equal_nan=True):
             raise self._cannot_split()
         if weight.is_meta:  # offloaded
             return False

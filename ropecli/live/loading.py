@@ -63,7 +63,7 @@ def choose_device(name: str = "auto") -> str:
     raise CheckpointError(f"--device {name} is not available to torch {torch.__version__} on this machine.")
 
 
-def settle(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
+def resolve_dtype_and_device(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
     """Resolve 'auto' (dtype: float32 on a CPU, else bfloat16) and short dtype names. Raises CheckpointError."""
     device, dtype = choose_device(device), DTYPES.get(dtype, dtype)
     if dtype == "auto":
@@ -106,7 +106,7 @@ def load_model(
         raise CheckpointError(
             f"{checkpoint.name} uses the attention of {saved.method}; attn {attn!r} would replace it. Use attn auto."
         )
-    requested, (dtype, device) = dtype, settle(dtype, device)
+    requested, (dtype, device) = dtype, resolve_dtype_and_device(dtype, device)
     if _quantized_with(checkpoint) in ("fp8", "mxfp8") and device == "cpu":  # transformers makes it bfloat16 there
         dtype = "bfloat16" if requested == "auto" else dtype
         if dtype != "bfloat16":

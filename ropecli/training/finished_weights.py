@@ -160,17 +160,17 @@ def finished_step(output: Path) -> int | None:
 def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
     dtypes = _source_dtypes(checkpoint)
     # for tensors that transformers renames or fuses on loading
-    usual = Counter(dtypes.values()).most_common(1)[0][0]
-    given = model.state_dict() if state is None else dict(state)
+    most_common = Counter(dtypes.values()).most_common(1)[0][0]
+    tensors = model.state_dict() if state is None else dict(state)
     for _, names in all_names(model):
         # tie again: gathered from shards, they may be two tensors, or one under only one of its names
         if state is not None and len(names) > 1:
-            given |= dict.fromkeys(names, next(state[name] for name in names if name in state))
+            tensors |= dict.fromkeys(names, next(state[name] for name in names if name in state))
     cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
-    for key, value in given.items():
+    for key, value in tensors.items():
         if key in dtypes or value.data_ptr() not in cast:
-            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, usual))
-    written = {key: cast[value.data_ptr()] for key, value in given.items()}
+            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, most_common))
+    written = {key: cast[value.data_ptr()] for key, value in tensors.items()}
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=written)
 

@@ -66,7 +66,7 @@ class _Text(_Keys):
     )
 
 
-class Source(_Text):
+class RecipeSource(_Text):
     """One source of a mixture."""
 
     data: str = Field(description="demo-train, a file or folder, or a Hub dataset: owner/name or owner/name:config")
@@ -89,7 +89,7 @@ class Recipe(_Text):
     data: str | None = Field(
         None, description="demo-train, a file or folder, or a Hub dataset: owner/name or owner/name:config"
     )
-    mixture: tuple[Source, ...] = Field((), description="several sources, instead of data")
+    mixture: tuple[RecipeSource, ...] = Field((), description="several sources, instead of data")
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")
     length: Tokens | None = Field(None, description="tokens per sequence; default: the context length")
@@ -162,7 +162,7 @@ class Recipe(_Text):
     )
 
     @model_validator(mode="after")
-    def _is_one_whole(self) -> "Recipe":
+    def _check_combinations(self) -> "Recipe":
         if self.stages:
             return self  # each stage is checked with the keys that it inherits
         if (self.data is None) == (not self.mixture):
@@ -186,11 +186,11 @@ class Recipe(_Text):
         return self
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[RecipeSource, ...]:
         """The sources of the mixture; `data` is a mixture of one."""
         if self.data is None:
             return self.mixture
-        return (Source(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
+        return (RecipeSource(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
 
     @property
     def packs(self) -> bool:
@@ -209,7 +209,7 @@ class Recipe(_Text):
         stage = self.stages[number]
         shared = self.model_dump(exclude={"stages"}, exclude_unset=True)
         if stage.keys() & {"data", "mixture"}:  # a stage's own data replaces the shared data
-            shared = {key: value for key, value in shared.items() if key not in (*Source.model_fields, "mixture")}
+            shared = {key: value for key, value in shared.items() if key not in (*RecipeSource.model_fields, "mixture")}
         return Recipe(**{**shared, "seed": self.seed + number, **stage})
 
 
@@ -225,10 +225,13 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
 
     Raises RecipeError listing all faults.
     """
-    given = {key: value for key, value in options.items() if value is not None}
-    overridden = {*given, *({"data": "mixture", "mixture": "data"}[key] for key in given.keys() & {"data", "mixture"})}
+    options = {key: value for key, value in options.items() if value is not None}
+    overridden = {
+        *options,
+        *({"data": "mixture", "mixture": "data"}[key] for key in options.keys() & {"data", "mixture"}),
+    }
     read = _read(path) if path else {}
-    values = {**{key: value for key, value in read.items() if key not in overridden}, **given}
+    values = {**{key: value for key, value in read.items() if key not in overridden}, **options}
     recipe: Recipe | None = None
     faults: list[str] = []
     try:
@@ -263,7 +266,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _faults(error: ValidationError, prefix: str = "") -> list[str]:
     """One line per fault. prefix: the stage, put before the key."""
-    known = {*Recipe.model_fields, *Source.model_fields, *Patch.model_fields}
+    known = {*Recipe.model_fields, *RecipeSource.model_fields, *Patch.model_fields}
     lines = []
     for fault in error.errors():
         key = (prefix + ".".join(str(part) for part in fault["loc"])).strip(".") or "as a whole"

@@ -114,8 +114,8 @@ class TuningTask:
         return {
             **asdict(self.settings),
             "methods": list(self.settings.methods),
-            "targets": protocol.settled(lengths, self.calibration.evaluated.special).targets,
-            "judged": len(self.calibration.evaluated.kept),
+            "targets": protocol.resolved(lengths, self.calibration.evaluated.special).targets,
+            "evaluated": len(self.calibration.evaluated.kept),
             "sequences": len(self.calibration.sequences),
         }
 

@@ -108,10 +108,10 @@ def _attention(config: Any) -> Iterator[tuple[int, int, int | None]]:
     cached = cached_values(section, settings.family, settings.layers)
     # the configs of the layers, which may differ; before transformers 5.23 they do not
     configs = getattr(config, "per_layer_config", None) or repeat(config)
-    for layer, values, own in zip(settings.layers, cached, configs, strict=False):
+    for layer, values, layer_config in zip(settings.layers, cached, configs, strict=False):
         if layer.attention not in (RECURRENT, OTHER):
             yield (
-                _width(own) * (1 + settings.family.two_attentions),
+                _width(layer_config) * (1 + settings.family.two_attentions),
                 values,
                 layer.window if layer.attention in (SLIDING, CHUNKED) else None,
             )

@@ -176,11 +176,11 @@ def estimate_host(
     else:
         loading = (4 if recipe.adapter == "none" else 2) * total * processes
     # on the main process: the trained weights in float32, then cast to the source's dtype
-    whole = 4 * total + (item * total if item < 4 else 0)
+    checkpoint_size = 4 * total + (item * total if item < 4 else 0)
     if recipe.adapter == "none":
-        saving = min(item * total, _FILE) if sharded else whole
+        saving = min(item * total, _FILE) if sharded else checkpoint_size
     else:
-        saving = 8 * trained + (0 if sharded else 2 * total) + (0 if recipe.save == "adapter" else whole)
+        saving = 8 * trained + (0 if sharded else 2 * total) + (0 if recipe.save == "adapter" else checkpoint_size)
     return HostMemory(loading, estimate.host * processes, saving)
 
 
