@@ -75,15 +75,14 @@ def quoted(*words: object) -> str:
 
 
 def shortened(text: str, longest: int = 1000) -> str:
-    """The text without its middle, if it is longer than this many characters."""
+    """The text without its middle, if it is longer than this many characters. Names often differ only at the end."""
     half = (longest - 3) // 2
     return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def shown(value: object) -> str:
     """The value's repr for a message, at most 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(repr(value), 60)
 
 
 def first_fault(error: Any, root: str = "file") -> str:

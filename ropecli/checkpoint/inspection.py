@@ -234,7 +234,6 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "longest_wavelength": float(finite.max()) if finite.size else None,
         "pairs": len(rope.inv_freq),
         "pairs_rotating_in_pretraining_length": rotating,
-        "pairs_turning_in_original_window": rotating,  # the name of earlier releases
         "float32_angle_error": float(float32_angle_error(rope, context_length - 1).max()),
         "inv_freq": rope.inv_freq.tolist(),
     }

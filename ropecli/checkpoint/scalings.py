@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import as_path
-from ropecli.checkpoint.files import LARGEST_JSON, read_bounded
+from ropecli.checkpoint.files import read_file
 from ropecli.config.settings import read_settings
 from ropecli.errors import MethodError
 from ropecli.scaling.none import LENGTH_ONLY
@@ -87,10 +87,7 @@ def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
         return {}
     if method not in _LISTS:
         raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list.")
-    try:
-        value = json.loads(read_bounded(as_path(path), LARGEST_JSON))
-    except (OSError, ValueError, RecursionError) as error:
-        raise MethodError(f"{path} cannot be read as JSON: {error}") from error
+    value = read_file(as_path(path), json.loads, MethodError)
     if isinstance(value, list):
         value = {_LISTS[method]: value}
     named = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}[method]

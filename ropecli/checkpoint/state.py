@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ropecli.checkpoint.files import unreadable
+from ropecli.checkpoint.files import CONFIG, PROVENANCE, unreadable
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance, read_provenance
 from ropecli.config.encoding import write_context_length
@@ -113,8 +113,8 @@ class CheckpointState:
     def length_source(self) -> str:
         """The source of the pretraining length."""
         if self.note is not None:
-            return "ropecli.yaml"
-        return self.before.makers.source if self.before.makers else "config.json"
+            return PROVENANCE
+        return self.before.makers.source if self.before.makers else CONFIG
 
     @property
     def guesses_pretraining_length(self) -> bool:

@@ -2,10 +2,9 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from typing_extensions import Unpack
 
 from ropecli.atomic import refuse_unwritable
 from ropecli.commands import options

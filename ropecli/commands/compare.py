@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Gt, MinLen
-from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.options import Flag

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.options import Flag

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Ge, Interval
-from typing_extensions import TypedDict, Unpack
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options

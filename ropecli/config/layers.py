@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ropecli.config.families import Family
-from ropecli.config.fields import first, head_dim, number_of, of_layer, whole_number
+from ropecli.config.fields import LATENT, first, head_dim, number_of, of_layer, whole_number
 from ropecli.errors import CheckpointError, shown
 
 FULL, SLIDING, CHUNKED, SPARSE, COMPRESSED = "full", "sliding", "chunked", "sparse", "compressed"
@@ -30,8 +30,8 @@ _RATIOS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavi
 """In compress_ratios."""
 _INTERVALS = ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_ITEM = 2
-"""Bytes of a bfloat16 value."""
+BFLOAT16 = 2
+"""Bytes of a value."""
 
 
 class Layer(NamedTuple):
@@ -182,7 +182,7 @@ def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Lay
     except (CheckpointError, KeyError, TypeError):
         return None
     return sum(
-        _ITEM * count * (length if layer.far else min(length, layer.window or length))
+        BFLOAT16 * count * (length if layer.far else min(length, layer.window or length))
         for layer, count in zip(layers, values, strict=True)
     )
 
@@ -205,7 +205,7 @@ def cached_values(section: dict[str, Any], family: Family, layers: Sequence[Laye
 def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
     section = of_layer(section, layer.rope)
     if section.get("kv_lora_rank"):
-        return whole_number(section, ("kv_lora_rank",)) + whole_number(section, ("qk_rope_head_dim",))
+        return whole_number(section, ("kv_lora_rank",)) + whole_number(section, (LATENT,))
     one = section.get("multi_query") and not section.get("new_decoder_architecture")
     names: tuple[str, ...] = ("num_global_key_value_heads",) if layer.far else ()
     names += () if one else ("num_key_value_heads", "num_kv_heads")
@@ -213,5 +213,5 @@ def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
         groups = whole_number(section, names)
     else:
         groups = 1 if one else family.num_key_value_heads or number_of(section, family, "num_attention_heads")
-    all_dimensions = {**section, "qk_rope_head_dim": None}  # not only the rotary part
+    all_dimensions = {**section, LATENT: None}  # not only the rotary part
     return 2 * head_dim(all_dimensions, family, layer.rope) * groups

@@ -20,7 +20,7 @@ from ropecli.config.dialects import (
     parameters_by_layer_type,
 )
 from ropecli.config.encoding import native_parameters
-from ropecli.config.fields import first
+from ropecli.config.fields import LATENT, first
 from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.spec import ScaledRope
@@ -181,7 +181,7 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         or (first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))),
         fix=fix_command(state),
         sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
-        latent=section.get("qk_rope_head_dim") is not None,
+        latent=section.get(LATENT) is not None,
         findings=faults_in_results(state),
     )
 

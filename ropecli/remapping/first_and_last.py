@@ -16,7 +16,7 @@ _GLOBAL_TOKENS = 10
 
 
 @remapping_method("lm-infinite", source="Han et al. 2023, arXiv:2308.16137", training="no",
-                  other_names=("lm_infinite", "lminfinite"))  # fmt: skip
+                  other_names=("lminfinite",))  # fmt: skip
 def lm_infinite(
     pretrained: int, target: int, *, window: int | None = None, global_tokens: int | None = None
 ) -> Remapping:

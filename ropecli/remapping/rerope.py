@@ -26,7 +26,7 @@ def rerope(pretrained: int, target: int, *, window: int | None = None) -> Remapp
     return Remapping(far, {"window": window})
 
 
-@remapping_method("leaky-rerope", source=_SOURCE, training="no", other_names=("leaky_rerope",))
+@remapping_method("leaky-rerope", source=_SOURCE, training="no")
 def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slope: float | None = None) -> Remapping:
     """Leaky ReRoPE: ρ = window + (n - m - window) / slope beyond the window, so far keys keep their order.
 

@@ -148,7 +148,7 @@ def test_a_broken_record_is_refused(llama, patched):
     folder = patched(llama, "yarn")
     for text in ("", "{", "changes: 5\n", "!!python/object/apply:os.system ['true']\n"):
         (folder / "ropecli.yaml").write_text(text)
-        with pytest.raises(CheckpointError, match=r"(?s)ropecli\.yaml cannot be read.*Delete it"):
+        with pytest.raises(CheckpointError, match=r"ropecli\.yaml cannot be read"):
             plan(folder)
 
 

@@ -21,9 +21,9 @@ import numpy as np
 from annotated_types import Interval, Len
 
 from ropecli.atomic import sibling
-from ropecli.checkpoint.files import read_bounded
+from ropecli.checkpoint.files import read_file
 from ropecli.data.documents import Document, Documents, read_documents
-from ropecli.errors import DataError, MethodError, first_fault
+from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.driver import Job, Key, Task, collect
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
@@ -38,8 +38,6 @@ from ropecli.resume import remove_state
 
 MIN_GAIN = 2.0
 MAX_LOSS = 2.0
-_LARGEST = 2**28
-"""Bytes of a file of key tokens."""
 _FEW = 100
 """Fewer key tokens give wide intervals."""
 
@@ -64,8 +62,7 @@ class Keys:
     """The key tokens of a data set, for any number of models with the same tokenizer. digest: of the evaluator.
 
     vocabulary: see vocabulary_digest. length: tokens that the evaluator read of each document. short_context, stride:
-    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_keys; None in files of
-    earlier releases.
+    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_keys.
     """
 
     evaluator: str
@@ -79,7 +76,7 @@ class Keys:
     documents: Annotated[tuple[KeyDocument, ...], Len(1)]
     kind: Literal["longppl-keys"] = "longppl-keys"
     schema_version: Annotated[int, Interval(ge=1, le=1)] = 1
-    checksum: str | None = field(default=None, compare=False)
+    checksum: str = field(default="", compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -88,7 +85,7 @@ class Keys:
         return {name: getattr(self, name) for name in names}
 
     def computed_checksum(self) -> str:
-        return _sha256(json.dumps(asdict(replace(self, checksum=None))).encode())
+        return _sha256(json.dumps(asdict(replace(self, checksum=""))).encode())
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
         """The texts that the evaluator read, up to the last of them. Raises DataError if one is missing."""
@@ -168,21 +165,16 @@ def _sha256(data: bytes) -> str:
 
 
 def write_keys(path: Path, keys: Keys) -> None:
-    """Write the file of key tokens atomically. Raises OutputError."""
+    """Write the file of key tokens atomically. Raises OSError."""
     write_report(path, asdict(replace(keys, checksum=keys.computed_checksum())))
 
 
 def read_keys(path: Path) -> Keys:
     """Read a file that write_keys wrote. Raises DataError."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
-    try:
-        keys = TypeAdapter(Keys).validate_python(json.loads(read_bounded(path, _LARGEST)))
-    except ValidationError as error:
-        raise DataError(f"{path} is not a file of key tokens, {first_fault(error)}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
-    if keys.checksum not in (None, keys.computed_checksum()):
+    keys: Keys = read_file(path, TypeAdapter(Keys).validate_json)
+    if keys.checksum != keys.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return keys
 
@@ -219,7 +211,7 @@ def get_keys(
     subject = open_subject(evaluator) if evaluator else None
     if path and path.exists():
         keys = read_keys(path)
-        if subject and not subject.checkpoint.matches(keys.digest):
+        if subject and keys.digest != subject.checkpoint.digest():
             raise MethodError(
                 f"{path} has the key tokens of another evaluator, {keys.evaluator}. Remove --evaluator to use them, or "
                 "give another --keys FILE."
