@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ropecli.attention.small_model import small_model_and_places
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
-from ropecli.errors import CheckpointError, PatchError, RopecliError, reason_of
+from ropecli.errors import CheckpointError, PatchError, reason_of
 from ropecli.live.lm_head import decoder_layers
 from ropecli.live.rotary import rotary_tables
 from ropecli.live.stock_transformers import stock_config_of
@@ -50,8 +50,6 @@ def probe_layers(config: Any) -> tuple[Layer, ...]:
                         setattr(part, key, min(_WINDOW, value))
         model, places = small_model_and_places(config)
         small_layers = _Probe(model).layers()
-    except RopecliError:
-        raise
     except Exception as error:  # model classes raise many kinds of errors
         raise CheckpointError(f"A small model of type {config.model_type} cannot be run: {reason_of(error)}") from error
     layers = [small_layers[place] for place in places]
@@ -127,13 +125,7 @@ class _Probe:
         before = [call.output(call.hidden) for call in self.calls]
         ropes: list[set[str | None]] = [set() for _ in self.calls]
         for table in rotary_tables(self.model):
-            try:
-                table.refuse_if_computed()
-            except PatchError as error:
-                raise CheckpointError(
-                    f"{table.name} computes its frequencies in each pass, so a small model does not show which layers "
-                    "rotate."
-                ) from error
+            table.refuse_if_computed()
             with table.changed():
                 changed = self._calls(self.calls)
                 for number, call in enumerate(changed):

@@ -132,8 +132,8 @@ def tune(
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    unusual = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
-    if unusual and settings.level == "heads":
+    quantized_or_spread = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
+    if quantized_or_spread and settings.level == "heads":
         raise MethodError(
             "--level heads changes weights, which must be unquantized and on one device. Use --level grid or search."
         )
@@ -151,7 +151,7 @@ def tune(
         tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))
         for warning in tuned.plan.warnings:
             warn(warning)
-        proved = write_tuned(tuned, folder, link=link, loading=loading if unusual else None, say=warn)
+        proved = write_tuned(tuned, folder, link=link, loading=loading if quantized_or_spread else None, say=warn)
     remove_state(folder)
     return TunedCheckpoint(tuned, folder, proved)
 

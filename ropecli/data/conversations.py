@@ -67,10 +67,6 @@ def tokenize_conversations(
             "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
             "checkpoint's folder, or render the conversations into a column of text."
         )
-    if train_on == "assistant" and not tokenizer.is_fast:
-        raise DataError(
-            "train_on: assistant needs a fast tokenizer, which reports where its tokens are. Use train_on: all."
-        )
     numbered, faults = enumerate(rows), list[tuple[int, str]]()
     while batch := list(islice(numbered, _BATCH)):
         rendered = []

@@ -120,14 +120,14 @@ def read_documents(
             kept.append(_cut(document, cut) if cut else document)
             if most and len(kept) == most:
                 break
-    if not lengths:
-        raise DataError("The source contains no documents.")
     if not kept:
         raise DataError(none_long_enough(least, lengths))
     return Documents(tuple(kept), len(lengths) - len(kept), special_tokens(tokenizer))
 
 
 def none_long_enough(least: int, lengths: Sequence[int] | np.ndarray) -> str:
+    if not len(lengths):
+        return "The source contains no documents."
     return (
         f"No document has at least {least} tokens; the longest of {len(lengths)} has {max(lengths)}. "
         "Use a shorter length or longer documents."

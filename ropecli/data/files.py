@@ -60,8 +60,6 @@ class DataFile(NamedTuple):
             if start == _LFS:
                 raise DataError(f"{self.name} is a pointer of Git LFS, without the content. Run `git lfs pull`.")
             file.seek(0)
-            if not start and Path(self.name).suffix.lower() in _COMPRESSIONS:
-                raise DataError(f"{self.name} is empty; expected a compressed file.")
         if compression := _COMPRESSIONS.get(Path(self.name).suffix.lower()):
             import pyarrow
 
@@ -165,8 +163,6 @@ def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
 def _saved_files(root: Path, folder: Path) -> list[DataFile]:
     """The files of a dataset written by save_to_disk."""
     paths = [folder / entry["filename"] for entry in _saved(folder / _DATASET_STATE, "_data_files")]
-    if missing := [path for path in paths if not path.is_file()]:
-        raise DataError(f"{missing[0]} is missing, which {_DATASET_STATE} lists. Save the dataset again.")
     return [DataFile(path.relative_to(root).as_posix(), str(path)) for path in paths]
 
 
@@ -181,8 +177,6 @@ def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
     try:
         commit = HfApi().dataset_info(name, timeout=PATIENCE).sha
         return _resolved(name, name, config, commit)
-    except DataError:
-        raise
     except Exception as error:  # the Hub client raises many kinds
         _refuse_unknown_config(dataset)
         raise UnreachableError(

@@ -192,9 +192,7 @@ def _lay_out(
 ) -> tuple[Selection, SequenceLayout]:
     """Select the documents of a source and cut them into sequences. Raises DataError if none can be filled."""
     least = {"long": length, "packed": SHORTEST, "concat": 1}[source.sequences]
-    if not len(store):
-        raise DataError(f"{source.data} contains no documents.")
-    if store.lengths.max() < least:
+    if store.lengths.max(initial=0) < least:
         raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}")
     selection = select_documents(
         store.lengths,

@@ -71,12 +71,12 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
 
     linear = _linear_modules(model)
     known = f"Linear modules: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
-    if missing := [target for target in recipe.lora_targets if not any(_matches(name, target) for name in linear)]:
-        raise RecipeError(f"lora_targets: no linear module is named {', '.join(missing)}. {known}")
+    missing = [target for target in recipe.lora_targets if not any(_matches(name, target) for name in linear)]
     targets = [name for name in linear if any(_matches(name, target) for target in recipe.lora_targets)]
     targets = targets or _attention_projections(model, linear)
-    if not targets:
-        raise RecipeError(f"Found no linear projections in the attention. Set lora_targets. {known}")
+    if missing or not targets:
+        unknown = f"is named {', '.join(missing)}" if missing else "is part of the attention"
+        raise RecipeError(f"lora_targets: no linear module {unknown}. {known}")
     # other readers of adapter_config.json expect an integer
     alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
     return LoraConfig(

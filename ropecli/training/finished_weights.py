@@ -3,9 +3,10 @@
 A whole checkpoint has the source's files with the trained weights.
 """
 
+import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,11 +68,7 @@ def write_result(
         base = load_model(checkpoint, dtype="float32", device="cpu")
         merged = merge_adapter(checkpoint, base, lora_config(model), adapter_tensors(model, state))
         write = partial(save_weights, checkpoint, merged)
-    try:
-        _write_folder(output, write, checkpoint, _small_files(checkpoint), checkpoint.folder, notes)
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error  # str(error) may name the temporary folder
-        raise OutputError(f"{output} could not be written: {why}. Free disk space and use --resume.") from error
+    _write_folder(output, write, checkpoint, _small_files(checkpoint), checkpoint.folder, notes)
     clear_finished(output)
 
 
@@ -93,14 +90,15 @@ def _write_folder(
     """Fill `output` with the weights that `write` writes, trained from those of `source`, and with copies of `files`.
 
     configured: the folder that provides config.json and the provenance record. config.json is written last: it marks
-    the folder as complete. notes: added to the record. Raises OSError, SafetensorError, and NotFiniteError for weights
+    the folder as complete. notes: added to the record. Raises OSError, OutputError, and NotFiniteError for weights
     that are not finite, unless those of the source are not.
     """
     staging = output / _PARTIAL
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
-        write(staging)
+        with explain_full_disk(output):
+            write(staging)
         refuse_not_finite(
             _tensors(staging.glob("*.safetensors")),
             "Train again with a lower learning_rate or more warmup_steps.",
@@ -118,6 +116,15 @@ def _write_folder(
         (staging / CONFIG).replace(output / CONFIG)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def explain_full_disk(output: Path) -> Iterator[None]:
+    """Raise OutputError if safetensors cannot write inside the block; its error is no OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OutputError(f"{output} could not be written: {error}. Free disk space.") from error
 
 
 def refuse_not_finite(tensors: NamedTensors, remedy: str, before: Callable[[], NamedTensors] = tuple) -> None:
@@ -214,8 +221,5 @@ def merge_to(
     files = [*_small_files(source), *_small_files(Checkpoint(str(adapter), adapter, {}))]
     notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
     with new_folder(output) as folder:
-        try:
-            _write_folder(folder, partial(save_weights, source, model), source, files, configured, notes)
-        except SafetensorError as error:
-            raise OutputError(f"{output} could not be written: {error}. Free disk space and try again.") from error
+        _write_folder(folder, partial(save_weights, source, model), source, files, configured, notes)
     return source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors)

@@ -173,14 +173,8 @@ class Recipe(_Text):
             raise ValueError("save: adapter needs an adapter")
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
             raise ValueError("keep_short needs long_from, the minimum length of long documents")
-        if any(source.skip_compressible + source.skip_incompressible >= 1 for source in self.sources):
-            raise ValueError("skip_compressible and skip_incompressible leave no documents; their sum must be below 1")
-        if self.positions != "full" and self.packs:
-            raise ValueError(f"positions: {self.positions} and sequences: packed cannot be combined")
-        if self.loss == "longce" and self.positions != "full":
-            raise ValueError(f"loss: longce needs positions: full, not {self.positions}")
-        if self.loss == "longce" and self.packs:
-            raise ValueError("loss: longce needs sequences: long or concat, not packed")
+        if (self.positions != "full") + self.packs + (self.loss == "longce") > 1:
+            raise ValueError("positions with gaps, sequences: packed and loss: longce cannot be combined")
         return self
 
     @property

@@ -75,12 +75,12 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
     from accelerate import DistributedType
 
+    faults: list[str] = []
     if recipe.loss == "longce" and follows_length(model, length):
-        raise RecipeError(
+        faults.append(
             "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
             "length. Use loss: next-token."
         )
-    faults: list[str] = []
     if shards_weights(accelerator):
         integers = any(not parameter.is_floating_point() for parameter in model.parameters())
         engine: Any = "FSDP2" if accelerator.distributed_type == DistributedType.FSDP else "ZeRO-3"
@@ -91,7 +91,9 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
         varies = follows_length(model, max(length, context_length))
         faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
     if faults:
-        raise RecipeError("\n  ".join(["This recipe cannot be trained with this launch configuration:", *faults]))
+        raise RecipeError(
+            "\n  ".join(["This recipe cannot be trained with this model and launch configuration:", *faults])
+        )
 
 
 def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:

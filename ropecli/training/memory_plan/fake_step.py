@@ -32,11 +32,11 @@ from torch.utils._pytree import tree_map
 from ropecli.attention.attention_function import make_kernel
 from ropecli.config.saved_remapping import method_of
 from ropecli.errors import CheckpointError, RopecliError, reason_of
-from ropecli.live.lm_head import SplitModel
+from ropecli.live.lm_head import SplitModel, decoder_layers
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
-from ropecli.training.memory_plan.model_shape import build, keep_layers, layers_of
+from ropecli.training.memory_plan.model_shape import build, keep_layers
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.tiled_mlp import Tileable, apply_tiles, find_tileable
 
@@ -101,7 +101,7 @@ class FakeSteps:
 
     @cached_property
     def tileable(self) -> Tileable:
-        """What tiled_mlp tiles."""
+        """The parts of layers that tiled_mlp tiles."""
         with torch.device("meta"):
             model = build(self.config)
         return find_tileable(model)
@@ -216,7 +216,7 @@ def _run(
         if recipe.tiled_mlp:
             apply_tiles(model, tileable, _CHUNKS)
         trained = [parameter for _, parameter in trainable(model)]
-        modules = layers_of(model)[2]
+        modules = decoder_layers(model)
         in_layers = {id(parameter) for parameter in modules.parameters()}
         matrices = [module.weight for module in modules.modules() if isinstance(module, torch.nn.Linear)]
         loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
@@ -396,10 +396,6 @@ class _WatchedLoss(NextTokenLoss):
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
         hidden = outputs.last_hidden_state
-        if not hidden.requires_grad:
-            raise CheckpointError(
-                f"The output of {type(self.model).__name__} does not depend on any trained parameter."
-            )
         self.counter.phase = "loss"
         self._enter_at(hidden, "layers")
         return outputs

@@ -4,6 +4,7 @@ import copy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -261,11 +262,7 @@ def parse_size(text: str, name: str) -> int:
 
     Raises RecipeError.
     """
-    try:
-        if text.strip().isdecimal():
-            raise ValueError("no unit")
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValueError as error:
-        raise RecipeError(
-            f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB."
-        ) from error
+    if not text.strip().isdecimal():  # without a unit
+        with suppress(ValueError):
+            return int(TypeAdapter(ByteSize).validate_python(text))
+    raise RecipeError(f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB.")
