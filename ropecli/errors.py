@@ -16,7 +16,22 @@ RopecliError
 import difflib
 import shlex
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Finding(NamedTuple):
+    """A problem that is no error, of a checkpoint's files or of a planned patch.
+
+    rule: its name, for programs. fix: a command that fixes it, if there is one. changes_results: whether a reader
+    computes something else than the files say, or positions beyond the scaling; every command about running the
+    checkpoint repeats these. about: `files` (of the checkpoint), `scaling` (a planned one) or `writing` (it to disk).
+    """
+
+    rule: str
+    message: str
+    fix: str | None = None
+    changes_results: bool = False
+    about: str = "files"
 
 
 class RopecliError(Exception):

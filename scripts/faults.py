@@ -46,7 +46,7 @@ FAULTS: list[tuple[str, str]] = [
     ("min(high, rope.rotary_dim - 1)", "min(high, rope.rotary_dim // 2 - 1)"),
     ("(interpolated / s + (1 - interpolated))", "((1 - interpolated) / s + interpolated)"),
     ("yarn_attention_factor(s, mscale) / yarn_attention_factor(s, mscale_all_dim)", "yarn_attention_factor(s, mscale)"),
-    ("s ** (rope.rotary_dim / (2 * slowest))", "s ** (rope.rotary_dim / (2 * slowest + 2))"),
+    ("(2 * (rope.pairs - rope.still_pairs - 1))", "(2 * (rope.pairs - rope.still_pairs))"),
     ("base * (kept + (1 - kept) / s)", "base * ((1 - kept) + kept / s)"),
     ("math.sqrt(1 + math.log(s) / math.log(original_length))", "math.sqrt(1 + math.log(s)) / math.log(original_length)"),
     ("long_factor if length > original_length else short_factor", "long_factor if length >= original_length else short_factor"),

@@ -159,8 +159,8 @@ class _Probe:
     def _orders(self, call: _Call) -> bool:
         """Whether the last output depends on the order of earlier tokens."""
         order = [*reversed(range(_TOKENS - 1)), _TOKENS - 1]
-        other = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
-        outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, other)]
+        reordered = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
+        outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, reordered)]
         return bool((outputs[0] - outputs[1]).abs().max() > _ORDER * outputs[0].abs().max())
 
 

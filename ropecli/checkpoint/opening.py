@@ -73,11 +73,9 @@ class Checkpoint:
         files = weights_in(self.folder)
         index = self.folder / "model.safetensors.index.json"
         if is_own_file(index):
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise CheckpointError(f"{index}: weight_map is missing or not an object.")
             # compare names only: files outside of the folder count as missing
-            missing = sorted({str(name) for name in weight_map.values()} - {path.name for path in files})
+            listed = set(map(str, read_json(index)["weight_map"].values()))
+            missing = sorted(listed - {path.name for path in files})
             if missing:
                 name = missing[0][:100]
                 raise CheckpointError(f"{self.name}: {index.name} lists {name}, which is not in {self.folder}.")
@@ -194,9 +192,9 @@ def open_checkpoint(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
         )
     if not has_config:
-        if gguf := next(folder.glob("*.gguf"), None):
-            raise CheckpointError(f"{name} has no {CONFIG}. {_of_gguf(gguf)}")
-        raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
+        gguf = next(folder.glob("*.gguf"), None)
+        hint = _of_gguf(gguf) if gguf else "Choose a folder with a checkpoint."
+        raise CheckpointError(f"{name}: no {CONFIG} in {folder}. {hint}")
     base = adapter_base(folder) if is_adapter else None
     config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
     if others := config.get("configuration_files"):
@@ -236,9 +234,8 @@ def _local(name: str | Path) -> hub.Fetched | None:
     if folder.is_dir():
         return hub.Fetched(folder)
     if folder.exists():
-        if folder.suffix == ".gguf":
-            raise CheckpointError(_of_gguf(folder))
-        raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.")
+        hint = f" {_of_gguf(folder)}" if folder.suffix == ".gguf" else ""
+        raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.{hint}")
     # runs/typo means a folder if runs/ exists: do not ask the Hub
     if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
         raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")

@@ -168,7 +168,7 @@ def _warnings(checkpoint: "Checkpoint", subjects: "Sequence[Subject]") -> list[s
 
     plans = [subject.plan for subject in subjects if subject.checkpoint is checkpoint]
     shipped = read_state(checkpoint).positions.main.spec
-    warnings = [text for plan in plans if plan for text in plan.settings_warnings]
+    warnings = [finding.message for plan in plans if plan for finding in plan.findings if finding.about == "files"]
     kept = any(plan is None or plan.spec.method == shipped.method for plan in plans)
     if shipped.method.name != "none" and not kept:
         warnings.append(

@@ -137,8 +137,8 @@ def _draw_study(kind: str, subjects: list[str], scaling: Mapping[str, Any]) -> A
         if not default and scaling["factor"] is not None:
             default = {"none": {}}  # the factor sets the target
         study = make_study(checkpoint, _default_specs(default, checkpoint, factor))
-    for warning in study.warnings:
-        warn(warning)
+    for finding in study.findings:
+        warn(finding.message)
     return STUDY_KINDS[kind](study)
 
 

@@ -59,6 +59,6 @@ def theory(
     elif specs == [None]:
         refuse_without_method(factor, factors_file, original_length)
     study = make_study(opened, specs, original_length)
-    for warning in study.warnings:
-        warn(warning)
+    for finding in study.findings:
+        warn(finding.message)
     return Theory(study, study_report(study))

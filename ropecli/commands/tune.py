@@ -149,8 +149,8 @@ def tune(
         require_reading(opened.config, model)
         command = list(command_line.get())
         tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))
-        for warning in tuned.plan.warnings:
-            warn(warning)
+        for finding in tuned.plan.findings:
+            warn(finding.message)
         proved = write_tuned(tuned, folder, link=link, loading=loading if quantized_or_spread else None, say=warn)
     remove_state(folder)
     return TunedCheckpoint(tuned, folder, proved)

@@ -30,10 +30,8 @@ def mapping(section: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def whole_number(section: dict[str, Any], keys: tuple[str, ...]) -> int:
-    key = next((key for key in keys if section.get(key) is not None), None)
-    if key is None:
-        raise CheckpointError(f"config.json has no {' or '.join(keys)}.")
-    value = section[key]
+    key = next((key for key in keys if section.get(key) is not None), " or ".join(keys))
+    value = section.get(key)
     number = int(positive_number(key, value))
     if number != value:
         raise CheckpointError(f"{key} in config.json is {value}; expected a positive integer.")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ropecli.config.families import Family
 from ropecli.config.fields import LATENT, first, head_dim, number_of, of_layer, whole_number
-from ropecli.errors import CheckpointError, shown
+from ropecli.errors import CheckpointError
 
 FULL, SLIDING, CHUNKED, SPARSE, COMPRESSED = "full", "sliding", "chunked", "sparse", "compressed"
 RECURRENT, OTHER = "recurrent", "other"
@@ -51,14 +51,24 @@ class Layer(NamedTuple):
     window: int | None = None
 
 
+def limit_of_far(layers: Sequence[Layer]) -> str:
+    """How far layers see, or which of those that see the whole context rotate; empty if all do. Begins a sentence."""
+    far = [layer for layer in layers if layer.far]
+    rotating = sum(layer.rotates is not False for layer in far)
+    if not far:
+        widest = max(layer.window or 0 for layer in layers)
+        return f"no layer sees further than {widest} tokens (its window in config.json)"
+    if not rotating:
+        return "no layer that sees the whole context has rotary positions"
+    several = f"only {rotating} of the {len(far)} layers that see the whole context have rotary positions"
+    return several if rotating < len(far) else ""
+
+
 def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str | None] = (None,)) -> tuple[Layer, ...]:
     """The layers, in order; if their number is not known, one period of their pattern.
 
-    section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table. Raises
-    CheckpointError for an invalid window.
+    section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table.
     """
-    if family.known and not isinstance(window := section.get("sliding_window"), int | None):
-        raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
     labels = layer_labels(section, family)
     count = _count(section, family) or len(labels)
     dense = _dense(section, family)
@@ -179,7 +189,7 @@ def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Lay
         return None
     try:
         values = cached_values(section, family, layers)
-    except (CheckpointError, KeyError, TypeError):
+    except CheckpointError:
         return None
     return sum(
         BFLOAT16 * count * (length if layer.far else min(length, layer.window or length))

@@ -119,10 +119,10 @@ def _visible_files(folder: Path) -> Iterator[Path]:
 def _say_unread(folder: Path, paths: Sequence[Path], files: Sequence[DataFile]) -> None:
     """paths: all files of the folder. files: those that may be read."""
     read = {Path(file.address) for file in files}
-    if others := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
-        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in others)
+    if unread := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
+        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in unread)
         counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
-        say(f"Not read in {folder}: {', '.join(others if len(others) < 5 else counts)}.")
+        say(f"Not read in {folder}: {', '.join(unread if len(unread) < 5 else counts)}.")
 
 
 def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:

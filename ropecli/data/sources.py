@@ -44,7 +44,7 @@ Rows = Iterator[tuple[str, str | Conversation]]
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from, and which of them are read.
+    """A place of documents, and the choice of those to read.
 
     place: `demo`, `demo-train`, a file, a folder, or a Hub dataset (owner/name, owner/name:config). column: of tables,
     with the texts or the conversations; if the default is missing, also `messages` or `conversations`. split: default:
@@ -115,11 +115,11 @@ class Source:
     def _of_split(self, by_split: dict[str, list[DataFile]]) -> tuple[DataFile, ...]:
         names = (self.split,) if self.split else self.splits
         chosen = next((name for name in names if name in by_split), None)
-        others = ", ".join(name for name in by_split if name != chosen)
+        other_splits = ", ".join(name for name in by_split if name != chosen)
         if chosen is None:
-            raise DataError(f"{self.place} has no split {' or '.join(names)}. Choose one of {others}.")
-        if others and not self.split:
-            say(f"Reading the split {chosen} of {self.place}; it also has {others}. Choose another with --split.")
+            raise DataError(f"{self.place} has no split {' or '.join(names)}. Choose one of {other_splits}.")
+        if other_splits and not self.split:
+            say(f"Reading the split {chosen} of {self.place}; it also has {other_splits}. Choose another with --split.")
         return tuple(by_split[chosen])
 
 

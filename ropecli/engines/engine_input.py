@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
-from ropecli.checkpoint.lint import Finding, faults_in_results, fix_command
+from ropecli.checkpoint.lint import faults_in_results, fix_command
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import CheckpointState, Positions, read_state
 from ropecli.config.dialects import (
@@ -21,7 +21,7 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.encoding import native_parameters
 from ropecli.config.fields import LATENT, first
-from ropecli.errors import PatchError
+from ropecli.errors import Finding, PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.spec import ScaledRope
 

@@ -17,6 +17,7 @@ import yaml
 
 from ropecli.checkpoint.files import RUN, STAGES, TUNING, is_own_file, read_file
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint
+from ropecli.checkpoint.plan_warnings import switches
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers
 from ropecli.checkpoint.upload import HubRepository
@@ -27,7 +28,6 @@ from ropecli.evaluation.report import Report
 from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.report_tables import comparison_tables, report_tables
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, label_of
 from ropecli.table import LONGEST_TEXT, Table, clean, escaped, markdown
 from ropecli.yaml12 import read_own_yaml, read_yaml
@@ -361,8 +361,8 @@ def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) ->
     if not _trained(record):
         needs = {"needed": " This method needs training.", "advised": " Training is advised with this method."}
         yield f"The weights were not trained at the new context length.{needs.get(method.training, '')}"
-    if varies_with_length(state.positions.main):
-        yield "The frequencies depend on the length: a KV cache that grows past the pretraining length is inexact."
+    if switching := [*switches(state.positions.main)]:
+        yield switching[0].message
     elif state.positions.main.remapping:
         yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
     elif method.name != "none":

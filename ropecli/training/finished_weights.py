@@ -142,7 +142,7 @@ def refuse_not_finite(tensors: NamedTensors, remedy: str, before: Callable[[], N
 
 
 def _tensors(paths: Iterable[Path]) -> NamedTensors:
-    """Of the dtypes that are written."""
+    """The tensors of dtypes that are written."""
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)

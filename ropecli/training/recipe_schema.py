@@ -32,7 +32,7 @@ class _Keys(BaseModel):
 
 
 class _Text(_Keys):
-    """Which documents of a source to use, and how. Lengths in tokens."""
+    """The documents of a source to use, and their layout. Lengths in tokens."""
 
     text_column: str = Field(
         "text",

@@ -131,7 +131,8 @@ def _plan_stage(
     method = read_saved_remapping(in_effect.config) if in_effect else state.saved_remapping
     refuse_method_conflicts(recipe, method)
     longest = length if recipe.positions == "full" else position_span
-    warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
+    of_patch = [finding.message for finding in plan.findings] if plan else []
+    warnings = [*of_patch, *_warnings(checkpoint, recipe, longest, context_length)]
     if method:
         last, keys = np.array([length - 1]), np.arange(length)
         if np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):

@@ -158,8 +158,8 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
     assert result["proved_tables"] == 1
     assert {"path": "max_position_embeddings", "before": 64, "after": 256} in result["changes"]
     assert output.exists() is not dry
-    (warning,) = result["warnings"]
-    assert warning in outcome.said
+    (finding,) = result["findings"]
+    assert finding["message"] in outcome.said
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,8 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
         ("ntk --factor 4", "ropecli.yaml"),
         ("dynamic --factor 4", "KV cache"),
         ("none --factor 4", "method none does not scale"),
-        ("abf --factor 4 --set rope_theta=100", "100, is below the pretrained one, 10000"),
         ("p-rope --factor 4 --set p=1", "p-rope with these parameters does not change any frequency"),
-        ("yarn --factor 2 --target-length 256", "factor 2 reaches 128 tokens; 256 tokens require factor 4"),
+        ("yarn --factor 2 --target-length 256", "yarn ×2 reaches 128 tokens; 256 tokens require factor 4"),
         ("linear --factor 4 --original-length 100000", "--original-length 100000 is above max_position_embeddings, 64"),
     ],
 )

@@ -265,8 +265,8 @@ def _find(
 ) -> tuple[Keys, list[int]]:
     checkpoint = subject.checkpoint
     refuse_attention(subject, readers.settings["attn"])
-    for warning in subject.warnings:
-        warn(f"the evaluator: {warning}")
+    for finding in subject.findings:
+        warn(f"the evaluator: {finding.message}")
     context = short_context(subject.positions.pretraining_length)
     documents, lengths = choice.read(tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare)
     if lengths[-1] <= context.first:

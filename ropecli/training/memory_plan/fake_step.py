@@ -462,14 +462,16 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe, ring: int) -> None:
     def mask(**arguments: Any) -> Any:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed}) if attention == "sdpa" else None
 
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any) -> tuple[Tensor, None]:
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
+    ) -> tuple[Tensor, None]:
         if ring > 1:
             if not query.shape[-1] == value.shape[-1] <= _FLASH_WIDTH:
                 key, value = _for_every_head(query, key, value)
             return RingAttention.apply(query, key, value, ring).transpose(1, 2).contiguous(), None
         if query.shape[-1] == value.shape[-1]:
-            return sdpa_attention_forward(module, query, key, value, mask, **others)
-        return _memory_efficient(query, key, value, mask, others.get("scaling"))
+            return sdpa_attention_forward(module, query, key, value, mask, **arguments)
+        return _memory_efficient(query, key, value, mask, arguments.get("scaling"))
 
     AttentionInterface.register(_ATTENTION, _last_block(configured) if method_of(configured) else attend)
     AttentionMaskInterface.register(_ATTENTION, mask)
@@ -530,9 +532,9 @@ def _last_block(name: str) -> Callable[..., Any]:
     """A distance method's attention that computes only the last block, since all blocks take the same memory."""
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **arguments: Any
     ) -> tuple[Tensor, None]:
-        kernel = make_kernel(module, name, others.get("sliding_window"))
+        kernel = make_kernel(module, name, arguments.get("sliding_window"))
         result = kernel(query, key, value, first_query=0, first_key=0, scaling=scaling, last_block_alone=True)
         return result.transpose(1, 2).contiguous(), None
 
