@@ -100,7 +100,7 @@ def shown(value: object) -> str:
     return shortened(repr(value), 60)
 
 
-def first_fault(error: Any, whole: str = "file") -> str:
-    """The place and the message of the first fault of a pydantic ValidationError. whole: what was read."""
+def first_fault(error: Any, root: str = "file") -> str:
+    """The place and the message of the first fault of a pydantic ValidationError. root: name of what was read."""
     fault = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, fault['loc'])) or whole}: {fault['msg']}"
+    return f"{'.'.join(map(str, fault['loc'])) or root}: {fault['msg']}"

@@ -169,11 +169,11 @@ def begin_snapshot(folder: Path, step: int) -> Path:
 
 def complete_snapshot(partial: Path) -> None:
     """Write the folder's manifest and rename it, replacing a snapshot of that step. Raises OSError."""
-    whole = partial.with_suffix("")
+    snapshot = partial.with_suffix("")
     write_manifest(partial)
-    shutil.rmtree(whole, ignore_errors=True)
-    partial.rename(whole)
-    fsync(whole.parent)
+    shutil.rmtree(snapshot, ignore_errors=True)
+    partial.rename(snapshot)
+    fsync(snapshot.parent)
 
 
 def prune_snapshots(folder: Path, newest: int, keep: int, spared: Iterable[int] = ()) -> None:

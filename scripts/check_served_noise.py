@@ -80,7 +80,7 @@ def answers(
         {token: float(row[token]) for token in single.following}
         for single, row in zip(reference.singles, singles, strict=True)
     ]
-    yield served.Answers(True, {length: losses[: length - 1] for length in reference.whole}, {}, following)
+    yield served.Answers(True, {length: losses[: length - 1] for length in reference.scored_lengths}, {}, following)
     next_tokens = {length: top(text[length - 1]) for length in reference.lengths}
     yield served.Answers(False, {}, next_tokens, [top(row) for row in singles])
 

@@ -1,6 +1,6 @@
 """The distances of the papers, one query and one key at a time: written from their formulas, and from no Branch.
 
-Each function takes a query's position n, a key's m <= n and the method's settled parameters, and gives ρ(n, m), or None
+Each function takes a query's position n, a key's m <= n and the method's checked parameters, and gives ρ(n, m), or None
 where n does not see m.
 """
 

@@ -13,7 +13,7 @@ from tiny_settings import LLAMA_2_7B
 
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.training.recipe_schema import Patch, Recipe, Source, make_recipe
+from ropecli.training.recipe_schema import Patch, Recipe, RecipeSource, make_recipe
 from ropecli.training.stages import describe, plan_stages
 
 ROOT = Path(__file__).parent.parent / "recipes"
@@ -211,7 +211,7 @@ def test_index_explains_every_key():
     from pydantic_core import PydanticUndefined
 
     index = (ROOT / "README.md").read_text(encoding="utf-8")
-    for kind, elsewhere in ((Recipe, ()), (Source, {*Recipe.model_fields} - {"data"}), (Patch, ())):
+    for kind, elsewhere in ((Recipe, ()), (RecipeSource, {*Recipe.model_fields} - {"data"}), (Patch, ())):
         table = ["| key | default | meaning |", "| --- | --- | --- |"]
         for name, field in kind.model_fields.items():
             empty = field.default in (None, (), PydanticUndefined)

@@ -19,7 +19,7 @@ from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import RotatedKeys, Rotation
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
-from ropecli.errors import CheckpointError, PatchError
+from ropecli.errors import PatchError
 from ropecli.remapping.branches import sliding
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
@@ -156,11 +156,8 @@ def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) 
 def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
     """Build one attention for all layers with the same settings, so that they share its tables."""
     saved = SavedRemapping(**json.loads(saved_as_json))
-    if saved.rotary_start is None or saved.neighbours is None:
-        raise CheckpointError(
-            f"{KEY} in config.json lacks the layout of the rotary dimensions. Patch the original checkpoint again."
-        )
-    return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
+    layout: Any = (saved.rotary_start, saved.neighbours)
+    return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), *layout))
 
 
 @lru_cache(maxsize=16)
@@ -248,13 +245,13 @@ def _refuse_other_masks(
     at = torch.arange(places.start, places.stop, device=device)[None]
     row, head = torch.arange(batch, device=device)[:, None], at.new_zeros(1, 1)
     before = at[:, max(0, first_key + 1 - places.start) :]
-    if not bool(torch.as_tensor(mask_function(row, head, before, before - 1)).all()):
+    sees_before = torch.as_tensor(mask_function(row, head, before, before - 1)).all()
+    sees_after = torch.as_tensor(mask_function(row, head, at[:, :-1], at[:, 1:])).any()
+    if not sees_before or sees_after:
         raise PatchError(
-            "The attention mask hides preceding tokens: documents are packed into one row, or the model attends in "
-            "chunks. Distance methods require one document per row."
+            "The attention mask is not causal, or hides preceding tokens: documents are packed into one row, or the "
+            "model attends in chunks. Distance methods require one document per row."
         )
-    if bool(torch.as_tensor(mask_function(row, head, at[:, :-1], at[:, 1:])).any()):
-        raise PatchError("The attention mask is not causal, which distance methods require.")
 
 
 def refuse_other_positions(position_ids: Tensor | None, rows: list[RowPadding], queries: int) -> None:

@@ -74,23 +74,23 @@ def _make_block_mask(keys_of_branch: KeyRange, keys: int, device: torch.device) 
     create_block_mask would allocate a matrix of queries × keys.
     """
     first_key, stop_key, queries = keys_of_branch.first, keys_of_branch.stop, len(keys_of_branch.first)
-    # rows of `seen` and `whole` are blocks of queries, columns blocks of keys
+    # rows of `seen` and `full` are blocks of queries, columns blocks of keys
     first_query = np.arange(0, queries, _BLOCK)
     last_query = np.minimum(first_query + _BLOCK, queries) - 1
     begin = np.arange(0, keys, _BLOCK)
     end = np.minimum(begin + _BLOCK, keys)
     # first_key and stop_key ascend: the first query of a block sees the earliest keys, the last one the latest
     seen = (end > first_key[first_query][:, None]) & (begin < stop_key[last_query][:, None])
-    whole = (begin >= first_key[last_query][:, None]) & (end <= stop_key[first_query][:, None])
-    whole &= (end - begin == _BLOCK) & (last_query - first_query == _BLOCK - 1)[:, None]  # as PyTorch's own block masks
+    full = (begin >= first_key[last_query][:, None]) & (end <= stop_key[first_query][:, None])
+    full &= (end - begin == _BLOCK) & (last_query - first_query == _BLOCK - 1)[:, None]  # as PyTorch's own block masks
     first, stop = (torch.tensor(bound, device=device) for bound in (first_key, stop_key))
 
     def inside(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= first[query]) & (key < stop[query])
 
     return BlockMask.from_kv_blocks(
-        *_block_lists(seen & ~whole, device),
-        *_block_lists(whole, device),
+        *_block_lists(seen & ~full, device),
+        *_block_lists(full, device),
         BLOCK_SIZE=_BLOCK,
         mask_mod=inside,
         seq_lengths=(queries, keys),

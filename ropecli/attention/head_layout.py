@@ -112,10 +112,8 @@ class AttentionProbe:
                 f"{name} changes the attention mask, which is not supported (sparse attention, for example)."
             )
         causal = self._causal[mask.flatten()[0]]
-        if not (slides or causal):
-            raise PatchError(f"{name} has a mask that hides part of the context, but no sliding_window.")
-        if slides and causal:
-            raise PatchError(f"{name} has a sliding_window, but its mask shows the whole context.")
+        if slides == causal:
+            raise PatchError(f"{name} has either a sliding_window or a mask that hides part of the context, not both.")
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -240,8 +238,6 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
         _double(rotary_tables(model))
         probe.replay()
         output_of_second, second = _run(model), probe.calls
-    if len(first) != len(second):
-        raise PatchError("The number of attention calls depends on the positions, which is not supported.")
     layers = [_Seen(*calls) for calls in zip(first, second, strict=True)]
     for before, after in layers:
         if not all(states.isfinite().all() for states in (before.query, before.key, before.value)):
@@ -261,9 +257,7 @@ def _run(model: "PreTrainedModel") -> Tensor:
     ids = torch.arange(_TOKENS, device=input_device(model))[None] % embeddings.weight.shape[0]
     try:
         return model(input_ids=ids, use_cache=False)[0]
-    except PatchError:
-        raise
-    except Exception as error:  # models raise many kinds of errors
+    except Exception as error:  # of the probe; models raise many kinds
         raise PatchError(
             f"{type(model).__name__} does not run with another attention function, perhaps because it uses the mask "
             f"itself, as sparse attention does: {reason_of(error)}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ropecli.attention.small_model import small_model_and_places
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
-from ropecli.errors import CheckpointError, PatchError, RopecliError, reason_of
+from ropecli.errors import CheckpointError, PatchError, reason_of
 from ropecli.live.lm_head import decoder_layers
 from ropecli.live.rotary import rotary_tables
 from ropecli.live.stock_transformers import stock_config_of
@@ -49,12 +49,10 @@ def probe_layers(config: Any) -> tuple[Layer, ...]:
                         windows.setdefault(kind, value)
                         setattr(part, key, min(_WINDOW, value))
         model, places = small_model_and_places(config)
-        found = _Probe(model).layers()
-    except RopecliError:
-        raise
+        small_layers = _Probe(model).layers()
     except Exception as error:  # model classes raise many kinds of errors
         raise CheckpointError(f"A small model of type {config.model_type} cannot be run: {reason_of(error)}") from error
-    layers = [found[place] for place in places]
+    layers = [small_layers[place] for place in places]
     return tuple(layer._replace(window=windows.get(layer.attention or "")) for layer in layers)
 
 
@@ -127,13 +125,7 @@ class _Probe:
         before = [call.output(call.hidden) for call in self.calls]
         ropes: list[set[str | None]] = [set() for _ in self.calls]
         for table in rotary_tables(self.model):
-            try:
-                table.refuse_if_computed()
-            except PatchError as error:
-                raise CheckpointError(
-                    f"{table.name} computes its frequencies in each pass, so a small model does not show which layers "
-                    "rotate."
-                ) from error
+            table.refuse_if_computed()
             with table.changed():
                 changed = self._calls(self.calls)
                 for number, call in enumerate(changed):
@@ -167,8 +159,8 @@ class _Probe:
     def _orders(self, call: _Call) -> bool:
         """Whether the last output depends on the order of earlier tokens."""
         order = [*reversed(range(_TOKENS - 1)), _TOKENS - 1]
-        other = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
-        outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, other)]
+        reordered = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
+        outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, reordered)]
         return bool((outputs[0] - outputs[1]).abs().max() > _ORDER * outputs[0].abs().max())
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ropecli.errors import CheckpointError
 from ropecli.live.lm_head import decoder_layers
-from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, reason_of_stock
+from ropecli.live.stock_transformers import build_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -127,16 +127,8 @@ def _cut(config: Any, kept: list[int], layers: int) -> Any:
 
 
 def _build(config: Any, device: str) -> "PreTrainedModel":
-    auto_class = auto_class_of(config)
-    try:
-        with quiet_transformers(), torch.device(device):
-            return auto_class.from_config(
-                copy.deepcopy(config), trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
-            ).eval()
-    except Exception as error:  # config classes raise many kinds of errors
-        raise CheckpointError(
-            f"transformers cannot build a small model of type {config.model_type}: {reason_of_stock(error)}"
-        ) from error
+    with torch.device(device):
+        return build_model(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def _kinds(model: "PreTrainedModel") -> list[Any]:

@@ -98,10 +98,10 @@ def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> d
     keys = ("kv_cache_bytes_per_token", "kv_cache_bytes_per_token_beyond_windows", "kv_cache_bytes")
     if any(str(name).endswith("ForMaskedLM") for name in state.checkpoint.config.get("architectures") or ()):
         return dict.fromkeys(keys)  # an encoder
-    first, before, whole = (
+    first, before, full = (
         kv_cache_bytes(state.section, state.settings.family, layers, tokens) for tokens in (1, length - 1, length)
     )
-    return dict(zip(keys, (first, None if whole is None or before is None else whole - before, whole), strict=True))
+    return dict(zip(keys, (first, None if full is None or before is None else full - before, full), strict=True))
 
 
 def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from ropecli.errors import OutputError, RopecliError, quoted, shortened, shown
 _LONGEST_CHAIN = 8
 
 
-class Source(NamedTuple):
+class HubRepository(NamedTuple):
     """A repository on the Hub. revision: a commit, None for the default branch."""
 
     repo: str
@@ -76,7 +76,7 @@ def _is_public(path: Path) -> bool:
     return any(fnmatch(name, pattern) for pattern in PUBLIC_FILES) and not name.startswith("optimizer")
 
 
-def hub_origin(record: dict[str, Any]) -> Source | None:
+def hub_origin(record: dict[str, Any]) -> HubRepository | None:
     """The repository that a checkpoint was made from, also by way of local folders that still exist.
 
     record: of ropecli.yaml. None if it is unknown.
@@ -89,7 +89,7 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
         )
         name, commit = str(origin.get("checkpoint")), origin.get("commit")
         if commit and HUB_ID.fullmatch(name):
-            return Source(name, str(commit))
+            return HubRepository(name, str(commit))
         try:
             source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
             if source is None or origin.get("digest") != source.digest():

@@ -173,13 +173,13 @@ def method_overview(methods: "Iterable[ScalingMethod]") -> "RichTable":
     table.add_column("written as", no_wrap=True)
     table.add_column("training", max_width=10)
     for method in methods:
-        about = [Text(method.summary)]
+        parts = [Text(method.summary)]
         if method.parameters:
             defaults = {knob.name: _default(knob) for knob in method.parameters}
             shown = [f"{name}={default}" if default else name for name, default in defaults.items()]
-            about.append(Text(", ".join(shown), style="cyan"))
-        about.append(Text(method.source, style="dim"))
-        table.add_row(method.name, Group(*about), written_as(method), method.training, end_section=True)
+            parts.append(Text(", ".join(shown), style="cyan"))
+        parts.append(Text(method.source, style="dim"))
+        table.add_row(method.name, Group(*parts), written_as(method), method.training, end_section=True)
     return table
 
 

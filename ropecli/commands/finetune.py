@@ -122,12 +122,12 @@ def finetune(
     further = dict(settings or {})
     if twice := [key for key in further if keys.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
-    whole = make_recipe(recipe_path(optional_path(recipe)), {**keys, **further})
+    full_recipe = make_recipe(recipe_path(optional_path(recipe)), {**keys, **further})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
-    total = sum(run.steps for run in whole.runs)
+    total = sum(run.steps for run in full_recipe.runs)
     if not dry_run:
-        return _run(opened, whole, as_path(output), resume, total)
-    stages = plan_stages(opened, whole)
+        return _run(opened, full_recipe, as_path(output), resume, total)
+    stages = plan_stages(opened, full_recipe)
     for stage in stages:
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
         for warning in stage.warnings:

@@ -13,7 +13,7 @@ from annotated_types import Ge, Interval, Le, MinLen
 
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
-from ropecli.commands.signature import Default, Flag, Panel, TokenCount
+from ropecli.commands.signature import Default, Flag, Panel, WithSuffix
 from ropecli.errors import MethodError
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.launch import read_launch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 SERVER, ENGINE = Panel("Server"), Panel("Engine")
-TOKENS = TokenCount()
+TOKENS = WithSuffix()
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
 Checkpoint = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]

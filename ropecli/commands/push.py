@@ -77,7 +77,7 @@ def push(
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.upload import Source, files_to_push, hub_origin, refuse_repo, upload
+    from ropecli.checkpoint.upload import HubRepository, files_to_push, hub_origin, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements, read_run
 
     refuse_repo(repo, "--repo")
@@ -88,7 +88,7 @@ def push(
         refuse_outputs(card=card_file)
     reports = [as_path(path) for path in listed(report or ())]
     run = read_run(checkpoint.folder)
-    base = Source(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
+    base = HubRepository(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
     if base:
         refuse_repo(base.repo, "--base-model")
         if base.repo == repo:

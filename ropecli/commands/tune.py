@@ -132,8 +132,8 @@ def tune(
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    unusual = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
-    if unusual and settings.level == "heads":
+    quantized_or_spread = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
+    if quantized_or_spread and settings.level == "heads":
         raise MethodError(
             "--level heads changes weights, which must be unquantized and on one device. Use --level grid or search."
         )
@@ -145,13 +145,13 @@ def tune(
     refuse_attention(Subject(opened, task.baseline), shared["attn"])
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
-        model = load(opened, task.tokenizer, **loading, whole=True)
+        model = load(opened, task.tokenizer, **loading, refuse_unused=True)
         require_reading(opened.config, model)
         command = list(command_line.get())
         tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))
         for finding in tuned.plan.findings:
             warn(finding.message)
-        proved = write_tuned(tuned, folder, link=link, loading=loading if unusual else None, say=warn)
+        proved = write_tuned(tuned, folder, link=link, loading=loading if quantized_or_spread else None, say=warn)
     remove_state(folder)
     return TunedCheckpoint(tuned, folder, proved)
 

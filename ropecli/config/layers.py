@@ -223,5 +223,5 @@ def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
         groups = whole_number(section, names)
     else:
         groups = 1 if one else family.num_key_value_heads or number_of(section, family, "num_attention_heads")
-    whole = {**section, LATENT: None}  # not only the rotary part
-    return 2 * head_dim(whole, family, layer.rope) * groups
+    all_dimensions = {**section, LATENT: None}  # not only the rotary part
+    return 2 * head_dim(all_dimensions, family, layer.rope) * groups

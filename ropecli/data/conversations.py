@@ -50,8 +50,8 @@ def template_digest(tokenizer) -> str | None:
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         return None
-    whole = json.dumps([template, tokenizer.special_tokens_map], sort_keys=True, default=str)
-    return hashlib.sha256(whole.encode()).hexdigest()
+    settings = json.dumps([template, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def tokenize_conversations(
@@ -66,10 +66,6 @@ def tokenize_conversations(
         raise DataError(
             "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
             "checkpoint's folder, or render the conversations into a column of text."
-        )
-    if train_on == "assistant" and not tokenizer.is_fast:
-        raise DataError(
-            "train_on: assistant needs a fast tokenizer, which reports where its tokens are. Use train_on: all."
         )
     numbered, faults = enumerate(rows), list[tuple[int, str]]()
     while batch := list(islice(numbered, _BATCH)):
@@ -132,33 +128,33 @@ def _render(conversation: Conversation, tokenizer, train_on: str) -> tuple[str, 
         except Exception as error:  # a template is a program
             raise DataError(f"the chat template fails: {reason_of(error)}") from error
 
-    whole = render(messages)
-    _refuse_missing_text(messages, whole)
+    rendered = render(messages)
+    _refuse_missing_text(messages, rendered)
     if train_on == "all":
-        return whole, []
+        return rendered, []
     template = tokenizer.get_chat_template(tools=tools)
     if _GENERATION.search(template):
         from transformers.utils.chat_template_utils import render_jinja_template
 
         options = {"chat_template": template, "return_assistant_tokens_mask": True, **tokenizer.special_tokens_map}
         marked: Any = render_jinja_template([messages], tools=tools, **options)
-        return whole, [(start, stop) for start, stop in marked[1][0]]
-    return whole, _answers(messages, whole, render, tokenizer.eos_token or "")
+        return rendered, [(start, stop) for start, stop in marked[1][0]]
+    return rendered, _answers(messages, rendered, render, tokenizer.eos_token or "")
 
 
-def _refuse_missing_text(messages: Messages, whole: str) -> None:
+def _refuse_missing_text(messages: Messages, rendered: str) -> None:
     """Raise DataError if the template drops a message, as some do with the system prompt or with plain text."""
     for number, message in enumerate(messages):
         content = message.get("content", "").strip()
         # templates may move or remove reasoning, which comes first
-        if message["role"] != "tool" and content and content.splitlines()[-1] not in whole:
+        if message["role"] != "tool" and content and content.splitlines()[-1] not in rendered:
             raise DataError(f"the chat template leaves out message {number}, by the {message['role']}.")
 
 
-def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: str) -> Spans:
+def _answers(messages: Messages, rendered: str, render: Callable[..., str], eos: str) -> Spans:
     spans: Spans = []
     closing, prompts = None, False
-    # messages, and characters of `whole`: of the first turn; before this turn
+    # messages, and characters of `rendered`: of the first turn; before this turn
     first, head, start, offset, stop = 0, 0, 0, 0, 0
 
     def place(number: int, context: Messages, head: int, offset: int) -> tuple[int, int]:
@@ -173,7 +169,7 @@ def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: st
         after = render([*context, message]).removesuffix(closing)
         if not after.startswith(before):
             raise DataError(f"message {number} does not start with the chat template's generation prompt. {_INSTEAD}")
-        if after[:head] != whole[:head] or not whole.startswith(after[head:], offset):
+        if after[:head] != rendered[:head] or not rendered.startswith(after[head:], offset):
             raise DataError(
                 f"the chat template renders message {number} differently if others follow, for example without its "
                 f"reasoning. End each conversation with its only answer. {_INSTEAD}"
@@ -197,7 +193,7 @@ def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: st
         except DataError:
             begin, stop = place(number, messages[:number], 0, 0)
         # white space after the end marker is not part of the answer
-        spans.append((begin, begin + len(whole[begin:stop].rstrip())))
+        spans.append((begin, begin + len(rendered[begin:stop].rstrip())))
     return spans
 
 

@@ -120,14 +120,14 @@ def read_documents(
             kept.append(_cut(document, cut) if cut else document)
             if most and len(kept) == most:
                 break
-    if not lengths:
-        raise DataError("The source contains no documents.")
     if not kept:
         raise DataError(none_long_enough(least, lengths))
     return Documents(tuple(kept), len(lengths) - len(kept), special_tokens(tokenizer))
 
 
 def none_long_enough(least: int, lengths: Sequence[int] | np.ndarray) -> str:
+    if not len(lengths):
+        return "The source contains no documents."
     return (
         f"No document has at least {least} tokens; the longest of {len(lengths)} has {max(lengths)}. "
         "Use a shorter length or longer documents."
@@ -154,12 +154,12 @@ def encode(tokenizer, text: str | list[str], **options: Any):
 def special_tokens(tokenizer) -> SpecialTokens:
     """Find the special tokens by tokenizing a short text with and without them."""
     bare = encode(tokenizer, "a", add_special_tokens=False)["input_ids"]
-    whole = encode(tokenizer, "a")["input_ids"]
+    ids = encode(tokenizer, "a")["input_ids"]
     if not bare:  # no token for letters: all ids are the prefix
-        return SpecialTokens(tuple(whole), tokenizer.bos_token_id, tokenizer.eos_token_id)
-    starts = range(len(whole) - len(bare) + 1)
-    start = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
-    prefix, suffix = tuple(whole[:start]), tuple(whole[start + len(bare) :])
+        return SpecialTokens(tuple(ids), tokenizer.bos_token_id, tokenizer.eos_token_id)
+    starts = range(len(ids) - len(bare) + 1)
+    start = next((start for start in starts if ids[start : start + len(bare)] == bare), 0)
+    prefix, suffix = tuple(ids[:start]), tuple(ids[start + len(bare) :])
     return SpecialTokens(prefix, tokenizer.bos_token_id, tokenizer.eos_token_id, suffix)
 
 

@@ -60,8 +60,6 @@ class DataFile(NamedTuple):
             if start == _LFS:
                 raise DataError(f"{self.name} is a pointer of Git LFS, without the content. Run `git lfs pull`.")
             file.seek(0)
-            if not start and Path(self.name).suffix.lower() in _COMPRESSIONS:
-                raise DataError(f"{self.name} is empty; expected a compressed file.")
         if compression := _COMPRESSIONS.get(Path(self.name).suffix.lower()):
             import pyarrow
 
@@ -121,10 +119,10 @@ def _visible_files(folder: Path) -> Iterator[Path]:
 def _say_unread(folder: Path, paths: Sequence[Path], files: Sequence[DataFile]) -> None:
     """paths: all files of the folder. files: those that may be read."""
     read = {Path(file.address) for file in files}
-    if others := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
-        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in others)
+    if unread := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
+        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in unread)
         counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
-        say(f"Not read in {folder}: {', '.join(others if len(others) < 5 else counts)}.")
+        say(f"Not read in {folder}: {', '.join(unread if len(unread) < 5 else counts)}.")
 
 
 def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
@@ -151,13 +149,13 @@ def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
         # a folder of source code has folders named test, and tables in them
         if not configured and (texts > _MANY_TEXTS * tables or get_data_patterns(str(folder)) == DEFAULT_PATTERNS_ALL):
             return {}
-        found = _resolved(str(folder.resolve()), str(folder), None, None)
+        splits = _resolved(str(folder.resolve()), str(folder), None, None)
         # the name of one file among others is no split
-        alone = sum(map(len, found.values())) == tables and texts == bool(card)
-        if not configured and len(found) == 1 and not alone:
+        alone = sum(map(len, splits.values())) == tables and texts == bool(card)
+        if not configured and len(splits) == 1 and not alone:
             return {}
-        _say_unread(folder.resolve(), paths, [file for files in found.values() for file in files])
-        return found
+        _say_unread(folder.resolve(), paths, [file for files in splits.values() for file in files])
+        return splits
     except Exception as error:  # of the card, or of files that datasets cannot tell apart
         raise DataError(f"datasets cannot find the splits of {folder}: {reason_of(error)} Give a file.") from error
 
@@ -165,8 +163,6 @@ def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
 def _saved_files(root: Path, folder: Path) -> list[DataFile]:
     """The files of a dataset written by save_to_disk."""
     paths = [folder / entry["filename"] for entry in _saved(folder / _DATASET_STATE, "_data_files")]
-    if missing := [path for path in paths if not path.is_file()]:
-        raise DataError(f"{missing[0]} is missing, which {_DATASET_STATE} lists. Save the dataset again.")
     return [DataFile(path.relative_to(root).as_posix(), str(path)) for path in paths]
 
 
@@ -181,8 +177,6 @@ def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
     try:
         commit = HfApi().dataset_info(name, timeout=PATIENCE).sha
         return _resolved(name, name, config, commit)
-    except DataError:
-        raise
     except Exception as error:  # the Hub client raises many kinds
         _refuse_unknown_config(dataset)
         raise UnreachableError(

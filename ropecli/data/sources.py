@@ -22,7 +22,6 @@ from ropecli.data.files import (
     DataFile,
     HubDataset,
     files_of_folder,
-    kind_of,
     reading_reason,
     splits_of_folder,
     splits_on_hub,
@@ -45,7 +44,7 @@ Rows = Iterator[tuple[str, str | Conversation]]
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from, and which of them are read.
+    """A place of documents, and the choice of those to read.
 
     place: `demo`, `demo-train`, a file, a folder, or a Hub dataset (owner/name, owner/name:config). column: of tables,
     with the texts or the conversations; if the default is missing, also `messages` or `conversations`. split: default:
@@ -88,46 +87,40 @@ class Source:
 
         files: default: all of them. faults: those of skipped rows are added to it.
         """
-        if not self.is_demo:
-            files, faults = self.files() if files is None else files, [] if faults is None else faults
-            return islice(_read_files(files, self.column, faults if self.skip_faulty else None), self.limit)
-        if self.split:
-            raise DataError(f"{self.place} has no splits. Remove the split {shown(self.split)}.")
-        return islice(demo_held_out() if self.place == DEMO else corpus.training_files(), self.limit)
+        files, faults = self.files() if files is None else files, [] if faults is None else faults
+        if self.is_demo:
+            return islice(demo_held_out() if self.place == DEMO else corpus.training_files(), self.limit)
+        return islice(_read_files(files, self.column, faults if self.skip_faulty else None), self.limit)
 
     def files(self) -> tuple[DataFile, ...]:
         """The files, in order; none of the demo. Says what is read of several splits, and not read of a folder."""
-        if self.is_demo:
-            return ()
-        place = locate(self.place)
+        place = None if self.is_demo else locate(self.place)
         if isinstance(place, HubDataset):
-            return self._chosen(splits_on_hub(place))
-        if place.is_file():
-            if kind_of(place.name) is None:
-                raise DataError(
-                    f"{place} has an unknown file type; expected one of {KINDS}, or text, JSON or CSV as .gz or .zst."
-                )
-            files: tuple[DataFile, ...] = (DataFile(place.name, str(place)),)
-        elif by_split := splits_of_folder(place):
-            return self._chosen(by_split)
-        else:
-            files = files_of_folder(place, self.column)
-        if self.split:
+            files = self._of_split(splits_on_hub(place))
+        elif place and place.is_dir() and (by_split := splits_of_folder(place)):
+            files = self._of_split(by_split)
+        elif self.split:
             raise DataError(f"{self.place} has no splits. Remove the split {shown(self.split)}.")
+        elif place and place.is_file():
+            files = (DataFile(place.name, str(place)),)
+        else:
+            files = files_of_folder(place, self.column) if place else ()
+        if unknown := [file.name for file in files if not file.kind]:
+            raise DataError(
+                f"{self.place}: {unknown[0]} has an unknown file type; expected one of {KINDS}, or text, JSON or CSV "
+                "as .gz or .zst."
+            )
         return files
 
-    def _chosen(self, by_split: dict[str, list[DataFile]]) -> tuple[DataFile, ...]:
-        wanted = (self.split,) if self.split else self.splits
-        chosen = next((name for name in wanted if name in by_split), None)
-        others = ", ".join(name for name in by_split if name != chosen)
+    def _of_split(self, by_split: dict[str, list[DataFile]]) -> tuple[DataFile, ...]:
+        names = (self.split,) if self.split else self.splits
+        chosen = next((name for name in names if name in by_split), None)
+        other_splits = ", ".join(name for name in by_split if name != chosen)
         if chosen is None:
-            raise DataError(f"{self.place} has no split {' or '.join(wanted)}. Choose one of {others}.")
-        files = by_split[chosen]
-        if unread := [file.name for file in files if not file.kind]:
-            raise DataError(f"{self.place} has a file of an unknown type, {unread[0]}; expected one of {KINDS}.")
-        if others and not self.split:
-            say(f"Reading the split {chosen} of {self.place}; it also has {others}. Choose another with --split.")
-        return tuple(files)
+            raise DataError(f"{self.place} has no split {' or '.join(names)}. Choose one of {other_splits}.")
+        if other_splits and not self.split:
+            say(f"Reading the split {chosen} of {self.place}; it also has {other_splits}. Choose another with --split.")
+        return tuple(by_split[chosen])
 
 
 def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
@@ -139,23 +132,21 @@ def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
 
 def locate(source: str) -> Path | HubDataset:
     """The file, folder or Hub dataset that SOURCE names. Raises DataError."""
-    try:
-        path = Path(source).expanduser()
-        if path.is_file() or (path.is_dir() and source):
-            return path
-        hub = _HUB_DATASET.fullmatch(source) if not path.parent.is_dir() else None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{source[:80]!r} is not a valid source: {error}"[:300]) from error
-    if hub:
+    path = Path(source).expanduser()
+    if path.is_file() or (path.is_dir() and source):
+        return path
+    if not path.parent.is_dir() and (hub := _HUB_DATASET.fullmatch(source)):
         return HubDataset(hub[1], hub[2])
     raise DataError(f"No file or folder {source}. Give a file, a folder, 'demo', 'demo-train' or a Hub dataset id.")
 
 
 def is_hub_dataset(source: str) -> bool:
-    try:
-        return source not in (DEMO, DEMO_TRAIN) and isinstance(locate(source), HubDataset)
-    except DataError:  # reading it will report the error
-        return False
+    return source not in (DEMO, DEMO_TRAIN) and isinstance(locate(source), HubDataset)
+
+
+def refuse_held_out(place: str) -> None:
+    if place == DEMO:
+        raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
 
 
 def demo_held_out() -> Texts:
@@ -195,10 +186,7 @@ def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Ro
 
 
 def _read_text(name: str, content: BinaryIO) -> str:
-    try:
-        text = content.read().removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name} is not UTF-8 text: {error}") from error
+    text = content.read().removeprefix(codecs.BOM_UTF8).decode()
     _warn_of_nul(name, text)
     return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
 

@@ -120,8 +120,8 @@ class Stream:
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
         chunks = recipe.pose_chunks if recipe.positions == "pose" else None
-        whole = [_FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
-        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
+        parts = [_FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def summary(self) -> list[str]:
         """A sentence per source: sequences, and the percentages of documents used, skipped and cut."""
@@ -192,9 +192,7 @@ def _lay_out(
 ) -> tuple[Selection, SequenceLayout]:
     """Select the documents of a source and cut them into sequences. Raises DataError if none can be filled."""
     least = {"long": length, "packed": SHORTEST, "concat": 1}[source.sequences]
-    if not len(store):
-        raise DataError(f"{source.data} contains no documents.")
-    if store.lengths.max() < least:
+    if store.lengths.max(initial=0) < least:
         raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}")
     selection = select_documents(
         store.lengths,
@@ -254,6 +252,6 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
     return "; ".join(parts) + "."
 
 
-def _share(part: int, whole: int) -> str:
+def _share(part: int, total: int) -> str:
     """Percentage; never 0.0% for a non-empty part."""
-    return f"{part / whole:.1%}" if part / whole >= 0.0005 else "under 0.1%"
+    return f"{part / total:.1%}" if part / total >= 0.0005 else "under 0.1%"

@@ -1,4 +1,4 @@
-"""Reads rows strictly: a needed value is given as it stands in the file, or its row is named.
+"""Reads rows strictly: a needed value is given as the file has it, or its row is named.
 
 JSON lines, a JSON array, CSV, Parquet and Arrow. No value takes the type of others, and columns that are not needed
 cannot stop a reading. Memory is bounded by a row, of Parquet and Arrow by a batch of rows.
@@ -158,7 +158,7 @@ def _array(file: BinaryIO) -> Iterator[tuple[int, Any]]:
                 return
             value, stop = decoder.raw_decode(buffer, at)
             stop = _SPACE.match(buffer, stop).end()  # type: ignore[union-attr]
-            if stop == len(buffer):  # a number may go on in what is not read yet
+            if stop == len(buffer):  # a number may continue in what is not read yet
                 raise ValueError("the array does not end")
         except (ValueError, RecursionError) as error:
             # more text cures only an error at the end, or a string that has no end yet

@@ -207,8 +207,6 @@ def _write(folder: Path, documents: Iterator[Document]) -> None:
     lengths, compression = [], []
     with (folder / "ids.bin").open("wb") as ids, (folder / "trained.bin").open("wb") as trained:
         for document in documents:
-            if (largest := document.ids.max(initial=0)) >= 1 << 31:
-                raise DataError(f"{document.name}: token id {largest} does not fit into 31 bits.")
             lengths.append(len(document.ids))
             if document.compression is not None:
                 compression.append(document.compression)

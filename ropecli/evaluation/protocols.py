@@ -123,7 +123,7 @@ class Protocol:
             return special.eos if special.bos is None else special.bos
         return None
 
-    def settled(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
+    def resolved(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
         """Return the protocol with stride and targets set. lengths: ascending. Raises DataError if they do not fit."""
         unscored = 1 if self.name in ("disjoint", "yarn") else special.first_scored
         if not lengths or lengths[0] <= unscored:

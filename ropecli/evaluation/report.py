@@ -34,7 +34,7 @@ SCHEMA_VERSION = 3
 """Schema of all reports, those of `tune` included. Reports of another schema are refused."""
 PUBLISHED = 0.856
 """RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
-Factor = Annotated[float, Interval(gt=0, le=1e12)]
+Positive = Annotated[float, Interval(gt=0, le=1e12)]
 
 
 def environment() -> dict[str, str]:
@@ -157,7 +157,7 @@ class Report:
     checkpoint: str
     digest: str
     method: str
-    factor: Factor
+    factor: Positive
     params: dict[str, Any]
     in_memory: bool
     original_max_position_embeddings: TokenCount

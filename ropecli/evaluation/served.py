@@ -97,7 +97,7 @@ class Reference:
         return sorted(self.readings[0].next_tokens)
 
     @property
-    def whole(self) -> list[int]:
+    def scored_lengths(self) -> list[int]:
         """Lengths of the prompts whose own tokens are compared: within the pretraining length, and beyond."""
         return sorted(self.readings[0].losses)
 
@@ -193,7 +193,7 @@ def make_reference(
     within = [length for length in lengths if length < pretraining][
         -1:
     ]  # room for one more, if the server is unpatched
-    whole = sorted({*within, longest})
+    scored_lengths = sorted({*within, longest})
     tokens, readings = np.array(ids, dtype=np.int64), []
     singles: list[Single] = []
     progress = Progress(longest * len(subjects))
@@ -203,12 +203,14 @@ def make_reference(
             reader.prepare(tokens, longest)
             with progress.bar(f"reading with transformers, {label}", longest, reader):
                 progress.begin(longest)
-                readings.append(_read(reader, tokens, lengths, whole, role, label))
+                readings.append(_read(reader, tokens, lengths, scored_lengths, role, label))
             singles = singles or _read_singles(reader, tokens)
     return Reference(checkpoint.digest(), ids, pretraining, singles, readings)
 
 
-def _read(reader: LiveReader, ids: np.ndarray, lengths: list[int], whole: list[int], role: str, label: str) -> Reading:
+def _read(
+    reader: LiveReader, ids: np.ndarray, lengths: list[int], scored_lengths: list[int], role: str, label: str
+) -> Reading:
     """One pass serves all lengths, unless the frequencies follow the length."""
     losses: dict[int, list[float]] = {}
     following: dict[int, dict[int, float]] = {}
@@ -216,7 +218,7 @@ def _read(reader: LiveReader, ids: np.ndarray, lengths: list[int], whole: list[i
         ends = [length for length in lengths if length <= longest] if not reader.follows_length else [longest]
         values, tops = _pass(reader, ids[:longest], ends)
         following |= tops
-        losses |= {length: values[: length - 1] for length in whole if length in ends}
+        losses |= {length: values[: length - 1] for length in scored_lengths if length in ends}
     return Reading(role, label, losses, following)
 
 
@@ -296,7 +298,7 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: boo
     prompt: see Endpoint.gives_prompt_losses.
     """
     answers = Answers(prompt, {}, {}, [])
-    lengths = reference.whole if answers.prompt else reference.lengths
+    lengths = reference.scored_lengths if answers.prompt else reference.lengths
     most = endpoint.model.max_length
     if most is not None and (lengths := [length for length in lengths if length < most]) == []:
         raise EndpointError(

@@ -42,14 +42,14 @@ class TextChoice:
         lengths: tokens, ascending. drop_rare: drop the longest lengths that fewer than 8 documents have. Returns the
         remaining lengths too.
         """
-        whole = protocol.reads_whole_documents
-        if not whole and (self.min_tokens or self.max_tokens):
+        reads_whole = protocol.reads_whole_documents
+        if not reads_whole and (self.min_tokens or self.max_tokens):
             raise DataError(
                 f"--min-tokens and --max-tokens apply to whole documents; {protocol.name} reads only what it scores."
             )
         special = special_tokens(tokenizer)
         least = lengths[0] if drop_rare else lengths[-1]  # tokens that a document needs
-        if whole:  # by default, enough for one scored token
+        if reads_whole:  # by default, enough for one scored token
             least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
         with progress_bar("reading documents", None) as step:
             documents = read_documents(
@@ -57,13 +57,13 @@ class TextChoice:
                 tokenizer,
                 least,
                 most=self.max_documents,
-                cut=self.max_tokens if whole else lengths[-1],
+                cut=self.max_tokens if reads_whole else lengths[-1],
                 count_bytes=True,
                 advance=step,
             )
         if drop_rare:
             lengths = _common_lengths(documents, lengths)
-            if not whole:
+            if not reads_whole:
                 least = lengths[-1]
                 documents = documents.at_least(least)
         if documents.too_short:

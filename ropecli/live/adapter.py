@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_file, is_own_file, read_json, read_record
+from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json, read_record
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import entry
 from ropecli.errors import CheckpointError, NotFiniteError, reason_of, shown
@@ -32,16 +32,14 @@ def read_adapter(folder: Path) -> tuple["LoraConfig", Tensors]:
     """Read the adapter's config and tensors. Raises CheckpointError if there is no LoRA adapter in the folder."""
     from peft import LoraConfig
 
-    if not is_own_file(folder / ADAPTER_CONFIG) or not is_file(folder / ADAPTER_WEIGHTS):
-        raise CheckpointError(f"{folder} is not an adapter: expected {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} in it.")
     written = read_json(folder / ADAPTER_CONFIG)
-    if written.get("peft_type") != "LORA":
-        raise CheckpointError(f"{folder}: peft_type is {shown(written.get('peft_type'))}; expected LORA.")
-    unusual = {key: written[key] for key in ("megatron_config", "layer_replication") if written.get(key)}
+    unsupported = {key: written[key] for key in ("megatron_config", "layer_replication") if written.get(key)}
     if (start := written.get("init_lora_weights", True)) not in _INDEPENDENT_STARTS:
-        unusual["init_lora_weights"] = start
-    if unusual:
-        key, value = next(iter(unusual.items()))
+        unsupported["init_lora_weights"] = start
+    if (kind := written.get("peft_type")) != "LORA":
+        unsupported["peft_type"] = kind
+    if unsupported:
+        key, value = next(iter(unsupported.items()))
         raise CheckpointError(f"{folder}: {key} {shown(value)} is not supported for merging.")
     try:
         config = LoraConfig.from_pretrained(str(folder))
@@ -60,7 +58,7 @@ def merge_adapter(
     from peft import PeftModel, set_peft_model_state_dict
 
     lora = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
-    _load_whole(checkpoint, model, {name: tensor for name, tensor in tensors.items() if name not in lora})
+    _load_trained_in_full(checkpoint, model, {name: tensor for name, tensor in tensors.items() if name not in lora})
     lora_config = dataclasses.replace(
         config, modules_to_save=None, ensure_weight_tying=False, init_lora_weights=True, inference_mode=True
     )
@@ -72,17 +70,13 @@ def merge_adapter(
             if unmatched:
                 raise _does_not_fit(checkpoint, f"{unmatched[0]} has no matching tensor")
             return wrapped.merge_and_unload(safe_merge=True)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         if "NaNs detected in the merged weights" in str(error):
             raise NotFiniteError(
                 f"{checkpoint.name} with the adapter has weights that are not finite. Train again with a lower "
                 "learning_rate or more warmup_steps."
             ) from error
         raise _does_not_fit(checkpoint, reason_of(error)) from error
-    except (TypeError, AttributeError) as error:  # peft does not check the types of adapter_config.json
-        raise CheckpointError(
-            f"peft cannot load {ADAPTER_CONFIG}: {reason_of(error)}. Check the types of its values."
-        ) from error
 
 
 def only_weights(checkpoint: Checkpoint) -> Checkpoint:
@@ -98,16 +92,16 @@ def other_base(adapter: Path, base: Checkpoint) -> str | None:
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."
 
 
-def _load_whole(checkpoint: Checkpoint, model: "PreTrainedModel", whole: Tensors) -> None:
+def _load_trained_in_full(checkpoint: Checkpoint, model: "PreTrainedModel", tensors: Tensors) -> None:
     """Copy fully trained embeddings and norms into the model in place, which keeps tied weights tied."""
     of_model = model.state_dict()
-    for name, tensor in whole.items():
+    for name, tensor in tensors.items():
         target = of_model.get(name.removeprefix(PREFIX))
         if target is None or target.shape != tensor.shape:
             base = "is missing in the base" if target is None else f"has shape {tuple(target.shape)} in the base"
             raise _does_not_fit(checkpoint, f"{name}, shape {tuple(tensor.shape)}, {base}")
         for tied in [key for key, value in of_model.items() if value.data_ptr() == target.data_ptr()]:
-            trained = whole.get(PREFIX + tied)
+            trained = tensors.get(PREFIX + tied)
             if trained is None or not torch.equal(trained, tensor):
                 raise _does_not_fit(
                     checkpoint, f"it trains {name} and {tied} separately, but they are tied in the base"
@@ -118,5 +112,6 @@ def _load_whole(checkpoint: Checkpoint, model: "PreTrainedModel", whole: Tensors
 
 def _does_not_fit(checkpoint: Checkpoint, why: str) -> CheckpointError:
     return CheckpointError(
-        f"The adapter does not fit {checkpoint.name}: {why}. Set its base: ropecli merge --base CHECKPOINT."
+        f"The adapter does not fit {checkpoint.name}: {why}. Check {ADAPTER_CONFIG}, or set its base: ropecli merge "
+        "--base CHECKPOINT."
     )

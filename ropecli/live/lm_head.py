@@ -64,12 +64,12 @@ class SplitModel:
     def _probe(self) -> bool:
         weight = self.head.weight
         ids = torch.arange(_PROBE_TOKENS, device=input_device(self.model))[None] % self.vocabulary
-        whole = self.model(input_ids=ids, use_cache=False).logits.float()
+        logits = self.model(input_ids=ids, use_cache=False).logits.float()
         outputs = self.decode(ids)
         hidden = outputs.last_hidden_state
-        scale = whole.abs().max().clamp_min(1e-6)
-        again = self.logits(outputs, hidden).to(whole.device)
-        if not torch.allclose(again / scale, whole / scale, atol=1e-2, equal_nan=True):
+        scale = logits.abs().max().clamp_min(1e-6)
+        again = self.logits(outputs, hidden).to(logits.device)
+        if not torch.allclose(again / scale, logits / scale, atol=1e-2, equal_nan=True):
             raise self._cannot_split()
         if weight.is_meta:  # offloaded
             return False
@@ -90,17 +90,14 @@ class SplitModel:
 
 
 def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
-    """The decoder's layers. Raises CheckpointError."""
+    """The decoder's layers."""
     # some model types return their LM head from get_decoder
     lists: list[torch.nn.ModuleList] = []
     for module in (model.get_decoder(), model):
         lists = lists or [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     # if the count does not match (shared layers), the longest module list is the layers
-    layers = next((part for part in lists if len(part) == count), None) or max(lists, key=len, default=None)
-    if layers is None:
-        raise CheckpointError(f"{type(model).__name__} has no list of layers.")
-    return layers
+    return next((part for part in lists if len(part) == count), None) or max(lists, key=len)
 
 
 def _decoder_of(model: "PreTrainedModel") -> Any:

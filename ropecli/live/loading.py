@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,7 +14,6 @@ from ropecli.errors import CheckpointError, reason_of, shortened
 from ropecli.launch import read_launch
 from ropecli.live.stock_transformers import (
     auto_class_of,
-    build_without_weights,
     quiet_transformers,
     read_stock_config,
     reason_of_stock,
@@ -29,14 +27,6 @@ DTYPES |= {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Accelerate's ways to spread a model over the GPUs, then the CPU, then the disk."""
-_PACKAGES = {
-    "bitsandbytes": ("bitsandbytes",),
-    "gptq": ("optimum", "gptqmodel"),
-    "awq": ("gptqmodel",),
-    "compressed-tensors": ("compressed-tensors",),
-    "fp8": ("kernels",),
-}
-"""The package that transformers needs for a quantized checkpoint, by its quant_method."""
 _FEW_TOKENS = 0.9
 
 
@@ -64,7 +54,7 @@ def choose_device(name: str = "auto") -> str:
     raise CheckpointError(f"--device {name} is not available to torch {torch.__version__} on this machine.")
 
 
-def settle(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
+def resolve_dtype_and_device(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
     """Resolve 'auto' (dtype: float32 on a CPU, else bfloat16) and short dtype names. Raises CheckpointError."""
     device, dtype = choose_device(device), DTYPES.get(dtype, dtype)
     if dtype == "auto":
@@ -103,18 +93,14 @@ def load_model(
     config = read_stock_config(checkpoint.folder, checkpoint.name)
     refuse_encoder(config, checkpoint.name)
     saved = read_saved_remapping(checkpoint.config)
-    if saved is not None and attn != "auto":
-        raise CheckpointError(
-            f"{checkpoint.name} uses the attention of {saved.method}; attn {attn!r} would replace it. Use attn auto."
-        )
-    requested, (dtype, device) = dtype, settle(dtype, device)
+    requested, (dtype, device) = dtype, resolve_dtype_and_device(dtype, device)
     if _quantized_with(checkpoint) in ("fp8", "mxfp8") and device == "cpu":  # transformers makes it bfloat16 there
         dtype = "bfloat16" if requested == "auto" else dtype
         if dtype != "bfloat16":
             raise CheckpointError(f"{checkpoint.name} is quantized with fp8. On a CPU it needs dtype bfloat16 or auto.")
     if dtype == "bfloat16" and device == "cpu" and emulates_bfloat16():
         warn("This CPU has no bfloat16 arithmetic; float32 is many times faster: --dtype float32.")
-    _refuse_unsupported(checkpoint, bits, device)
+    _refuse_quantization(checkpoint, bits)
     if device_map and _quantized_with(checkpoint) == "compressed-tensors":  # it replaces Accelerate's hooks
         raise CheckpointError(
             f"{checkpoint.name} is quantized with compressed-tensors, which needs one device. Remove --device-map."
@@ -147,13 +133,15 @@ def load_model(
                 **options,
             )
     except Exception as error:  # damaged weights and configs raise many kinds of errors
+        reason = reason_of_stock(error)
         if isinstance(error, NotImplementedError):  # transformers fails to compare tied weights of other shapes
-            _check_weights(checkpoint, {"mismatched_keys": _mismatched(checkpoint, config)}, say)
-        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of_stock(error)}") from error
+            reason = "its tied weights have other shapes than config.json implies."
+        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason}") from error
     model, loading_info = loaded
     if saved is not None and model.config.get_text_config()._attn_implementation != saved.attention:
         raise CheckpointError(
-            f"{checkpoint.name}: transformers ignores the attention set in config.json, {saved.attention}."
+            f"{checkpoint.name}: transformers does not use the attention set in config.json, {saved.attention}. It "
+            "needs attn auto."
         )
     _check_weights(checkpoint, loading_info, say)
     if spill:
@@ -199,8 +187,8 @@ def _placement(
     return placed
 
 
-def _refuse_unsupported(checkpoint: Checkpoint, bits: int | None, device: str) -> None:
-    """Raise CheckpointError for what transformers does not support, and for a missing package."""
+def _refuse_quantization(checkpoint: Checkpoint, bits: int | None) -> None:
+    """Raise CheckpointError for weights that are quantized already, or by a method unknown to transformers."""
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
     method = _quantized_with(checkpoint)
@@ -208,12 +196,6 @@ def _refuse_unsupported(checkpoint: Checkpoint, bits: int | None, device: str) -
         raise CheckpointError(f"{checkpoint.name} is already quantized with {method}. Remove --load-in-{bits}bit.")
     if method and not any(known.startswith(method) for known in AUTO_QUANTIZER_MAPPING):
         raise CheckpointError(f"{checkpoint.name} is quantized with {method!r}, which transformers does not support.")
-    if method == "fp8" and device == "cpu":
-        return
-    packages = _PACKAGES.get("bitsandbytes" if bits else str(method), ())
-    if any(find_spec(package.replace("-", "_")) is None for package in packages):
-        what = f"--load-in-{bits}bit" if bits else f"{checkpoint.name} is quantized with {method}, which"
-        raise CheckpointError(f"{what} needs {' and '.join(packages)}. Run `pip install {' '.join(packages)}`.")
 
 
 def _check_weights(checkpoint: Checkpoint, loading_info: Mapping[str, Any], say: Callable[[str], None] | None) -> None:
@@ -232,18 +214,6 @@ def _check_weights(checkpoint: Checkpoint, loading_info: Mapping[str, Any], say:
         if say is None:
             raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases) or remove these tensors.")
         say(message)
-
-
-def _mismatched(checkpoint: Checkpoint, config: Any) -> list[tuple[str, list[int], list[int]]]:
-    """(name, shape in the weight files, shape that the config implies) of the tensors where these differ."""
-    from safetensors import safe_open
-
-    expected = {name: list(tensor.shape) for name, tensor in build_without_weights(config).state_dict().items()}
-    shapes: dict[str, list[int]] = {}
-    for path in checkpoint.weight_files():
-        with safe_open(path, framework="pt") as file:
-            shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    return [(name, shape, expected[name]) for name, shape in shapes.items() if shape != expected.get(name, shape)]
 
 
 def _is_mtp(name: str, config: dict[str, Any]) -> bool:

@@ -112,13 +112,9 @@ class RotaryTable:
             )
 
     def set(self, rope: ScaledRope) -> None:
-        """Set the module's table to `rope`, for every length. Raises PatchError if the shapes differ."""
-        buffer = getattr(self.module, self._prefix + _TABLE)
-        if tuple(buffer.shape) != rope.inv_freq.shape:
-            raise PatchError(
-                f"{self.name} has {tuple(buffer.shape)} frequencies, but the patch has {rope.inv_freq.shape}."
-            )
-        values = torch.from_numpy(rope.inv_freq.copy()).to(device=buffer.device, dtype=torch.float32)
+        """Set the module's table to `rope`, for every length."""
+        device = getattr(self.module, self._prefix + _TABLE).device
+        values = torch.from_numpy(rope.inv_freq.copy()).to(device=device, dtype=torch.float32)
         setattr(self.module, self._prefix + _TABLE, values)
         setattr(self.module, f"{self._prefix}attention_scaling", rope.attention_factor)
         # "default" prevents transformers from computing the table again

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropecli.atomic import naming
 from ropecli.checkpoint.files import CONFIG, read_json
-from ropecli.errors import CheckpointError, PatchError, reason_of, shown
+from ropecli.errors import CheckpointError, reason_of, shown
 
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
@@ -28,11 +28,8 @@ def read_stock_config(folder: Path, name: str = "") -> Any:
         return config
     except Exception as error:  # config classes raise many kinds of errors
         config = read_json(folder / CONFIG)
-        if (unknown := unknown_type(config)) is not None:
-            raise CheckpointError(f"{of}{unknown}") from error
-        raise CheckpointError(
-            f"{of}transformers cannot read this config of type {config.get('model_type')}: {reason_of_stock(error)}"
-        ) from error
+        of_type = f"transformers cannot read this config of type {config.get('model_type')}: {reason_of_stock(error)}"
+        raise CheckpointError(f"{of}{unknown_type(config) or of_type}") from error
 
 
 def unknown_type(config: dict[str, Any]) -> str | None:
@@ -100,6 +97,21 @@ def refuse_encoder(config: Any, name: str) -> None:
         )
 
 
+def build_model(config: Any, **options: Any) -> Any:
+    """Build the model of a config with random weights, without its code. options: further arguments of from_config.
+
+    config: see auto_class_of. Raises CheckpointError.
+    """
+    auto_class = auto_class_of(config)
+    try:
+        with quiet_transformers():
+            return auto_class.from_config(config, trust_remote_code=False, **options)
+    except Exception as error:  # model classes raise many kinds of errors
+        raise CheckpointError(
+            f"transformers cannot build a model of type {config.model_type} from this config: {reason_of_stock(error)}"
+        ) from error
+
+
 def build_without_weights(config: Any):
     """Build the model of a config.json with stock transformers, parameters on the meta device.
 
@@ -112,17 +124,9 @@ def build_without_weights(config: Any):
     from ropecli.live.rotary import reset_tables, rotary_tables
 
     config = read_stock_config(config) if isinstance(config, Path) else config
-    auto_class = auto_class_of(config)
-    try:
-        with quiet_transformers(), torch.device("meta"):
-            model = auto_class.from_config(config, trust_remote_code=False)
-        reset_tables(rotary_tables(model), "cpu")
-    except PatchError:
-        raise
-    except Exception as error:  # model classes raise many kinds of errors
-        raise CheckpointError(
-            f"transformers cannot build a model of type {config.model_type} from this config: {reason_of_stock(error)}"
-        ) from error
+    with torch.device("meta"):
+        model = build_model(config)
+    reset_tables(rotary_tables(model), "cpu")
     return model
 
 

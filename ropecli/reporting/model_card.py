@@ -20,7 +20,7 @@ from ropecli.checkpoint.opening import HUB_ID, Checkpoint
 from ropecli.checkpoint.plan_warnings import switches
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers
-from ropecli.checkpoint.upload import Source
+from ropecli.checkpoint.upload import HubRepository
 from ropecli.config.settings import read_settings
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
@@ -70,7 +70,7 @@ def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
 
 
 def make_card(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: Source | None = None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: HubRepository | None = None
 ) -> "ModelCard":
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
@@ -99,7 +99,7 @@ def _without_section(readme: str) -> str:
     return before + after if end else readme
 
 
-def _metadata(block: str, state: CheckpointState, base: Source | None) -> dict[str, Any]:
+def _metadata(block: str, state: CheckpointState, base: HubRepository | None) -> dict[str, Any]:
     """The metadata of the card, from the YAML block of the folder's README.md. Raises TypeError, ValueError."""
     metadata = read_yaml(block) or {}
     if not isinstance(metadata, dict):
@@ -117,7 +117,12 @@ def _metadata(block: str, state: CheckpointState, base: Source | None) -> dict[s
 
 
 def _parts(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: Source | None, *, has_more: bool
+    state: CheckpointState,
+    repo: str,
+    measurements: Sequence[Sequence[Report]],
+    base: HubRepository | None,
+    *,
+    has_more: bool,
 ) -> Iterator[str]:
     """The Markdown of the section, in order."""
     yield f"# {escaped(repo.rpartition('/')[2])}"

@@ -31,9 +31,9 @@ class TerminalTable:
         if self.table.title:
             yield _text(self.table.title)
         columns = range(self.table.names, len(self.table.heads))
-        whole, names = self._block(columns, _UNBOUNDED, _UNBOUNDED), options.max_width * 9 // 20
-        if not columns or fits(whole):
-            yield whole
+        unfolded, names = self._block(columns, _UNBOUNDED, _UNBOUNDED), options.max_width * 9 // 20
+        if not columns or fits(unfolded):
+            yield unfolded
         else:
             shown: list[int] = []
             for column in columns:

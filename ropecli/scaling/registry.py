@@ -98,8 +98,8 @@ def _combined(parts: tuple[ScalingMethod, ...]) -> ScalingMethod:
 
     option = inspect.Parameter(FREQUENCY_FACTOR, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=float | None)
     _describe(remapping, (first, distance), {FREQUENCY_FACTOR: option}, _ABOUT_FREQUENCY_FACTOR)
-    whole = _joined((first, distance), remapping)
-    return replace(whole, remaps=True, g=first.g, h=first.h, frequency=first, distance=distance)
+    combined = _joined((first, distance), remapping)
+    return replace(combined, remaps=True, g=first.g, h=first.h, frequency=first, distance=distance)
 
 
 def own_params(method: ScalingMethod, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,11 +166,11 @@ def _describe(
     function: Callable[..., Any],
     parts: Sequence[ScalingMethod],
     options: Mapping[str, inspect.Parameter] | None = None,
-    about: str = "",
+    ending: str = "",
 ) -> None:
     """Give the function the parameters and the docstrings of its parts."""
     parameters = {name: option for part in parts for name, option in part.signature.items()} | dict(options or {})
     details = [part.description.partition("\n\n")[2] for part in parts]
-    paragraphs = [" Then ".join(part.summary for part in parts), *details, about]
+    paragraphs = [" Then ".join(part.summary for part in parts), *details, ending]
     function.__doc__ = "\n\n".join(filter(None, paragraphs))
     function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]

@@ -43,10 +43,12 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
 
     config = _make_lora_config(model, recipe)
     model.requires_grad_(False)
-    whole: list[str] = []
+    trained_in_full: list[str] = []
     if recipe.adapter == "lora-plus":
         embeddings, norms = model.get_input_embeddings(), norm_modules(model)
-        whole = [name for name, module in _decoder_modules(model).items() if module is embeddings or name in norms]
+        trained_in_full = [
+            name for name, module in _decoder_modules(model).items() if module is embeddings or name in norms
+        ]
     with torch.random.fork_rng(devices=[]):  # same initial values on every process and when resuming
         torch.manual_seed(recipe.seed)
         inject_adapter_in_model(config, model, ADAPTER)
@@ -57,8 +59,8 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
     for module in model.modules():
         if getattr(module, switch, False):
             setattr(module, switch, False)
-    if whole:
-        _train_whole(model, whole)
+    if trained_in_full:
+        _train_in_full(model, trained_in_full)
     for _, parameter in trainable(model):
         parameter.data = parameter.data.float()
     return model
@@ -69,12 +71,12 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
 
     linear = _linear_modules(model)
     known = f"Linear modules: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
-    if missing := [target for target in recipe.lora_targets if not any(_matches(name, target) for name in linear)]:
-        raise RecipeError(f"lora_targets: no linear module is named {', '.join(missing)}. {known}")
+    missing = [target for target in recipe.lora_targets if not any(_matches(name, target) for name in linear)]
     targets = [name for name in linear if any(_matches(name, target) for target in recipe.lora_targets)]
     targets = targets or _attention_projections(model, linear)
-    if not targets:
-        raise RecipeError(f"Found no linear projections in the attention. Set lora_targets. {known}")
+    if missing or not targets:
+        unknown = f"is named {', '.join(missing)}" if missing else "is part of the attention"
+        raise RecipeError(f"lora_targets: no linear module {unknown}. {known}")
     # other readers of adapter_config.json expect an integer
     alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
     return LoraConfig(
@@ -86,7 +88,7 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
     )
 
 
-def _train_whole(model: "PreTrainedModel", names: list[str]) -> None:
+def _train_in_full(model: "PreTrainedModel", names: list[str]) -> None:
     """Train embeddings and norms in full, in float32, and cast their outputs to the base's dtype.
 
     float32 outputs would double the memory of hidden states, and without autocast would meet weights of another dtype.
@@ -187,8 +189,8 @@ def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> T
             value = parameter if state is None else next(state[name] for name in names if name in state)
             full |= {name: value.detach().cpu().clone() for name in names}
     lora = get_peft_model_state_dict(model, full, ADAPTER, save_embedding_layers=False)
-    whole = {name: tensor for name, tensor in full.items() if f".{ADAPTER}." not in name}
-    return {PREFIX + name: tensor.contiguous() for name, tensor in {**lora, **whole}.items()}
+    in_full = {name: tensor for name, tensor in full.items() if f".{ADAPTER}." not in name}
+    return {PREFIX + name: tensor.contiguous() for name, tensor in {**lora, **in_full}.items()}
 
 
 def save_adapter(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:

@@ -266,8 +266,8 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
     )
     if context_ranks(accelerator) > 1:
         # splits the tensors in place, and makes attention exchange keys and values
-        whole = [tensor for tensor in share if isinstance(tensor, torch.Tensor)]
-        with accelerator.maybe_context_parallel(whole, [1] * len(whole), set(whole)):
+        tensors = [tensor for tensor in share if isinstance(tensor, torch.Tensor)]
+        with accelerator.maybe_context_parallel(tensors, [1] * len(tensors), set(tensors)):
             yield share
     else:
         yield share
@@ -299,8 +299,8 @@ def all_finite(accelerator: "Accelerator", parameters: Iterable[torch.nn.Paramet
     """Return whether all trained parameters are finite, on all processes, which call it together."""
 
     def own_part(parameter: Any) -> torch.Tensor:
-        whole = getattr(parameter, "ds_tensor", parameter)  # under ZeRO-3 the parameter itself is empty
-        return whole.to_local() if hasattr(whole, "to_local") else whole
+        held = getattr(parameter, "ds_tensor", parameter)  # under ZeRO-3 the parameter itself is empty
+        return held.to_local() if hasattr(held, "to_local") else held
 
     finite = all(own_part(parameter).isfinite().all() for parameter in parameters if parameter.requires_grad)
     if accelerator.num_processes == 1:

@@ -22,7 +22,7 @@ from ropecli.errors import RecipeError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
-from ropecli.live.loading import load_tokenizer, settle
+from ropecli.live.loading import load_tokenizer, resolve_dtype_and_device
 from ropecli.training import adapters, run_folder
 from ropecli.training.distributed import (
     data_ranks,
@@ -130,7 +130,7 @@ def finetune_checkpoint(
                 clear_finished(output)
             return
         on_phase("fine-tuning")
-        run = _Run(accelerator, recipe, stream, validation, output, say, on_step, unread)
+        run = _Training(accelerator, recipe, stream, validation, output, say, on_step, unread)
         wrapped = run.train(loss_of, optimizer, interrupt, settings)
         if unread and unread.files and recipe.adapter == "none":
             tensors = unread.gathered()
@@ -147,7 +147,7 @@ def finetune_checkpoint(
 
 
 @dataclass
-class _Run:
+class _Training:
     """Adds the log, validation and divergence detection to the training loop."""
 
     accelerator: "Accelerator"
@@ -173,7 +173,7 @@ class _Run:
             self.unread.read()
         if recipe.adapter != "none":
             adapters.save_only_trained(self.accelerator)
-        checkpoints = run_folder.Checkpoints(
+        checkpoints = run_folder.TrainingCheckpoints(
             self.accelerator,
             self.output / run_folder.CHECKPOINTS,
             recipe.save_every,
@@ -245,7 +245,7 @@ def _load(
 
     Under FSDP2 and ZeRO-3 its weights are read only after sharding, and it is also returned as an UnreadModel.
     """
-    dtype = "float32" if recipe.adapter == "none" else settle()[0]
+    dtype = "float32" if recipe.adapter == "none" else resolve_dtype_and_device()[0]
     quantized = adapters.quantization(recipe)
     if shards_weights(accelerator) and not (quantized or "quantization_config" in checkpoint.config):
         # DeepSpeed's own dtype: its optimizer has float32 weights besides

@@ -3,9 +3,10 @@
 A whole checkpoint has the source's files with the trained weights.
 """
 
+import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,11 +68,7 @@ def write_result(
         base = load_model(checkpoint, dtype="float32", device="cpu")
         merged = merge_adapter(checkpoint, base, lora_config(model), adapter_tensors(model, state))
         write = partial(save_weights, checkpoint, merged)
-    try:
-        _write_folder(output, write, checkpoint, _small_files(checkpoint), checkpoint.folder, notes)
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error  # str(error) may name the temporary folder
-        raise OutputError(f"{output} could not be written: {why}. Free disk space and use --resume.") from error
+    _write_folder(output, write, checkpoint, _small_files(checkpoint), checkpoint.folder, notes)
     clear_finished(output)
 
 
@@ -93,14 +90,15 @@ def _write_folder(
     """Fill `output` with the weights that `write` writes, trained from those of `source`, and with copies of `files`.
 
     configured: the folder that provides config.json and the provenance record. config.json is written last: it marks
-    the folder as complete. notes: added to the record. Raises OSError, SafetensorError, and NotFiniteError for weights
+    the folder as complete. notes: added to the record. Raises OSError, OutputError, and NotFiniteError for weights
     that are not finite, unless those of the source are not.
     """
     staging = output / _PARTIAL
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
-        write(staging)
+        with explain_full_disk(output):
+            write(staging)
         refuse_not_finite(
             _tensors(staging.glob("*.safetensors")),
             "Train again with a lower learning_rate or more warmup_steps.",
@@ -120,6 +118,15 @@ def _write_folder(
         shutil.rmtree(staging, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def explain_full_disk(output: Path) -> Iterator[None]:
+    """Raise OutputError if safetensors cannot write inside the block; its error is no OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OutputError(f"{output} could not be written: {error}. Free disk space.") from error
+
+
 def refuse_not_finite(tensors: NamedTensors, remedy: str, before: Callable[[], NamedTensors] = tuple) -> None:
     """Raise NotFiniteError for tensors that are not finite, unless they were not before. remedy: ends the message."""
     names = [name for name, tensor in tensors if not tensor.isfinite().all()]
@@ -135,7 +142,7 @@ def refuse_not_finite(tensors: NamedTensors, remedy: str, before: Callable[[], N
 
 
 def _tensors(paths: Iterable[Path]) -> NamedTensors:
-    """Of the dtypes that are written."""
+    """The tensors of dtypes that are written."""
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
@@ -160,17 +167,17 @@ def finished_step(output: Path) -> int | None:
 def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
     dtypes = _source_dtypes(checkpoint)
     # for tensors that transformers renames or fuses on loading
-    usual = Counter(dtypes.values()).most_common(1)[0][0]
-    given = model.state_dict() if state is None else dict(state)
+    most_common = Counter(dtypes.values()).most_common(1)[0][0]
+    tensors = model.state_dict() if state is None else dict(state)
     for _, names in all_names(model):
         # tie again: gathered from shards, they may be two tensors, or one under only one of its names
         if state is not None and len(names) > 1:
-            given |= dict.fromkeys(names, next(state[name] for name in names if name in state))
+            tensors |= dict.fromkeys(names, next(state[name] for name in names if name in state))
     cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
-    for key, value in given.items():
+    for key, value in tensors.items():
         if key in dtypes or value.data_ptr() not in cast:
-            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, usual))
-    written = {key: cast[value.data_ptr()] for key, value in given.items()}
+            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, most_common))
+    written = {key: cast[value.data_ptr()] for key, value in tensors.items()}
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=written)
 
@@ -214,8 +221,5 @@ def merge_to(
     files = [*_small_files(source), *_small_files(Checkpoint(str(adapter), adapter, {}))]
     notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
     with new_folder(output) as folder:
-        try:
-            _write_folder(folder, partial(save_weights, source, model), source, files, configured, notes)
-        except SafetensorError as error:
-            raise OutputError(f"{output} could not be written: {error}. Free disk space and try again.") from error
+        _write_folder(folder, partial(save_weights, source, model), source, files, configured, notes)
     return source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors)

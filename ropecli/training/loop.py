@@ -26,7 +26,7 @@ from ropecli.errors import DivergedError, NotFiniteError
 from ropecli.resume import list_snapshots
 from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
 from ropecli.training.distributed import all_finite, averaged_over, clip_gradients, data_ranks, leave_group, local_batch
-from ropecli.training.run_folder import CHECKPOINTS, Checkpoints
+from ropecli.training.run_folder import CHECKPOINTS, TrainingCheckpoints
 
 _STEPS = 8
 _FEWEST = 4
@@ -111,7 +111,7 @@ class TrainingLoop:
     max_grad_norm: float
     seed: int
     on_step: Callable[[TrainingProgress], None] = lambda progress: None
-    checkpoints: Checkpoints | None = None
+    checkpoints: TrainingCheckpoints | None = None
     interrupt: Interrupt | None = None
     advice: Callable[[], str] = lambda: ""
 

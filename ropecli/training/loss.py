@@ -272,7 +272,7 @@ def _states(
     return loss_of.hidden(ids, torch.tensor([positions], device=device), packed).last_hidden_state[0]
 
 
-def _same(states: torch.Tensor, others: torch.Tensor) -> bool:
+def _same(states: torch.Tensor, references: torch.Tensor) -> bool:
     """Return whether both are equal up to rounding, which differs when experts get other batches of tokens."""
     allowed = _ROUNDINGS * torch.finfo(states.dtype).eps * states.abs().max()
-    return bool((states - others).abs().max() <= allowed)
+    return bool((states - references).abs().max() <= allowed)

@@ -32,7 +32,7 @@ class _Keys(BaseModel):
 
 
 class _Text(_Keys):
-    """Which documents of a source to use, and how. Lengths in tokens."""
+    """The documents of a source to use, and their layout. Lengths in tokens."""
 
     text_column: str = Field(
         "text",
@@ -64,7 +64,7 @@ class _Text(_Keys):
     )
 
 
-class Source(_Text):
+class RecipeSource(_Text):
     """One source of a mixture."""
 
     data: str = Field(description="demo-train, a file or folder, or a Hub dataset: owner/name or owner/name:config")
@@ -87,7 +87,7 @@ class Recipe(_Text):
     data: str | None = Field(
         None, description="demo-train, a file or folder, or a Hub dataset: owner/name or owner/name:config"
     )
-    mixture: tuple[Source, ...] = Field((), description="several sources, instead of data")
+    mixture: tuple[RecipeSource, ...] = Field((), description="several sources, instead of data")
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")
     length: Tokens | None = Field(None, description="tokens per sequence; default: the context length")
@@ -160,7 +160,7 @@ class Recipe(_Text):
     )
 
     @model_validator(mode="after")
-    def _is_one_whole(self) -> "Recipe":
+    def _check_combinations(self) -> "Recipe":
         if self.stages:
             return self  # each stage is checked with the keys that it inherits
         if (self.data is None) == (not self.mixture):
@@ -173,22 +173,16 @@ class Recipe(_Text):
             raise ValueError("save: adapter needs an adapter")
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
             raise ValueError("keep_short needs long_from, the minimum length of long documents")
-        if any(source.skip_compressible + source.skip_incompressible >= 1 for source in self.sources):
-            raise ValueError("skip_compressible and skip_incompressible leave no documents; their sum must be below 1")
-        if self.positions != "full" and self.packs:
-            raise ValueError(f"positions: {self.positions} and sequences: packed cannot be combined")
-        if self.loss == "longce" and self.positions != "full":
-            raise ValueError(f"loss: longce needs positions: full, not {self.positions}")
-        if self.loss == "longce" and self.packs:
-            raise ValueError("loss: longce needs sequences: long or concat, not packed")
+        if (self.positions != "full") + self.packs + (self.loss == "longce") > 1:
+            raise ValueError("positions with gaps, sequences: packed and loss: longce cannot be combined")
         return self
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[RecipeSource, ...]:
         """The sources of the mixture; `data` is a mixture of one."""
         if self.data is None:
             return self.mixture
-        return (Source(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
+        return (RecipeSource(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
 
     @property
     def packs(self) -> bool:
@@ -207,7 +201,7 @@ class Recipe(_Text):
         stage = self.stages[number]
         shared = self.model_dump(exclude={"stages"}, exclude_unset=True)
         if stage.keys() & {"data", "mixture"}:  # a stage's own data replaces the shared data
-            shared = {key: value for key, value in shared.items() if key not in (*Source.model_fields, "mixture")}
+            shared = {key: value for key, value in shared.items() if key not in (*RecipeSource.model_fields, "mixture")}
         return Recipe(**{**shared, "seed": self.seed + number, **stage})
 
 
@@ -223,10 +217,13 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
 
     Raises RecipeError listing all faults.
     """
-    given = {key: value for key, value in options.items() if value is not None}
-    overridden = {*given, *({"data": "mixture", "mixture": "data"}[key] for key in given.keys() & {"data", "mixture"})}
+    options = {key: value for key, value in options.items() if value is not None}
+    overridden = {
+        *options,
+        *({"data": "mixture", "mixture": "data"}[key] for key in options.keys() & {"data", "mixture"}),
+    }
     read = _read(path) if path else {}
-    values = {**{key: value for key, value in read.items() if key not in overridden}, **given}
+    values = {**{key: value for key, value in read.items() if key not in overridden}, **options}
     recipe: Recipe | None = None
     faults: list[str] = []
     try:
@@ -258,7 +255,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _faults(error: ValidationError, prefix: str = "") -> list[str]:
     """One line per fault. prefix: the stage, put before the key."""
-    known = {*Recipe.model_fields, *Source.model_fields, *Patch.model_fields}
+    known = {*Recipe.model_fields, *RecipeSource.model_fields, *Patch.model_fields}
     lines = []
     for fault in error.errors():
         key = (prefix + ".".join(str(part) for part in fault["loc"])).strip(".") or "as a whole"

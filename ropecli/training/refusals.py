@@ -75,12 +75,12 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
     from accelerate import DistributedType
 
+    faults: list[str] = []
     if recipe.loss == "longce" and follows_length(model, length):
-        raise RecipeError(
+        faults.append(
             "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
             "length. Use loss: next-token."
         )
-    faults: list[str] = []
     if shards_weights(accelerator):
         integers = any(not parameter.is_floating_point() for parameter in model.parameters())
         engine: Any = "FSDP2" if accelerator.distributed_type == DistributedType.FSDP else "ZeRO-3"
@@ -91,7 +91,9 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
         varies = follows_length(model, max(length, context_length))
         faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
     if faults:
-        raise RecipeError("\n  ".join(["This recipe cannot be trained with this launch configuration:", *faults]))
+        raise RecipeError(
+            "\n  ".join(["This recipe cannot be trained with this model and launch configuration:", *faults])
+        )
 
 
 def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
@@ -104,8 +106,8 @@ def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *,
         yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw, or DeepSpeed."
     if integers:
         # peft's guides to FSDP and DeepSpeed: bnb_4bit_quant_storage must be a floating dtype
-        other = "Set zero_stage to 2." if engine == "ZeRO-3" else "Use DDP (MULTI_GPU), or adapter: lora."
-        yield f"adapter: {recipe.adapter} stores weights as integers, which {engine} cannot shard. {other}"
+        hint = "Set zero_stage to 2." if engine == "ZeRO-3" else "Use DDP (MULTI_GPU), or adapter: lora."
+        yield f"adapter: {recipe.adapter} stores weights as integers, which {engine} cannot shard. {hint}"
 
 
 def shared_sequence_faults(
@@ -156,15 +158,15 @@ def shared_sequence_faults(
         yield f"mixed_precision: none does not support cp_size {size}. Use mixed_precision: bf16."
 
 
-def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, other: str) -> Iterator[str]:
+def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, hint: str) -> Iterator[str]:
     if not model._supports_attention_backend:
         # Ulysses replaces transformers' attention functions; other attention would see only a process's own part
-        yield f"{type(model).__name__} does not use transformers' attention functions, which sp_size needs. {other}"
+        yield f"{type(model).__name__} does not use transformers' attention functions, which sp_size needs. {hint}"
     config: Any = model.config.get_text_config()
     heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or size
     if heads % size or (keys % size and size % keys) or getattr(config, "kv_lora_rank", None):
         # DeepSpeed asserts this only in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
-        yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {other}"
+        yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {hint}"
     if attention in ("eager", "flex_attention"):
         # refused by Accelerate too (utils/dataclasses.py, DeepSpeedSequenceParallelConfig), but after the data is read
         yield f"attn: {attention} does not support sp_size {size}. Use attn: sdpa or flash_attention_2."

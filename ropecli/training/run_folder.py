@@ -139,8 +139,8 @@ def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
             values = json.loads(line)
         except (ValueError, RecursionError):
             values = None
-        whole = isinstance(values, dict) and isinstance(values.get("step"), int)
-        if whole and isinstance(values.get("loss", 0.0), int | float):
+        has_step = isinstance(values, dict) and isinstance(values.get("step"), int)
+        if has_step and isinstance(values.get("loss", 0.0), int | float):
             kept.append(values)
         elif number < len(lines):
             raise OutputError(f"{path} is damaged in line {number}. Delete that line or the file, then use --resume.")
@@ -162,7 +162,7 @@ def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
 
 
 @dataclass
-class Checkpoints:
+class TrainingCheckpoints:
     """Saves and restores Accelerate's state. All processes call it together, and fail together.
 
     every: steps between checkpoints. keep: number of latest checkpoints to keep. spare: given the steps of all
@@ -178,8 +178,8 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Raises OutputError and keeps the earlier checkpoints if it fails."""
-        whole = snapshot_path(self.folder, step)
-        partial = whole.with_name(f"{whole.name}.partial")
+        path = snapshot_path(self.folder, step)
+        partial = path.with_name(f"{path.name}.partial")
 
         def write() -> None:
             with quiet_transformers():
@@ -194,10 +194,10 @@ class Checkpoints:
         if failure:
             if main:
                 shutil.rmtree(partial, ignore_errors=True)
-            why = failure.replace(str(partial), str(whole))
-            raise OutputError(f"{whole} could not be written ({why}). Check the disk space, then use --resume.")
+            why = failure.replace(str(partial), str(path))
+            raise OutputError(f"{path} could not be written ({why}). Check the disk space, then use --resume.")
         if main:
-            self.say(f"Saved {whole}.")
+            self.say(f"Saved {path}.")
             spared = self.spare([saved for saved, _ in list_snapshots(self.folder) if saved <= step])
             prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
 

@@ -201,14 +201,14 @@ def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch
     for names, target in targets:
         device = _local(target).device
         if main:
-            whole = next(state[name] for name in names if name in state).to(device)
+            values = next(state[name] for name in names if name in state).to(device)
         else:
-            whole = torch.empty(getattr(target, "ds_shape", target.shape), dtype=torch.float32, device=device)
+            values = torch.empty(getattr(target, "ds_shape", target.shape), dtype=torch.float32, device=device)
         if isinstance(target, torch.distributed.tensor.DTensor):
-            whole = distribute_tensor(whole, target.device_mesh, target.placements).to_local()
+            values = distribute_tensor(values, target.device_mesh, target.placements).to_local()
         else:
-            distributed.broadcast(whole, 0)
-        _set(target, whole)
+            distributed.broadcast(values, 0)
+        _set(target, values)
 
 
 def write_gathered(

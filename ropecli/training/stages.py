@@ -27,9 +27,9 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
-from ropecli.data import sources
 from ropecli.data.sampling import refuse_impossible_positions
-from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
+from ropecli.data.sources import refuse_held_out
+from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
 from ropecli.launch import read_launch
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
@@ -116,8 +116,8 @@ def _plan_stage(
     checkpoint: Checkpoint, recipe: Recipe, number: int, plan: PatchPlan | None, in_effect: PatchPlan | None
 ) -> Stage:
     """Resolve the lengths. Sequences default to the context length, with gaps to the pretraining length."""
-    if any(source.data == sources.DEMO for source in recipe.sources):
-        raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
+    for source in recipe.sources:
+        refuse_held_out(source.data)
     state = read_state(checkpoint)
     positions = (in_effect or state).positions
     pretraining_length, context_length = positions.pretraining_length, positions.context_length

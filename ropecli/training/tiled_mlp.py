@@ -76,11 +76,11 @@ def find_tileable(model: "PreTrainedModel") -> Tileable:
 
 def _treats_each_token_alone(part: torch.nn.Module, tokens: torch.Tensor) -> bool:
     try:
-        whole = part(tokens)
+        at_once = part(tokens)
         halves = torch.cat([part(tokens[:, : _TOKENS // 2]), part(tokens[:, _TOKENS // 2 :])], dim=1)
     except Exception:  # attention needs more arguments; others return more than a tensor
         return False
-    return whole.shape == tokens.shape and bool((whole - halves).abs().max() <= _ROUNDING * whole.abs().max())
+    return at_once.shape == tokens.shape and bool((at_once - halves).abs().max() <= _ROUNDING * at_once.abs().max())
 
 
 def _in_tiles(

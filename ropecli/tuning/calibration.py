@@ -18,7 +18,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import Positions
 from ropecli.data.documents import Documents, read_documents
-from ropecli.data.sources import DEMO, Source
+from ropecli.data.sources import Source, refuse_held_out
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import Store, Task, read
 from ropecli.evaluation.protocols import Protocol
@@ -64,8 +64,7 @@ def read_calibration(
     scoring. most: maximum number of documents to read; None for all. advance: called after each document. Raises
     DataError for fewer than four documents.
     """
-    if source.place == DEMO:
-        raise DataError("'demo' is the held-out text for eval-ppl; calibrate on 'demo-train' instead.")
+    refuse_held_out(source.place)
     documents = read_documents(source.texts(), tokenizer, target, most=most, cut=target, advance=advance)
     different = list({document.ids.tobytes(): document for document in documents.kept}.values())
     if len(different) < _MIN_DOCUMENTS:
@@ -114,8 +113,8 @@ class TuningTask:
         return {
             **asdict(self.settings),
             "methods": list(self.settings.methods),
-            "targets": protocol.settled(lengths, self.calibration.evaluated.special).targets,
-            "judged": len(self.calibration.evaluated.kept),
+            "targets": protocol.resolved(lengths, self.calibration.evaluated.special).targets,
+            "evaluated": len(self.calibration.evaluated.kept),
             "sequences": len(self.calibration.sequences),
         }
 

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.errors import OutputError, PatchError, ProofError
+from ropecli.errors import PatchError, ProofError
 from ropecli.live.devices import input_device
 from ropecli.live.loading import is_quantized
-from ropecli.training.finished_weights import refuse_not_finite
+from ropecli.training.finished_weights import explain_full_disk, refuse_not_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,10 +116,8 @@ def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> 
             return False
         tensors = {name: changed[name].contiguous() if name in names else file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    try:
+    with explain_full_disk(target):
         save_file(tensors, target, metadata=metadata)
-    except SafetensorError as error:
-        raise OutputError(f"{target.name} could not be written: {error}. Free disk space.") from error
     target.chmod(source.stat().st_mode & 0o777)  # safetensors makes files readable only by their owner
     return True
 

@@ -235,14 +235,14 @@ class _QueryCapture:
     def __init__(self) -> None:
         self.queries: dict[Any, Tensor] = {}
 
-    def mask(self, *, batch_size: int, **others: Any) -> Tensor:
+    def mask(self, *, batch_size: int, **arguments: Any) -> Tensor:
         return torch.zeros((batch_size, 1, 1, 1), dtype=torch.int64)
 
     def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
     ) -> tuple[Tensor, None]:
         self.queries[module] = query[:, :, 0].float()
-        return causal_attention(query, key, value, others.get("scaling")), None
+        return causal_attention(query, key, value, arguments.get("scaling")), None
 
 
 def _candidates(layers: list[Any]) -> list[str]:

@@ -22,7 +22,7 @@ from ropecli.messages import Step, progress_bar
 from ropecli.training.distributed import make_accelerator
 from ropecli.training.loop import TrainingLoop, TrainingProgress
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
-from ropecli.training.run_folder import Checkpoints
+from ropecli.training.run_folder import TrainingCheckpoints
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.task import Score, TuneSettings
 
@@ -147,7 +147,7 @@ def learn(
     learning = _Learning(parameters, sequences, settings, start, measure, on_score)
     optimizer = torch.optim.Adam([{"params": list(group), "lr": rate} for group, rate in groups])
     _, optimizer = accelerator.prepare(learning, optimizer, device_placement=[False, False])
-    checkpoints = Checkpoints(accelerator, snapshots, settings.evaluate_every, keep=2) if snapshots else None
+    checkpoints = TrainingCheckpoints(accelerator, snapshots, settings.evaluate_every, keep=2) if snapshots else None
     loop = TrainingLoop(
         accelerator,
         NextTokenLoss(model),

@@ -126,7 +126,7 @@ def run_task(
     for every measurement, including those of an interrupted run. Raises PatchError if the weights cannot hold the
     learned parameters, ProofError, NotFiniteError.
     """
-    run = _Run(task, model, folder, on_point)
+    run = _Tuning(task, model, folder, on_point)
     gains, stored = run.make_gains() if task.settings.level == "heads" else (None, {})
     with run.shown():
         base, _ = run.score_patched(task.plan(make_spec("none")))
@@ -173,7 +173,7 @@ def run_task(
     return Tuned(plan, folded, run.probe, report)
 
 
-class _Run:
+class _Tuning:
     """The model being tuned, and the measurements so far."""
 
     def __init__(

@@ -34,7 +34,7 @@ _FACTOR_STEP = 0.01
 _MUTATED_SHARE = 0.3
 """Fraction of factors that a mutation samples again."""
 _CROSSOVER_TRIES = 100
-Factors = tuple[float, ...]
+PairFactors = tuple[float, ...]
 
 
 def search_constants(
@@ -129,7 +129,7 @@ def evolve(
     rng = np.random.default_rng(settings.seed)
     known = known_methods(geometry, factor)
     candidates = first_population(known, factor, settings.search_population, rng)
-    losses: dict[Factors, float] = {}
+    losses: dict[PairFactors, float] = {}
     for iteration in range(settings.search_iterations + 1):
         for candidate in candidates:
             if candidate not in losses:
@@ -141,11 +141,11 @@ def evolve(
     return min(finalists, key=lambda spec: measure(spec, documents, settings.search_iterations))
 
 
-def spec_of(factors: Factors, factor: float) -> ScalingSpec:
+def spec_of(factors: PairFactors, factor: float) -> ScalingSpec:
     return make_spec("longrope", factor, {"long_factor": list(factors)})
 
 
-def known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
+def known_methods(geometry: RopeGeometry, factor: float) -> list[PairFactors]:
     """Factors of the known methods in START_METHODS."""
     known = []
     for method in START_METHODS:
@@ -157,12 +157,14 @@ def known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
     return known
 
 
-def first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Factors]:
+def first_population(
+    known: Sequence[PairFactors], factor: float, size: int, rng: np.random.Generator
+) -> list[PairFactors]:
     """Up to `size` known factors, then mutations of them."""
     return [*known[:size], *(mutated(known[index % len(known)], factor, rng) for index in range(size - len(known)))]
 
 
-def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
+def mutated(parent: PairFactors, factor: float, rng: np.random.Generator) -> PairFactors:
     """Sample some factors again, each between its neighbours."""
     child = np.array(parent)
     for place in np.flatnonzero(rng.random(len(child)) < _MUTATED_SHARE):
@@ -172,7 +174,7 @@ def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors
     return _within_bounds(child, factor)
 
 
-def crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:
+def crossed(parents: Sequence[PairFactors], factor: float, rng: np.random.Generator) -> PairFactors:
     """Take each factor from one of two parents, retrying until none decreases; finally, raise those that do."""
     for _ in range(_CROSSOVER_TRIES):
         pair = rng.choice(len(parents), size=2, replace=len(parents) < 2)
@@ -183,7 +185,7 @@ def crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator)
     return _within_bounds(child, factor)
 
 
-def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
+def _within_bounds(factors: np.ndarray, factor: float) -> PairFactors:
     """Clip the factors to the bounds, round them, and raise each to at least the one before."""
     clipped = np.clip(factors, 1.0, _LARGEST_FACTOR * factor)
     stepped = np.round(clipped / _FACTOR_STEP) * _FACTOR_STEP

@@ -9,7 +9,7 @@ from annotated_types import Ge, Interval, Len
 
 from ropecli.checkpoint.files import FACTORS, TUNING
 from ropecli.errors import MethodError, did_you_mean
-from ropecli.evaluation.report import SCHEMA_VERSION, Factor
+from ropecli.evaluation.report import SCHEMA_VERSION, Positive
 from ropecli.evaluation.statistics import Amount, Count, TokenCount
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, label_of
@@ -98,7 +98,7 @@ class Point:
 
     level: str
     method: str
-    factor: Factor
+    factor: Positive
     params: dict[str, Any]
     score: Score
     seconds: Amount
@@ -137,7 +137,7 @@ class TuneReport:
     checkpoint: str
     digest: str
     level: str
-    factor: Factor
+    factor: Positive
     original_max_position_embeddings: TokenCount
     target_length: TokenCount
     source: str
@@ -148,7 +148,7 @@ class TuneReport:
     settings: dict[str, Any]
     method: str
     params: dict[str, Any]
-    attention_factor: Factor
+    attention_factor: Positive
     inv_freq: Frequencies
     pretrained_inv_freq: Frequencies
     base: Score

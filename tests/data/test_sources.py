@@ -353,7 +353,7 @@ WRONG = {
     "a folder that datasets takes for a pattern": ("a[1]/a.jsonl", b'{"text": "a"}', r"a\[1\] has \[ in its name"),
     "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
     "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
-    "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt.*UTF-8"),
+    "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt cannot be read: 'utf-8' codec"),
     "a cut .gz": ("x.txt.gz", gzip.compress(b"text" * 99)[:-12], r"x\.txt\.gz cannot be read: Truncated"),
     "a cut .zst": ("x.txt.zst", zstd(b"text" * 99)[:-9], r"x\.txt\.zst cannot be read: Truncated"),
     "a damaged .zst": ("x.jsonl.zst", b"(\xb5/\xfdjunk", r"x\.jsonl\.zst cannot be read"),
@@ -362,7 +362,6 @@ WRONG = {
         b"version https://git-lfs.github.com/spec/v1\n",
         r"x\.jsonl\.gz is a pointer of Git LFS",
     ),
-    "an empty .gz": ("x.txt.gz", b"", r"x\.txt\.gz is empty"),
     "more after an array": ("x.json", b'[{"text": "a"}]\n[{"text": "b"}]', r"x\.json, row 1: not JSON: more follows"),
     "a fault early in an array": (
         "x.json",
@@ -376,7 +375,6 @@ WRONG = {
     "not a parquet file": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
     "not an arrow file": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),
     "a missing path": ("absent.txt", None, r"No file or folder .*absent\.txt"),
-    "an endless name": ("x" * 300, None, "is not a valid source"),
 }
 
 

@@ -9,7 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import CheckpointError
-from ropecli.live.loading import choose_device, load_model, load_tokenizer, settle, vocabulary_mismatch
+from ropecli.live.loading import (
+    choose_device,
+    load_model,
+    load_tokenizer,
+    resolve_dtype_and_device,
+    vocabulary_mismatch,
+)
 from ropecli.live.rotary import rotary_tables
 
 
@@ -35,7 +41,7 @@ def test_the_default_device_is_the_best_there_is(monkeypatch):
         with pytest.raises(CheckpointError, match=f"--device {name}"):
             choose_device(name)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert settle("auto", "auto") == ("bfloat16", "mps")
+    assert resolve_dtype_and_device("auto", "auto") == ("bfloat16", "mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == "cuda"
     monkeypatch.setenv("LOCAL_RANK", "3")  # as a shell may have it

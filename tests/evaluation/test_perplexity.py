@@ -39,7 +39,7 @@ def losses(model, window):
 def test_losses_equal_those_of_a_fresh_model_for_every_window(checkpoint, protocol, loaded, uneven, evaluate):
     """Also if the tables follow the length: they must not remember a longer window."""
     documents = uneven(130, 101)
-    definition = Protocol(protocol).settled(LENGTHS, documents.special)
+    definition = Protocol(protocol).resolved(LENGTHS, documents.special)
     for cell in evaluate(loaded(checkpoint), documents, LENGTHS, protocol):
         sums, weights = [], []
         for document in documents.kept:

@@ -83,8 +83,8 @@ def document(tokens, special=NONE):
 
 def windows_of(protocol, special, tokens, length, longest=None):
     longest = longest or length
-    settled = protocol.settled(sorted({length, longest}), special)
-    return list(settled.windows(document(tokens, special), special, length, longest))
+    resolved = protocol.resolved(sorted({length, longest}), special)
+    return list(resolved.windows(document(tokens, special), special, length, longest))
 
 
 def read_and_scored(window):
@@ -157,9 +157,9 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
     special = SpecialTokens((BOS,), BOS, EOS)
     scored = []
     for length in (24, 64, 300):
-        settled = Protocol(name).settled([24, 64, 300], special)
+        resolved = Protocol(name).resolved([24, 64, 300], special)
         keyed = replace(document(700, special), keys=np.array([1, 30, 31, 299, 650]))
-        windows = settled.windows(keyed, special, length, 300)
+        windows = resolved.windows(keyed, special, length, 300)
         targets = [(np.arange(one.stop - one.targets, one.stop), one.picked) for one in windows]
         scored.append([int(one) for own, picked in targets for one in (own if picked is None else own[picked])])
     assert (scored[0] == scored[1] == scored[2]) == (name in SAME_TOKENS)
@@ -177,4 +177,4 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
 )
 def test_unsuitable_settings_are_refused(arguments, lengths, message):
     with pytest.raises(DataError, match=message):
-        Protocol(*arguments).settled(lengths, SpecialTokens((5, 6, BOS), BOS, EOS))
+        Protocol(*arguments).resolved(lengths, SpecialTokens((5, 6, BOS), BOS, EOS))

@@ -84,7 +84,6 @@ WRONG = {
     "a key that no source has": ({"mixture": [{"data": "a", "wieght": 2}]}, r"mixture\.0\.wieght"),
     "gaps in packed documents": ({"mixture": MIXTURE, "positions": "pose"}, "cannot be combined"),
     "short documents that none is shorter than": ({"data": "a", "keep_short": 0.5}, "long_from"),
-    "only documents to skip": ({"data": "a", "skip_compressible": 0.5, "skip_incompressible": 0.5}, "below 1"),
     "an adapter's file without one": ({"data": "a", "save": "adapter"}, "needs an adapter"),
     "stages of stages": ({"data": "a", "stages": [{"stages": []}]}, r"stages\.0: a stage cannot have stages"),
     "a fault in a stage": ({"data": "a", "stages": [{"steps": 1}, {"steps": 0}]}, r"stages\.1\.steps"),

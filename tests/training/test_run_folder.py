@@ -84,13 +84,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from ropecli.errors import OutputError
-from ropecli.training.run_folder import Checkpoints
+from ropecli.training.run_folder import TrainingCheckpoints
 
 folder = pathlib.Path(sys.argv[1]) / "checkpoints"
 accelerator = Accelerator(cpu=True)
 model = torch.nn.Linear(4, 8)
 wrapped, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-checkpoints, first = Checkpoints(accelerator, folder, every=1, keep=3), accelerator.is_main_process
+checkpoints, first = TrainingCheckpoints(accelerator, folder, every=1, keep=3), accelerator.is_main_process
 checkpoints.save(1)
 checkpoints.save(2)
 

@@ -90,7 +90,7 @@ class Perplexity(Task):
         self.lengths = sorted(set(lengths))
         self._end = self.lengths[-1]  # of the documents
         protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
-        self.protocol = protocol.settled(self.lengths, documents.special)
+        self.protocol = protocol.resolved(self.lengths, documents.special)
         self.name = self.protocol.name
         shortest = min(len(document.ids) for document in documents.kept)
         self._whole = self.protocol.reads_whole_documents or self.name == "longppl"

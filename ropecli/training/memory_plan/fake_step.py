@@ -32,11 +32,11 @@ from torch.utils._pytree import tree_map
 from ropecli.attention.attention_function import make_kernel
 from ropecli.config.saved_remapping import method_of
 from ropecli.errors import CheckpointError, RopecliError, reason_of
-from ropecli.live.lm_head import SplitModel
+from ropecli.live.lm_head import SplitModel, decoder_layers
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
-from ropecli.training.memory_plan.model_shape import build, keep_layers, layers_of
+from ropecli.training.memory_plan.model_shape import build, keep_layers
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.tiled_mlp import Tileable, apply_tiles, find_tileable
 
@@ -101,7 +101,7 @@ class FakeSteps:
 
     @cached_property
     def tileable(self) -> Tileable:
-        """What tiled_mlp tiles."""
+        """The parts of layers that tiled_mlp tiles."""
         with torch.device("meta"):
             model = build(self.config)
         return find_tileable(model)
@@ -216,7 +216,7 @@ def _run(
         if recipe.tiled_mlp:
             apply_tiles(model, tileable, _CHUNKS)
         trained = [parameter for _, parameter in trainable(model)]
-        modules = layers_of(model)[2]
+        modules = decoder_layers(model)
         in_layers = {id(parameter) for parameter in modules.parameters()}
         matrices = [module.weight for module in modules.modules() if isinstance(module, torch.nn.Linear)]
         loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
@@ -396,10 +396,6 @@ class _WatchedLoss(NextTokenLoss):
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
         hidden = outputs.last_hidden_state
-        if not hidden.requires_grad:
-            raise CheckpointError(
-                f"The output of {type(self.model).__name__} does not depend on any trained parameter."
-            )
         self.counter.phase = "loss"
         self._enter_at(hidden, "layers")
         return outputs
@@ -466,14 +462,16 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe, ring: int) -> None:
     def mask(**arguments: Any) -> Any:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed}) if attention == "sdpa" else None
 
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any) -> tuple[Tensor, None]:
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
+    ) -> tuple[Tensor, None]:
         if ring > 1:
             if not query.shape[-1] == value.shape[-1] <= _FLASH_WIDTH:
                 key, value = _for_every_head(query, key, value)
             return RingAttention.apply(query, key, value, ring).transpose(1, 2).contiguous(), None
         if query.shape[-1] == value.shape[-1]:
-            return sdpa_attention_forward(module, query, key, value, mask, **others)
-        return _memory_efficient(query, key, value, mask, others.get("scaling"))
+            return sdpa_attention_forward(module, query, key, value, mask, **arguments)
+        return _memory_efficient(query, key, value, mask, arguments.get("scaling"))
 
     AttentionInterface.register(_ATTENTION, _last_block(configured) if method_of(configured) else attend)
     AttentionMaskInterface.register(_ATTENTION, mask)
@@ -534,9 +532,9 @@ def _last_block(name: str) -> Callable[..., Any]:
     """A distance method's attention that computes only the last block, since all blocks take the same memory."""
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **arguments: Any
     ) -> tuple[Tensor, None]:
-        kernel = make_kernel(module, name, others.get("sliding_window"))
+        kernel = make_kernel(module, name, arguments.get("sliding_window"))
         result = kernel(query, key, value, first_query=0, first_key=0, scaling=scaling, last_block_alone=True)
         return result.transpose(1, 2).contiguous(), None
 

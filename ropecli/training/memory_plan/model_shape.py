@@ -11,8 +11,8 @@ from torch import nn
 
 from ropecli.config.layers import BFLOAT16, CHUNKED, OTHER, RECURRENT, SLIDING, cached_values
 from ropecli.config.settings import read_settings
-from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
+from ropecli.live.lm_head import decoder_layers
+from ropecli.live.stock_transformers import build_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,12 +23,7 @@ _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", 
 
 def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
     """Build the model of a config. Call it under torch.device("meta"). Raises CheckpointError."""
-    auto_class = auto_class_of(config)
-    try:
-        with quiet_transformers():
-            return auto_class.from_config(config, trust_remote_code=False, dtype=dtype)
-    except Exception as error:  # config classes raise any type of error
-        raise CheckpointError(f"transformers cannot build a model from this config: {reason_of(error)}") from error
+    return build_model(config, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -66,21 +61,11 @@ def model_shape(model: "PreTrainedModel") -> ModelShape:
     return ModelShape(total, active, matmul, tuple(_attention(text)))
 
 
-def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
-    """(parent module, attribute name, decoder layers). Raises CheckpointError."""
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) == count:
-                return module, name, child
-    raise CheckpointError(f"Cannot estimate the memory of {type(model).__name__}: found no list of {count} layers.")
-
-
 def kinds_of_layers(model: "PreTrainedModel") -> list[list[int]]:
     """Group layers by kind: the same shapes of parameters and the same type of attention."""
     labels = getattr(model.config.get_text_config(), "layer_types", None) or []
     kinds: dict[Any, list[int]] = {}
-    for index, layer in enumerate(layers_of(model)[2]):
+    for index, layer in enumerate(decoder_layers(model)):
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
         kinds.setdefault((type(layer), shapes, *labels[index : index + 1]), []).append(index)
     return list(kinds.values())
@@ -88,7 +73,10 @@ def kinds_of_layers(model: "PreTrainedModel") -> list[list[int]]:
 
 def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
     """Remove all other layers of the decoder."""
-    holder, name, layers = layers_of(model)
+    layers = decoder_layers(model)
+    holder, name = next(
+        (module, name) for module in model.modules() for name, child in module.named_children() if child is layers
+    )
     config = model.config.get_text_config()
     setattr(holder, name, nn.ModuleList(layers[index] for index in kept))
     for position, index in enumerate(kept):
@@ -106,10 +94,10 @@ def _attention(config: Any) -> Iterator[tuple[int, int, int | None]]:
     cached = cached_values(section, settings.family, settings.layers)
     # the configs of the layers, which may differ; before transformers 5.23 they do not
     configs = getattr(config, "per_layer_config", None) or repeat(config)
-    for layer, values, own in zip(settings.layers, cached, configs, strict=False):
+    for layer, values, layer_config in zip(settings.layers, cached, configs, strict=False):
         if layer.attention not in (RECURRENT, OTHER):
             yield (
-                _width(own) * (1 + settings.family.two_attentions),
+                _width(layer_config) * (1 + settings.family.two_attentions),
                 values,
                 layer.window if layer.attention in (SLIDING, CHUNKED) else None,
             )

@@ -4,6 +4,7 @@ import copy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,11 +178,11 @@ def estimate_host(
     else:
         loading = (4 if recipe.adapter == "none" else 2) * total * processes
     # on the main process: the trained weights in float32, then cast to the source's dtype
-    whole = 4 * total + (item * total if item < 4 else 0)
+    checkpoint_size = 4 * total + (item * total if item < 4 else 0)
     if recipe.adapter == "none":
-        saving = min(item * total, _FILE) if sharded else whole
+        saving = min(item * total, _FILE) if sharded else checkpoint_size
     else:
-        saving = 8 * trained + (0 if sharded else 2 * total) + (0 if recipe.save == "adapter" else whole)
+        saving = 8 * trained + (0 if sharded else 2 * total) + (0 if recipe.save == "adapter" else checkpoint_size)
     return HostMemory(loading, estimate.host * processes, saving)
 
 
@@ -261,11 +262,7 @@ def parse_size(text: str, name: str) -> int:
 
     Raises RecipeError.
     """
-    try:
-        if text.strip().isdecimal():
-            raise ValueError("no unit")
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValueError as error:
-        raise RecipeError(
-            f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB."
-        ) from error
+    if not text.strip().isdecimal():  # without a unit
+        with suppress(ValueError):
+            return int(TypeAdapter(ByteSize).validate_python(text))
+    raise RecipeError(f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB.")
