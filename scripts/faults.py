@@ -73,7 +73,7 @@ FAULTS: list[tuple[str, str]] = [
     ("done = int(equal.cumprod(0).sum())", "done = tokens"),
     ("kept=kept.get(padding)", "kept=None"),
     # evaluate
-    ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),
+    ('ids = _with_prefix(special.prefix, document.ids[longest - length : longest])', 'ids = _with_prefix(special.prefix, document.ids[:length])'),
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),
     ("ids[start:stop]) if start else ids[:stop], stop - scored, stop)", "ids[start:stop]) if start else ids[:stop], stop - start - 1, stop)"),
     ("text[max(0, stop - length) : stop + 1], stop - scored", "text[scored : stop + 1], stop - scored"),

@@ -94,7 +94,7 @@ def ruler(
     return measure_subjects(
         options.listed(checkpoints),
         lambda subject: make_ruler(subject, choice),
-        options.readers_of(shared, batch_size),
+        options.reader_factory_of(shared, batch_size),
         {**shared, "plot": plot, "resume": resume},
         options.scaling_of(shared),
     )

@@ -192,12 +192,12 @@ class Report:
         """The tasks of its cells; RULER has several."""
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
-    def at(self, length: int) -> list[Cell]:
+    def cells_at(self, length: int) -> list[Cell]:
         return [cell for cell in self.cells if cell.length == length]
 
     def mean(self, length: int) -> tuple[float, int]:
         """Mean score over tasks and depths at a length, and the number of samples."""
-        cells = self.at(length)
+        cells = self.cells_at(length)
         return sum(cell.value for cell in cells) / len(cells), sum(cell.samples for cell in cells)
 
     def interval(self, length: int) -> tuple[float, float]:
@@ -207,7 +207,7 @@ class Report:
 
     def chance(self, length: int) -> float:
         """Mean score of guessing at a length; 0 if it is unknown."""
-        chances = [cell.chance or 0.0 for cell in self.at(length)]
+        chances = [cell.chance or 0.0 for cell in self.cells_at(length)]
         return sum(chances) / len(chances)
 
     def above_chance(self) -> bool:
@@ -218,7 +218,7 @@ class Report:
 
     def change_from(self, base: "Report", length: int) -> Change:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
-        cells, base_cells = self.at(length), base.at(length)
+        cells, base_cells = self.cells_at(length), base.cells_at(length)
         if self.kind == "perplexity":
             return loss_change(cells[0], base_cells[0])
         keys, base_keys = ([(cell.task, cell.depth, cell.samples) for cell in at] for at in (cells, base_cells))
@@ -265,7 +265,9 @@ def pair(report: Report, base: Report, pretraining_length: int, context_length: 
     """
 
     def headline(name: str, length: int, base_length: int) -> Headline:
-        return Headline(name, length, base_length, loss_change(report.at(length)[0], base.at(base_length)[0]))
+        return Headline(
+            name, length, base_length, loss_change(report.cells_at(length)[0], base.cells_at(base_length)[0])
+        )
 
     inside, read = (
         max((length for length in base.lengths if length <= most), default=None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluation.report import Change, Report
-from ropecli.reporting.wording import number, reading, sample_count, task_name
+from ropecli.reporting.wording import number, sample_count, scoring, task_name
 from ropecli.table import clean
 
 AS_GOOD = 1e-5
@@ -42,11 +42,13 @@ class Metric:
         return "–" if value is None else number(value, self.places)
 
 
-PPL = Metric("ppl", "perplexity (lower is better)", lambda report, length: report.at(length)[0].ppl, logarithmic=True)
+PPL = Metric(
+    "ppl", "perplexity (lower is better)", lambda report, length: report.cells_at(length)[0].ppl, logarithmic=True
+)
 BITS_PER_BYTE = Metric(
     "bits-per-byte",
     "bits per byte (lower is better)",
-    lambda report, length: report.at(length)[0].bits_per_byte,
+    lambda report, length: report.cells_at(length)[0].bits_per_byte,
     places=4,
 )
 SCORE = Metric("score", "score (%, higher is better)", lambda report, length: 100 * report.mean(length)[0], places=1)
@@ -98,16 +100,16 @@ class Line:
 
 def comparable(one: Report, other: Report) -> bool:
     """Return whether both scored the same tokens or prompts in the same way."""
-    keys = [(report.kind, task_name(report), reading(report), report.fingerprint) for report in (one, other)]
+    keys = [(report.kind, task_name(report), scoring(report), report.fingerprint) for report in (one, other)]
     return keys[0] == keys[1] and all(
-        [(cell.task, cell.depth, cell.weights) for cell in one.at(length)]
-        == [(cell.task, cell.depth, cell.weights) for cell in other.at(length)]
+        [(cell.task, cell.depth, cell.weights) for cell in one.cells_at(length)]
+        == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length)]
         for length in set(one.lengths) & set(other.lengths)
     )
 
 
 def _of_same_text(one: Report, other: Report) -> bool:
-    return (reading(one), one.source, one.document_names) == (reading(other), other.source, other.document_names)
+    return (scoring(one), one.source, one.document_names) == (scoring(other), other.source, other.document_names)
 
 
 def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]:
@@ -222,4 +224,4 @@ def title_of(lines: Sequence[Line], what: str = "") -> str:
     checkpoints, sources = ({getattr(line.report, key) for line in lines} for key in ("checkpoint", "source"))
     checkpoint = clean(report.checkpoint, 120) if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
     source = clean(report.source, 120) if len(sources) == 1 else f"{len(sources)} sources"
-    return f"{checkpoint}{what}, {reading(report)}, data {source}, {sample_count(report)}"
+    return f"{checkpoint}{what}, {scoring(report)}, data {source}, {sample_count(report)}"

@@ -138,7 +138,7 @@ def test_former_names_of_parameters_work_with_a_warning():
         "needle(): trials was renamed to samples. Use samples.",
         "needle(): keys was renamed to num_needles. Use num_needles.",
     ]
-    assert (report.settings["trials"], report.settings["keys"]) == (1, 2)
+    assert (report.settings["samples"], report.settings["num_needles"]) == (1, 2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'trials'"):
         commands.passkey("demo", trials=1, samples=1)
 

@@ -146,8 +146,8 @@ def test_a_page_shows_the_numbers_of_its_report(ropecli, written, name):
 
 
 def test_saved_key_tokens_are_those_of_their_report(written):
-    from ropecli.evaluation.tasks.keys import read_keys
+    from ropecli.evaluation.tasks.key_tokens import read_key_tokens
 
-    keys, report = read_keys(Path("keys.json")), json.loads(Path("reports/longppl.json").read_text())
+    keys, report = read_key_tokens(Path("keys.json")), json.loads(Path("reports/longppl.json").read_text())
     assert keys.settings == report["settings"]["keys"]
     assert [document.name for document in keys.documents] == report["document_names"]

@@ -58,8 +58,8 @@ class Reader:
         """How the model that answers now differs from the one of this identity, a sentence; empty if it does not."""
         return ""
 
-    def about(self) -> dict[str, Any]:
-        """The fields of a report that the reader knows: dtype, device, chunk, follows_length, continues."""
+    def properties(self) -> dict[str, Any]:
+        """dtype, device, chunk, follows_length, cache_is_exact: for the report, and to resume without the model."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class Reader:
         yield cost
         cost.seconds = time.perf_counter() - started
 
-    def turn(self) -> AbstractContextManager[None]:
+    def task_lock(self) -> AbstractContextManager[None]:
         """Hold it while a sample is scored: tasks run in one thread at a time, while others wait for the server."""
         return contextlib.nullcontext()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ropecli.data.sources import Source
 from ropecli.errors import MethodError
-from ropecli.evaluation.driver import Key
+from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer, find_frame, read_haystack, repeat_sentences
 from ropecli.evaluation.retrieval_prompts import (
     KEY_COUNT,
@@ -69,9 +69,9 @@ class Retrieval(Asking):
             "introduction": prompts.templates.introduction,
             "needle": prompts.templates.needle,
             "question": prompts.templates.question,
-            "keys": prompts.keys,
-            "candidates": prompts.candidates if self.mode == "rank" else None,
-            "trials": self.count,
+            "num_needles": prompts.num_needles,
+            "candidates": prompts.num_candidates if self.mode == "rank" else None,
+            "samples": self.count,
             "seed": prompts.seed,
             "chat_template": prompts.frame is not None,
             **self._others,
@@ -81,11 +81,11 @@ class Retrieval(Asking):
         text = self.prompts.haystack.fingerprint()
         return {"task": self.name, "lengths": self.lengths, "depths": self.depths, "text": text, **self.settings}
 
-    def samples(self, *, one_pass: bool) -> list[Key]:
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
         return list(product([self.name], self.lengths, self.depths, range(self.count)))
 
-    def question(self, key: Key) -> Question:
-        prompt = self.prompts.prompt(*key[1:])
+    def question(self, sample: SampleId) -> Question:
+        prompt = self.prompts.prompt(*sample[1:])
         # if the tokenizer merges the end of the question with the key, the merged token belongs to the answer
         answer = self.prompts.pieces.text(prompt.answers[0]).strip()
 
@@ -102,7 +102,7 @@ class Retrieval(Asking):
 
 @dataclass(frozen=True)
 class RetrievalChoice:
-    """The options of a search. lengths, candidates: None for the default. keys: number of needles.
+    """The options of a search. lengths, candidates: None for the default.
 
     skip_short: skip lengths that are too short for a prompt, as without `lengths`. Raises MethodError.
     """
@@ -114,7 +114,7 @@ class RetrievalChoice:
     candidates: int | None = None
     chat_template: str = "auto"
     seed: int = 0
-    keys: int = 1
+    num_needles: int = 1
     skip_short: bool = False
 
     def __post_init__(self) -> None:
@@ -162,9 +162,11 @@ def _make(
 ) -> Retrieval:
     """Without default lengths that are too short. lengths: ascending."""
     # for generate, the smallest number that the prompts accept
-    candidates = choice.keys + 1 if choice.mode == "generate" else choice.candidates or _CANDIDATES
+    num_candidates = choice.num_needles + 1 if choice.mode == "generate" else choice.candidates or _CANDIDATES
     frame = find_frame(pieces.tokenizer, choice.chat_template)
-    prompts = RetrievalPrompts(name, templates, haystack, pieces, choice.keys, candidates, choice.seed, frame)
+    prompts = RetrievalPrompts(
+        name, templates, haystack, pieces, choice.num_needles, num_candidates, choice.seed, frame
+    )
     if choice.lengths is None or choice.skip_short:
         while len(lengths) > 1 and not prompts.has_room(lengths[0], choice.depths, choice.samples):
             lengths = lengths[1:]
