@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from ropecli.checkpoint.state import read_state as read_state
     from ropecli.commands import *  # noqa: F403
     from ropecli.errors import RopecliError as RopecliError
-    from ropecli.evaluation.report import EvalReport as EvalReport
     from ropecli.evaluation.report import Report as Report
-    from ropecli.evaluation.report import RetrievalReport as RetrievalReport
-    from ropecli.evaluation.report import RulerReport as RulerReport
     from ropecli.live.loading import load_tokenizer as load_tokenizer
     from ropecli.live.rotary import rotary_tables as rotary_tables
     from ropecli.live.rotary import unpatched_after as unpatched_after
@@ -43,7 +40,7 @@ _HOMES = {
     "ropecli.checkpoint.state": "CheckpointState read_state",
     "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
     "ropecli.errors": "RopecliError",
-    "ropecli.evaluation.report": "EvalReport Report RetrievalReport RulerReport",
+    "ropecli.evaluation.report": "Report",
     "ropecli.reporting.outputs": "Reports",
     "ropecli.rope": "RopeGeometry",
     "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",

@@ -16,7 +16,22 @@ RopecliError
 import difflib
 import shlex
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Finding(NamedTuple):
+    """A problem that is no error, of a checkpoint's files or of a planned patch.
+
+    rule: its name, for programs. fix: a command that fixes it, if there is one. changes_results: whether a reader
+    computes something else than the files say, or positions beyond the scaling; every command about running the
+    checkpoint repeats these. about: `files` (of the checkpoint), `scaling` (a planned one) or `writing` (it to disk).
+    """
+
+    rule: str
+    message: str
+    fix: str | None = None
+    changes_results: bool = False
+    about: str = "files"
 
 
 class RopecliError(Exception):
@@ -75,15 +90,14 @@ def quoted(*words: object) -> str:
 
 
 def shortened(text: str, longest: int = 1000) -> str:
-    """The text without its middle, if it is longer than this many characters."""
+    """The text without its middle, if it is longer than this many characters. Names often differ only at the end."""
     half = (longest - 3) // 2
     return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def shown(value: object) -> str:
     """The value's repr for a message, at most 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(repr(value), 60)
 
 
 def first_fault(error: Any, whole: str = "file") -> str:

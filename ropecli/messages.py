@@ -1,6 +1,6 @@
-"""Messages and progress of a running command: the logger `ropecli`, and a progress bar that the command line sets.
+"""Messages and progress of a running command: the logger `ropecli`, a progress bar, times and sizes as text.
 
-From Python, warnings go to standard error as those of any logger do, and there is no progress bar.
+The command line sets the bar. From Python, warnings go to standard error as those of any logger do; there is no bar.
 """
 
 import contextlib
@@ -50,3 +50,17 @@ def say(message: str) -> None:
 
 def progress_bar(description: str, total: int | None) -> AbstractContextManager[Step]:
     return progress_bars.get()(description, total)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
+
+
+def size(count: float) -> str:
+    """Format bytes as kB, MB or GB, in powers of 1,000 as the Hub and makers of GPUs do."""
+    if count < 1e6:
+        return f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"

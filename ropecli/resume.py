@@ -6,7 +6,7 @@ Snapshots  folders named by step, written atomically and checked against a manif
 
 OUTPUT.state/            state of an evaluation or tuning run, removed once its output is written
     request              the request, as one record
-    lock-0               lock held by the first process
+    .lock-0              lock held by the first process
     samples-0.jsonl      records of the first process
     learned/000040/      snapshot after 40 steps; 000040.partial is left by a killed run
 OUTPUT/checkpoints/      snapshots of a training run; its request is OUTPUT/run.yaml
@@ -22,14 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ropecli.atomic import is_partial, new_file, sibling, sole_use
+from ropecli.atomic import new_file, sibling, sole_use
 from ropecli.errors import OutputError, RecipeError, reason_of, shown
 from ropecli.hashing import sha256_of
 
 MANIFEST = "manifest.json"
 _REQUEST = "request"
-_FORMAT = 1
-"""The format of the records. A state of another one cannot be resumed."""
 _ABSENT = object()
 
 
@@ -73,29 +71,21 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_records(path: Path) -> list[Any]:
-    """Values of the undamaged lines; empty if there is no file. Raises OutputError if it cannot be read."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    """Values of the undamaged lines; empty if there is no file. Raises OSError."""
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
     parts = [line.partition(b" ") for line in lines]
     return [json.loads(text) for checksum, _, text in parts if checksum == _checksum(text)]
 
 
 def append_record(path: Path, value: Any) -> None:
-    """Append one record. Raises ValueError for a number that is not finite, OutputError for any I/O error."""
+    """Append one record. Raises ValueError for a number that is not finite, OSError."""
     text = json.dumps(value, allow_nan=False).encode()
-    try:
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a truncated line must not damage the next
-                    file.write(b"\n")
-            file.write(_checksum(text) + b" " + text + b"\n")
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a truncated line must not damage the next
+                file.write(b"\n")
+        file.write(_checksum(text) + b" " + text + b"\n")
 
 
 def _checksum(text: bytes) -> bytes:
@@ -110,77 +100,50 @@ def state_folder(output: Path) -> Path:
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:
-    """Raise OutputError if OUTPUT.state has results of an interrupted run and `resume` is false, or is a user's folder.
-
-    A state without a result is no state.
-    """
+    """Raise OutputError if `resume` is false and OUTPUT.state exists, or `resume` is true without an output."""
     if output is None:
         if resume:
             raise OutputError("--resume needs --output, the output of the run to resume.")
-        return
-    folder = state_folder(output)
-    if not folder.exists():
-        return
-    if not _is_state(folder):
+    elif not resume and (state_folder(output) / _REQUEST).exists():
         raise OutputError(
-            f"{folder} exists, but is not the state of a run, or its file {_REQUEST!r} is damaged. Rename it, delete "
-            "it to start over, or choose another --output."
+            f"{state_folder(output)} belongs to a run that was interrupted or is still running. Continue with "
+            "--resume, or delete it to start over."
         )
-    if not resume and _has_results(folder):
-        raise OutputError(
-            f"{folder} belongs to a run that was interrupted or is still running. Continue with --resume, or delete it "
-            "to start over."
-        )
-
-
-def _is_state(folder: Path) -> bool:
-    """Return whether the folder holds a request, or only files from a run killed before it wrote one."""
-    if not folder.is_dir():
-        return False
-    return not _content(folder) or bool(read_records(folder / _REQUEST))
-
-
-def _has_results(folder: Path) -> bool:
-    return any(path.is_dir() or read_records(path) for path in _content(folder) if path.name != _REQUEST)
-
-
-def _content(folder: Path) -> list[Path]:
-    """The files but for locks and what a kill left."""
-    return [path for path in folder.iterdir() if not (path.match("lock-*") or is_partial(path, folder / _REQUEST))]
 
 
 @contextlib.contextmanager
 def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Iterator[Path]:
     """Open or create OUTPUT.state, with the progress of an earlier run of the same request. Removed without a result.
 
-    rank: this process's rank; every process holds its own lock. Raises RecipeError for another request, OutputError if
-    another run uses the folder or an I/O error occurs.
+    rank: this process's rank; every process holds its own lock. Raises RecipeError for another request; OutputError if
+    another run uses the folder, or it holds files but no request; OSError.
     """
-    refuse_interrupted(output, resume=True)
-    folder, request = state_folder(output), json.loads(json.dumps({"format": _FORMAT, **request}))
-    with sole_use(folder / f"lock-{rank}", folder):
+    folder, request = state_folder(output), json.loads(json.dumps({"format": 1, **request}))
+    lock = folder / f".lock-{rank}"
+    with sole_use(lock, folder):
+        has_files = any(not path.name.startswith(".") for path in folder.iterdir())
+        requests = read_records(folder / _REQUEST)
+        for before in requests:
+            refuse_other_request(before, request, folder)
+        if not requests:
+            if has_files:
+                raise OutputError(
+                    f"{folder} is not the state of a run, or its file {_REQUEST!r} is damaged. Delete it to start "
+                    "over, or choose another --output."
+                )
+            with new_file(folder / _REQUEST) as partial:
+                append_record(partial, request)
         try:
-            has_results = _has_results(folder)
-            for before in read_records(folder / _REQUEST) if has_results else []:
-                if before.get("format") != _FORMAT:
-                    raise RecipeError(
-                        f"{folder} was written by another release of ropecli, which cannot be resumed. Delete it to "
-                        "start over."
-                    )
-                refuse_other_request(before, request, folder)
-            if not has_results:
-                with new_file(folder / _REQUEST) as partial:
-                    append_record(partial, request)
             yield folder
         finally:
             with contextlib.suppress(OSError):  # the first process may have removed it
-                if {path.name for path in folder.iterdir()} == {_REQUEST, f"lock-{rank}"}:
+                if {*folder.iterdir()} == {folder / _REQUEST, lock}:
                     (folder / _REQUEST).unlink()
 
 
 def remove_state(output: Path | None) -> None:
     """Remove OUTPUT.state. Called once the output is written."""
-    if output and _is_state(state_folder(output)):
+    if output and read_records(state_folder(output) / _REQUEST):
         shutil.rmtree(state_folder(output), ignore_errors=True)
 
 
@@ -205,7 +168,7 @@ def begin_snapshot(folder: Path, step: int) -> Path:
 
 
 def complete_snapshot(partial: Path) -> None:
-    """Write the folder's manifest and rename it, replacing a damaged snapshot of that step. Raises OSError."""
+    """Write the folder's manifest and rename it, replacing a snapshot of that step. Raises OSError."""
     whole = partial.with_suffix("")
     write_manifest(partial)
     shutil.rmtree(whole, ignore_errors=True)
@@ -222,29 +185,20 @@ def prune_snapshots(folder: Path, newest: int, keep: int, spared: Iterable[int] 
             shutil.rmtree(path, ignore_errors=True)
 
 
-def restore_newest(
-    snapshots: list[tuple[int, Path]],
-    restore: Callable[[Path], str | None],
-    say: Callable[[str], None] = lambda message: None,
-) -> int:
-    """Restore the newest undamaged snapshot and return its step; 0 if there are no snapshots.
+def restore_newest(snapshots: list[tuple[int, Path]], restore: Callable[[Path], str | None]) -> int:
+    """Restore the newest snapshot and return its step; 0 if there are no snapshots.
 
-    restore: restores one and returns None, or returns what is wrong with it; then the one before is tried, with a
-    warning. Raises OutputError if none can be restored.
+    restore: restores one and returns None, or returns what is wrong with it. Then OutputError is raised.
     """
-    faults = []
-    for step, path in reversed(snapshots):
-        fault = restore(path)
-        if fault is None:
-            return step
-        say(f"warning: skipping the checkpoint {path}: {fault}.")
-        faults.append(f"  {path.name}: {fault}")
-    if faults:
+    if not snapshots:
+        return 0
+    step, path = snapshots[-1]
+    if fault := restore(path):
         raise OutputError(
-            f"Cannot resume from any checkpoint in {snapshots[0][1].parent}:\n" + "\n".join(faults) + "\nRestore a "
-            "backup, or start over: delete this --output or choose another."
+            f"Cannot resume from the checkpoint {path}: {fault}. Delete it to resume from the one before, or to start "
+            "over if there is none."
         )
-    return 0
+    return step
 
 
 def write_manifest(folder: Path) -> None:
@@ -259,14 +213,10 @@ def write_manifest(folder: Path) -> None:
 def manifest_fault(folder: Path) -> str | None:
     """How the files differ from the manifest; None if they match."""
     try:
-        listed = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-        if missing := [name for name in listed if not (folder / name).is_file()]:
-            return f"{missing[0]} is missing"
+        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         actual = _describe(folder, list(listed))
-    except (OSError, ValueError, TypeError) as error:
-        return f"its {MANIFEST} is missing, or a file cannot be read ({reason_of(error)})"
-    if not listed:
-        return f"its {MANIFEST} names no file"
+    except (OSError, ValueError) as error:
+        return f"a file is missing or damaged ({reason_of(error)})"
     changed = [name for name in listed if actual[name] != listed[name]]
     return f"{changed[0]} does not match its checksum" if changed else None
 

@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ropecli.errors import shortened
+
 
 class Bold(str):
     """A cell to emphasize."""
@@ -45,13 +47,8 @@ _FORGED = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u202
 
 
 def clean(text: str, longest: int = LONGEST_NAME) -> str:
-    """Replace control characters, and shorten to `longest` characters.
-
-    Longer names are cut in the middle, because names often differ only at the end.
-    """
-    if len(text) > longest:
-        head = longest // 3
-        text = f"{text[:head]}…{text[head + 1 - longest :]}"
+    """Shorten to `longest` characters, and replace control characters."""
+    text = shortened(text, longest)
     return "".join("\N{REPLACEMENT CHARACTER}" if _is_forged(character) else character for character in text)
 
 

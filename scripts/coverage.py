@@ -244,7 +244,7 @@ def reading_of(config: dict[str, Any]) -> tuple[str, str]:
         np.array_equal(first.inv_freq, second.inv_freq) and first.attention_factor == second.attention_factor
         for first, second in zip(ours, theirs, strict=True)
     )
-    return ("equal", "") if same else ("repaired", "; ".join(settings[0].warnings))
+    return ("equal", "") if same else ("repaired", "; ".join(finding.message for finding in settings[0].findings))
 
 
 def scaled_configs(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:

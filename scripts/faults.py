@@ -46,7 +46,7 @@ FAULTS: list[tuple[str, str]] = [
     ("min(high, rope.rotary_dim - 1)", "min(high, rope.rotary_dim // 2 - 1)"),
     ("(interpolated / s + (1 - interpolated))", "((1 - interpolated) / s + interpolated)"),
     ("yarn_attention_factor(s, mscale) / yarn_attention_factor(s, mscale_all_dim)", "yarn_attention_factor(s, mscale)"),
-    ("s ** (rope.rotary_dim / (2 * slowest))", "s ** (rope.rotary_dim / (2 * slowest + 2))"),
+    ("(2 * (rope.pairs - rope.still_pairs - 1))", "(2 * (rope.pairs - rope.still_pairs))"),
     ("base * (kept + (1 - kept) / s)", "base * ((1 - kept) + kept / s)"),
     ("math.sqrt(1 + math.log(s) / math.log(original_length))", "math.sqrt(1 + math.log(s)) / math.log(original_length)"),
     ("long_factor if length > original_length else short_factor", "long_factor if length >= original_length else short_factor"),
@@ -87,7 +87,7 @@ FAULTS: list[tuple[str, str]] = [
     ("for most in (pretraining_length, context_length)", "for most in (context_length, context_length)"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
-    ("spans[:, 1] <= stops[interval]", "spans[:, 0] < stops[interval]"),
+    ("token_digest(document) != found[document.name].sha256", "False"),
     ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
     ("rank, margin = 1 + int((wrong >= right).sum())", "rank, margin = 1 + int((wrong > right).sum())"),
     # data
@@ -124,7 +124,7 @@ FAULTS: list[tuple[str, str]] = [
     ("torch.equal(tensor.double(), value.double())", "True"),
     # checkpoint
     ('written_length = original if spec.method.rope_type == "dynamic" else target', "written_length = target"),
-    ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL", "allowed = rope.inv_freq + _STILL"),
+    ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + STILL", "allowed = rope.inv_freq + STILL"),
     ("if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:", "if False:"),
     ("if not np.array_equal(axes, before):", "if False:"),
     ("before = None if original is None else require_reading(original)", "before = None"),
@@ -144,7 +144,7 @@ FAULTS: list[tuple[str, str]] = [
     ("if not (existing.private or public):", "if False:"),
     ('_explain(repo, error).replace(token, "<token>")', "_explain(repo, error)"),
     # theory
-    ("(rotations(inv_freq, length) >= 1 - _SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),
+    ("(rotations(inv_freq, length) >= 1 - SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),
     ("-4 * np.sin(inv_freq / 2)", "-4 * np.sin(inv_freq)"),
     ("return alpha / math.log(rope_theta)", "return alpha / math.log2(rope_theta)"),
     ("np.minimum(1.0, 2 * rope_theta /", "np.minimum(1.0, rope_theta /"),

@@ -106,7 +106,6 @@ def _describe(text: Any) -> dict[str, Any]:
         **{key: value for key in sizes if isinstance(value := _own(text, key), int)},
         **{key: value for key in _COUNTS if isinstance(value := getattr(type(text), key, None), int)},
         "head_dim": head_dim,
-        "fills_head_dim": _fills_head_dim(type(text)),
         "null_head_dim": not text.is_heterogeneous and getattr(type(text)(), "head_dim", 0) is None,
         "max_position_embeddings": getattr(text, "max_position_embeddings", None),
         "names": _names(text),
@@ -184,14 +183,6 @@ def _fixed_head_dim(config_class: type) -> int | None:
         except Exception:  # these numbers do not fit, or head_dim differs between layers
             return None
     return found[0] if found[0] == found[1] else None
-
-
-def _fills_head_dim(config_class: type) -> bool:
-    """Return whether the class replaces a null head_dim by a number."""
-    try:
-        return config_class(head_dim=None).head_dim is not None
-    except Exception:  # null is refused, or there is no such field
-        return False
 
 
 def main() -> None:

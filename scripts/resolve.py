@@ -13,10 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 TOOLS = ["trl", "axolotl", "llamafactory", "unsloth", "ms-swift", "torchtitan", "vllm", "sglang", "lm-eval"]
 SHOWN = ["torch", "transformers", "accelerate", "datasets", "huggingface-hub", "typer"]

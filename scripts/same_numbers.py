@@ -53,7 +53,7 @@ EVALUATIONS = {
     ],
     "compare distances": ["compare", "demo", *DEMO, "--lengths", "256,512", "--methods", ",".join(DISTANCE)],
     "passkey": ["passkey", "demo", "--lengths", "128,256", "--samples", "2"],
-    "needle": ["needle", "demo", "--lengths", "128,256", "--samples", "2", "--keys", "2", "--depths", "0.2,0.8"],
+    "needle": ["needle", "demo", "--lengths", "128,256", "--samples", "2", "--num-needles", "2", "--depths", "0.2,0.8"],
     "needle generate": ["needle", "demo", "--lengths", "256", "--samples", "1", "--mode", "generate"],
     "prefix in batches": ["eval-ppl", "demo", *SIX, "--lengths", "64,256", "--batch-size", "3"],
     "sliding in batches": [
@@ -64,8 +64,8 @@ EVALUATIONS = {
         "ruler", "demo", "--tasks", "niah_multivalue,fwe", "--lengths", "512,600", "--samples", "2", "--mode", "rank",
     ],
     "ruler generate": [
-        "ruler", "demo", "--tasks", "fwe,vt", "--lengths", "512,600", "--samples", "4", "--batch-size", "3", "--method",
-        "yarn", "--factor", "4",
+        "ruler", "demo", "--tasks", "fwe,niah_single_1", "--lengths", "400,512", "--samples", "4", "--batch-size", "3",
+        "--method", "yarn", "--factor", "4",
     ],
     "compare measures": [
         "compare", "demo", *DEMO, "--lengths", "512", "--methods", "none,yarn", "--measure", "ppl,ruler", "--tasks",
@@ -77,7 +77,7 @@ TWO_PROCESSES = ("prefix", "ruler")
 LONGPPL = (
     "eval-ppl", "demo", "--protocol", "longppl", *SIX, "--lengths", "256,512", "--method", "yarn", "--factor", "4",
 )  # fmt: skip
-OF_REPORT = ("fingerprint", "too_short", "chance", "threshold", "relative", "effective_length")
+OF_REPORT = ("fingerprint", "too_short", "threshold", "effective_length")
 """Compared fields of a report that belong to no length."""
 UNEQUAL = "differs from an uninterrupted run of one process"
 THEORY = {
@@ -138,45 +138,10 @@ def distances(method: str) -> Any:
 
 def cells_of(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None, str], Any]:
     """A report's values by task, length, depth and statistic. The task of perplexity is the protocol."""
-    if report["schema_version"] == 3:
-        return cells_of_schema_3(report)
-    kind = report["kind"]
-    task = kind if kind == "ruler" else report["protocol" if kind == "perplexity" else "task"]
-    found = {(task, None, None, name): report[name] for name in OF_REPORT if name in report}
-    for cell in report["rows" if kind == "perplexity" else "cells"]:
-        place = cell.get("task", task), cell["length"], cell.get("depth")
-        names = cell.keys() - {"task", "length", "depth"} - UNCOMPARED
-        found |= {(*place, name): cell[name] for name in names}
-    for headline in report.get("headlines", ()):
-        statistics = {"baseline_length": headline["baseline_length"], **headline["change"]}
-        found |= {(headline["name"], headline["length"], None, name): value for name, value in statistics.items()}
-    return found
-
-
-def cells_of_schema_3(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None, str], Any]:
-    """The same of a schema with one list of cells for all tasks, under the names of schema 2."""
-    task = report["task"]
-    found = {(task, None, None, name): report[name] for name in OF_REPORT if name in report}
-    if report["kind"] == "perplexity":
-        for cell, row in zip(report["cells"], report["rows"], strict=True):
-            names = {"document_nll": "sums", "document_weights": "weights"}
-            values = {**row, "by_context": cell["by_context"], **{name: cell[key] for name, key in names.items()}}
-            found |= {
-                (task, cell["length"], None, name): values[name] for name in values.keys() - {"length", *UNCOMPARED}
-            }
-    else:
-        del found[task, None, None, "too_short"]
-        if task == "ruler":
-            found[task, None, None, "relative"] = report["settings"]["threshold"] is None
-        else:
-            found[task, None, None, "chance"] = report["cells"][0]["chance"]
-        for cell in report["cells"]:
-            values = {"scores": cell["sums"], "chance": cell.get("chance")}
-            if task != "ruler":
-                values = {name: cell.get(name) for name in ("rank", "margin")}
-                values |= {"trials": len(cell["sums"]), "hits": int(sum(cell["sums"]))}
-                values["found"] = [score == 1 for score in cell["sums"]]
-            found |= {(cell["task"], cell["length"], cell.get("depth"), name): value for name, value in values.items()}
+    found = {(report["task"], None, None, name): report[name] for name in OF_REPORT if name in report}
+    for cell in report["cells"]:
+        place = cell["task"], cell["length"], cell.get("depth")
+        found |= {(*place, name): cell[name] for name in cell.keys() - {"task", "length", "depth", *UNCOMPARED}}
     for headline in report["headlines"]:
         statistics = {"baseline_length": headline["baseline_length"], **headline["change"]}
         found |= {(headline["name"], headline["length"], None, name): value for name, value in statistics.items()}

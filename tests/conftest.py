@@ -238,15 +238,6 @@ def changed_amid(tmp_path):
 
 
 @pytest.fixture
-def earlier_digest():
-    """earlier_digest(folder) -> the digest that earlier releases wrote; the one warning on it is given again."""
-    from ropecli.checkpoint import opening
-
-    opening._warn_of_sampled_digest.cache_clear()
-    return lambda folder: opening.open_checkpoint(folder)._sampled_digest()
-
-
-@pytest.fixture
 def edited(tmp_path):
     """edited(folder, key=value, ...) -> a copy of the checkpoint with config.json changed; a value of ... removes."""
     import shutil

@@ -50,7 +50,7 @@ while killed < kills:
         run += 1
 assert end_of(begin(str(run))) == 0
 """
-SEARCH = ["--trials", "8", "--lengths", "280,330"]
+SEARCH = ["--samples", "8", "--lengths", "280,330"]
 COMMANDS = {
     "eval-ppl": ["eval-ppl", "--lengths", "24,64", "--protocol", "sliding", "--stride", "4", "--max-tokens", "120"],
     "longppl": ["eval-ppl", "--lengths", "64,128", "--protocol", "longppl"],  # most of it searches for key tokens

@@ -5,7 +5,7 @@ A comment `type: ignore` that nothing needs is an error here, so each one proves
 
 # mypy: warn-unused-ignores
 
-from typing_extensions import assert_type
+from typing import assert_type
 
 import ropecli
 from ropecli.commands.finetune import FinetuneResult
@@ -16,8 +16,8 @@ from ropecli.reporting.outputs import Reports
 
 
 def use() -> None:
-    assert_type(ropecli.eval_ppl("demo", data="demo"), ropecli.EvalReport)
-    assert_type(ropecli.eval_ppl("demo", data="demo", device_map="auto", max_memory="cpu=1GB"), ropecli.EvalReport)
+    assert_type(ropecli.eval_ppl("demo", data="demo"), ropecli.Report)
+    assert_type(ropecli.eval_ppl("demo", data="demo", device_map="auto", max_memory="cpu=1GB"), ropecli.Report)
     assert_type(ropecli.needle("demo"), Reports)
     assert_type(ropecli.compare(["demo"], data="demo"), Reports)
     assert_type(ropecli.finetune("demo", output="out"), FinetuneResult)

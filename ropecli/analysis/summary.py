@@ -56,16 +56,13 @@ def _rotations(rope: ScaledRope, length: int) -> dict[str, Any]:
     return {
         "wavelength": rope.wavelength.tolist(),
         "rotations_in_pretraining_length": rotations,
-        "turns_in_window": rotations,  # the names of earlier releases
         "rotations_in_target_length": rotations_in_target,
-        "turns_in_target": rotations_in_target,
         "frequency_over_pretrained": kept.tolist(),
         "critical_dimension": wavelengths.critical_dimension(geometry),
         "longest_wavelength": longest,
         "half_wavelength": wavelengths.half_wavelength(inv_freq),
         "effective_range": effective,
         "share_rotated_in_effective_range": share,
-        "share_turned_in_effective_range": share,
         "unique_by_slowest_pair": None if math.isnan(longest) else length <= longest,
     }
 

@@ -13,7 +13,7 @@ from ropecli.scaling.spec import ScaledRope
 
 _LARGEST = 300.0
 """The logarithm of the largest base that power_law accepts."""
-_SAME = 1e-9
+SAME = 1e-9
 """Relative tolerance for rounding errors of wavelengths."""
 
 
@@ -24,7 +24,7 @@ def rotations(inv_freq: np.ndarray, length: float) -> np.ndarray:
 
 def share_rotated(inv_freq: np.ndarray, length: float) -> float:
     """The share of the pairs, 0..1, that complete a rotation within `length` tokens; NaN if `length` is NaN."""
-    return math.nan if math.isnan(length) else float((rotations(inv_freq, length) >= 1 - _SAME).mean())
+    return math.nan if math.isnan(length) else float((rotations(inv_freq, length) >= 1 - SAME).mean())
 
 
 def longest_wavelength(inv_freq: np.ndarray) -> float:

@@ -23,7 +23,7 @@ from ropecli.config.saved_remapping import KEY, SavedRemapping, read_saved_remap
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.devices import input_device
 from ropecli.live.loading import is_quantized
-from ropecli.live.proof import prove
+from ropecli.live.proof import STILL, prove
 from ropecli.live.rotary import rotary_tables, rotate_by, unpatched_after
 from ropecli.live.stock_transformers import is_encoder, quiet_transformers, stock_config_of
 from ropecli.scaling.spec import ScaledRope
@@ -35,8 +35,6 @@ _TOKENS = 48
 _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
 """Allowed difference between two ways to compute an output, relative to its largest number."""
-_STILL = 1e-25
-"""Radians per token; anything smaller does not rotate."""
 
 
 def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: Any) -> int:
@@ -141,7 +139,7 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     by_layer_type = frequencies_of(model.config.get_text_config())  # those that the attention reads
     for table in rotary_tables(model):
         inv_freq = by_layer_type.get(table.layer_type or "", [])
-        if len(inv_freq) != table.inv_freq.size or not np.allclose(inv_freq, table.inv_freq, rtol=_SAME, atol=_STILL):
+        if len(inv_freq) != table.inv_freq.size or not np.allclose(inv_freq, table.inv_freq, rtol=_SAME, atol=STILL):
             raise ProofError(f"{table.name}: its frequencies differ from those of the config's RoPE fields.")
     return _set_remapping(model, saved, ropes={})
 

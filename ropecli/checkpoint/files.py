@@ -1,23 +1,24 @@
-"""Names of the files in a checkpoint folder, and safe reading of the small ones.
+"""Names of the files in a checkpoint folder, and the reader of small files.
 
-A folder may come from an untrusted source. Only regular files are opened, JSON is limited in size and depth, and small
-files that link out of the folder are refused: a patch would copy the target, possibly a private file, into its output.
-Weights may be links, as is common; their headers are checked.
+A folder may come from an untrusted source. Only regular files are opened, and small files that link out of the folder
+are refused: a patch would copy the target, possibly a private file, into its output. Weights may be links, as is
+common; their headers are checked.
 """
 
 import json
-import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ropecli.errors import CheckpointError, reason_of
-from ropecli.yaml12 import BoundedLoader, read_yaml, values
+from ropecli.errors import CheckpointError, DataError, RopecliError, first_fault, reason_of
+from ropecli.yaml12 import read_own_yaml
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PROVENANCE = "ropecli.yaml"
 TUNING = "tune.json"
 FACTORS = "factors.json"
+RUN, STAGES = "run.yaml", "stages"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "*.safetensors"
@@ -37,8 +38,6 @@ PUBLIC_FILES = [
     *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
     *("readme.md", *map(str.lower, _TERMS), CODE),
 ]
-LARGEST_JSON = 32 * 2**20
-_LARGEST_RECORD = 2**18  # bytes; PyYAML parses about 100 KB per second
 
 
 def is_of_mistral(path: Path) -> bool:
@@ -51,16 +50,11 @@ def weights_in(folder: Path) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether the file exists. Raises CheckpointError if it is not a regular file or cannot be accessed."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.is_symlink():
-            return False
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}. Download or copy it again.") from error
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
-        raise CheckpointError(f"{path} is {kind}; expected a file.")
+    """Return whether the file exists. Raises CheckpointError if it is not a regular file, OSError."""
+    if not (path.exists() or path.is_symlink()):
+        return False
+    if not path.is_file():
+        raise CheckpointError(f"{path} is a folder, pipe, socket, device or broken link; expected a file.")
     return True
 
 
@@ -85,53 +79,31 @@ def _homes(folder: Path) -> list[Path]:
     return [folder, folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
 
 
-def read_text(path: Path, largest: int) -> str:
-    """Read a small file of a checkpoint. Raises CheckpointError, and the errors of read_bounded.
+def read_file(path: Path, parse: Callable[[str], Any] = str, kind: type[RopecliError] = DataError) -> Any:
+    """Read and parse a file of UTF-8 text. Raises OSError, and `kind`, which names the file, if it cannot be parsed.
 
-    largest: maximum size, bytes.
+    parse: raises ValueError for what it cannot parse.
     """
-    if not is_own_file(path):
-        raise FileNotFoundError(f"{path.name} does not exist")
-    return read_bounded(path, largest)
-
-
-def read_bounded(path: Path, largest: int) -> str:
-    """Read the text of a file or a pipe. Raises OSError, and ValueError if it is too long or not UTF-8.
-
-    largest: maximum size, bytes.
-    """
-    with path.open("rb") as file:
-        data = file.read(largest + 1)  # the size reported by the file system can be wrong
-    if len(data) > largest:
-        raise ValueError(f"it is larger than {largest >> 10} KiB")
-    return data.decode("utf-8")
+    try:
+        return parse(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        reason = first_fault(error) if hasattr(error, "errors") else reason_of(error)
+        raise kind(f"{path} cannot be read: {reason}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises CheckpointError for a file that is too large, not JSON, or not an object."""
-    try:
-        value = json.loads(read_text(path, LARGEST_JSON))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    """Read a JSON object of a checkpoint. Raises CheckpointError, OSError."""
+    is_own_file(path)
+    value = read_file(path, json.loads, CheckpointError)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} contains a JSON {type(value).__name__}; expected an object.")
-    try:
-        for _ in values(value):
-            pass
-    except ValueError as error:
-        raise CheckpointError(f"{path} is invalid: {error}.") from error
     return value
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read ropecli.yaml; empty if there is none. Raises CheckpointError."""
     path = folder / PROVENANCE
-    if not is_own_file(path):
-        return {}
-    try:
-        record = read_yaml(read_text(path, _LARGEST_RECORD), BoundedLoader)
-    except (OSError, ValueError) as error:
-        raise unreadable(folder, error) from error
+    record = read_file(path, read_own_yaml, CheckpointError) if is_own_file(path) else {}
     if not isinstance(record, dict):
         raise unreadable(folder, TypeError("it is not a mapping"))
     return record

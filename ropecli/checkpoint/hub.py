@@ -22,7 +22,7 @@ from ropecli.errors import CheckpointError, quoted, reason_of
 _ALL = [*CHECKPOINT_FILES, CODE, PROVENANCE]
 _NONE_OF = ["*/*", *MISTRAL_FORMAT]
 BAD_TOKEN = "the token in HF_TOKEN, or of `hf auth login`, has characters that are not ASCII. Set it again."
-_PATIENCE = 10.0  # seconds for the Hub's first answer
+PATIENCE = 10.0  # seconds for the Hub's first answer
 
 
 class Fetched(NamedTuple):
@@ -67,7 +67,7 @@ def _ask(name: str, revision: str | None) -> Exception | None:
     from huggingface_hub import HfApi
 
     try:
-        HfApi().model_info(name, revision=revision, timeout=_PATIENCE)
+        HfApi().model_info(name, revision=revision, timeout=PATIENCE)
     except Exception as error:  # errors of the Hub, the network, proxies, certificates
         return error
     return None

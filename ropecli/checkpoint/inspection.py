@@ -13,14 +13,14 @@ from ropecli.analysis.base_bound import LONGEST, support_of
 from ropecli.analysis.score import largest_distance
 from ropecli.analysis.summary import summarize
 from ropecli.analysis.wavelengths import float32_angle_error
-from ropecli.checkpoint.lint import Finding, find_faults
+from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.patch_plan import make_plan, no_effect
 from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import mapping
-from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes
-from ropecli.errors import RopecliError
+from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes, limit_of_far
+from ropecli.errors import Finding, RopecliError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
@@ -54,7 +54,7 @@ def inspect_checkpoint(
     tokenizer, record = checkpoint.tokenizer_config or {}, checkpoint.record
     findings = find_faults(state)
     if reading and reading["verdict"] == MISREAD:
-        findings.insert(0, Finding(MISREAD, reading["message"], None, True))
+        findings.insert(0, Finding(MISREAD, reading["message"], changes_results=True))
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
@@ -77,7 +77,6 @@ def inspect_checkpoint(
         "limits": list(_limits(state, layers)),
         **_kv_cache(state, layers, length),
         "reading": reading and dict(reading),
-        "warnings": list(state.warnings),
         "findings": [finding._asdict() for finding in findings],
     }
 
@@ -127,9 +126,7 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
 
 def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
     name, positions, family = shlex.quote(state.checkpoint.name), state.positions, state.settings.family
-    far = [layer for layer in layers if layer.far]
     unknown = any(layer.attention is None for layer in layers)
-    rotating = sum(layer.rotates is True for layer in far)
     trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
     if scaling.method.name != "none" and scaling.factor > 1:
         trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
@@ -143,25 +140,16 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
             "config.json does not say which layers see the whole context. `ropecli inspect "
             f"{name} --probe` runs a small model of this type to find out."
         )
-    if not far:
-        widest = max(layer.window or 0 for layer in layers)
-        return (
-            f"No layer sees further than {widest} tokens, so no scaling has an effect on more distant ones. "
-            f"`ropecli patch {name} --method none --target-length N` only raises the context length; to see "
-            "further, widen the window in config.json, patch, and fine-tune."
-        )
-    if not rotating:
-        return (
-            f"The {len(far)} layers that see the whole context have no rotary positions, so no scaling changes what "
-            f"they read. `ropecli patch {name} --method none --target-length N` raises the context length; fine-tune "
-            "and measure there."
-        )
-    if rotating < len(far):
-        return (
-            f"{rotating} of the {len(far)} layers that see the whole context have rotary positions, {trained}. A "
-            f"scaling changes these alone.{_advice(state)}"
-        )
+    if not any(layer.far and layer.rotates is not False for layer in layers):
+        return _capitalized(no_effect(layers, "a scaling"))
+    if limit := limit_of_far(layers):
+        return f"{_capitalized(limit)}, {trained}. A scaling changes these alone.{_advice(state)}"
+    rotating = sum(layer.far for layer in layers)
     return f"The rotary positions of {rotating} layers limit the length: {trained}.{_advice(state)}"
+
+
+def _capitalized(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _advice(state: CheckpointState) -> str:
@@ -205,7 +193,7 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
 
     Also compares ropes of the same layer type, if both checkpoints have the same layer types.
     """
-    ignored = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "warnings", "findings", "makers_extension"}
+    ignored = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "findings", "makers_extension"}
     base = reports[0]
 
     def differ(report: dict[str, Any], key: str) -> bool:
@@ -234,7 +222,6 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "longest_wavelength": float(finite.max()) if finite.size else None,
         "pairs": len(rope.inv_freq),
         "pairs_rotating_in_pretraining_length": rotating,
-        "pairs_turning_in_original_window": rotating,  # the name of earlier releases
         "float32_angle_error": float(float32_angle_error(rope, context_length - 1).max()),
         "inv_freq": rope.inv_freq.tolist(),
     }
@@ -253,7 +240,7 @@ class Study:
     checkpoint: str
     target: int
     ropes: dict[str, ScaledRope]
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def geometry(self) -> RopeGeometry:
@@ -274,24 +261,24 @@ def make_study(
     config.json, for methods only. Raises MethodError, CheckpointError.
     """
     ropes: dict[str, ScaledRope] = {}
-    warnings: list[str] = []
+    findings: list[Finding] = []
     target = 0
     for spec in specs:
         if spec is None:
             state = read_state(checkpoint)
             positions = state.positions
-            warnings += state.warnings
+            findings += state.findings
         else:
             plan = make_plan(checkpoint, spec, original_length=original_length)
             positions = plan.positions
-            warnings += plan.scaling_warnings
+            findings += plan.findings_in_memory
         rope = positions.main
         if rope.spec.method.name != "none":
             name = rope.spec.label
             ropes[f"{name}, as it is" if spec is None else name] = rope
         target = max(target, positions.context_length)
         unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
-    return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
+    return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(findings)))
 
 
 def study_report(study: Study) -> dict[str, Any]:
@@ -316,5 +303,5 @@ def study_report(study: Study) -> dict[str, Any]:
             }
             for name, rope in study.ropes.items()
         ],
-        "warnings": list(study.warnings),
+        "findings": [finding._asdict() for finding in study.findings],
     }

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-import logging
 import re
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ropecli import demo
+from ropecli.atomic import as_path
 from ropecli.checkpoint import hub
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
@@ -30,15 +30,12 @@ from ropecli.checkpoint.files import (
     read_record,
     weights_in,
 )
-from ropecli.errors import CheckpointError, quoted, reason_of, shown
+from ropecli.errors import CheckpointError, quoted, shown
 from ropecli.hashing import sha256_of
-from ropecli.yaml12 import values
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Names that git accepts, without those that would leave the cache's refs folder.
 _REVISION = re.compile(r"(?!.*\.\.)[^\s/][^\s]*")
-_SHA256 = "sha256:"
-_SAMPLE = 2**20
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,9 @@ class Checkpoint:
         files = weights_in(self.folder)
         index = self.folder / "model.safetensors.index.json"
         if is_own_file(index):
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise CheckpointError(f"{index}: weight_map is missing or not an object.")
             # compare names only: files outside of the folder count as missing
-            missing = sorted({str(name) for name in weight_map.values()} - {path.name for path in files})
+            listed = set(map(str, read_json(index)["weight_map"].values()))
+            missing = sorted(listed - {path.name for path in files})
             if missing:
                 name = missing[0][:100]
                 raise CheckpointError(f"{self.name}: {index.name} lists {name}, which is not in {self.folder}.")
@@ -133,43 +128,12 @@ class Checkpoint:
         if not self.has_weights:
             return f"commit:{self.commit}"
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        paths = self._files_to_hash()
-        try:
-            for path, content in zip(paths, _hashes_of(paths), strict=True):
-                sha.update(f"{path.name} {content}".encode())
-        except OSError as error:
-            raise CheckpointError(
-                f"The weights in {self.folder} cannot be read: {reason_of(error)}. Download or copy them again."
-            ) from error
+        paths = [path for path in weights_in(self.folder) if is_file(path)]
+        for path, content in zip(paths, _hashes_of(paths), strict=True):
+            sha.update(f"{path.name} {content}".encode())
         if self.base:
             sha.update(self.base.digest().encode())
-        return _SHA256 + sha.hexdigest()
-
-    def matches(self, recorded: object) -> bool:
-        """Return whether `recorded` is a digest of this checkpoint, of this release or an earlier one."""
-        if str(recorded).startswith(_SHA256):
-            return recorded == self.digest()
-        if recorded != self._sampled_digest():
-            return False
-        _warn_of_sampled_digest()
-        return True
-
-    def _sampled_digest(self) -> str:
-        """The digest that earlier releases wrote: of each weight file only the size, the first and the last MiB."""
-        sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for path in self._files_to_hash():
-            size = path.stat().st_size
-            sha.update(f"{path.name} {size}".encode())
-            with path.open("rb") as file:
-                sha.update(file.read(_SAMPLE))
-                file.seek(max(0, size - _SAMPLE))
-                sha.update(file.read(_SAMPLE))
-        if self.base:
-            sha.update(self.base._sampled_digest().encode())
-        return sha.hexdigest()
-
-    def _files_to_hash(self) -> list[Path]:
-        return [path for path in weights_in(self.folder) if is_file(path)]
+        return f"sha256:{sha.hexdigest()}"
 
     def origin(self, *, digest: bool = True) -> dict[str, Any]:
         """Name, revision, commit and digest, for records of where something came from.
@@ -192,15 +156,6 @@ def _hashes_of(paths: list[Path]) -> list[str]:
     missing = {file: path for file, path in zip(files, paths, strict=True) if file not in _hashes}
     _hashes.update(zip(missing, sha256_of(missing.values()), strict=True))
     return [_hashes[file] for file in files]
-
-
-@cache
-def _warn_of_sampled_digest() -> None:
-    """Warn once per process."""
-    logging.getLogger("ropecli").warning(
-        "A recorded digest is of an earlier release, which covers only the ends of each weight file. Checkpoints that "
-        "differ elsewhere are not told apart."
-    )
 
 
 def open_checkpoint(
@@ -237,9 +192,9 @@ def open_checkpoint(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
         )
     if not has_config:
-        if gguf := next(folder.glob("*.gguf"), None):
-            raise CheckpointError(f"{name} has no {CONFIG}. {_of_gguf(gguf)}")
-        raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
+        gguf = next(folder.glob("*.gguf"), None)
+        hint = _of_gguf(gguf) if gguf else "Choose a folder with a checkpoint."
+        raise CheckpointError(f"{name}: no {CONFIG} in {folder}. {hint}")
     base = adapter_base(folder) if is_adapter else None
     config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
     if others := config.get("configuration_files"):
@@ -275,17 +230,12 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
 
 def _local(name: str | Path) -> hub.Fetched | None:
     """The local folder `name`; None if `name` can only be a Hub id."""
-    try:
-        folder = Path(name).expanduser()
-        exists = folder.exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{str(name)[:80]!r} is not a valid folder name: {error}"[:300]) from error
+    folder = as_path(name)
     if folder.is_dir():
         return hub.Fetched(folder)
-    if exists:
-        if folder.suffix == ".gguf":
-            raise CheckpointError(_of_gguf(folder))
-        raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.")
+    if folder.exists():
+        hint = f" {_of_gguf(folder)}" if folder.suffix == ".gguf" else ""
+        raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.{hint}")
     # runs/typo means a folder if runs/ exists: do not ask the Hub
     if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
         raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
@@ -301,9 +251,11 @@ def _of_gguf(file: Path) -> str:
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:
     """Refuse attention kernels from the Hub: transformers would download and run them (with the `kernels` package)."""
-    for part in values(checkpoint.config):
-        for key in [key for key in part if "attn_implementation" in key] if isinstance(part, dict) else []:
-            if any(isinstance(name, str) and "/" in name for name in values(part[key])):
+    parts = [checkpoint.config]
+    for part in parts:
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key in [key for key in part if "attn_implementation" in key]:
+            if "/" in str(part[key]):
                 raise CheckpointError(
                     f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(part[key])}), "
                     f"which ropecli does not run. Remove {key}."

@@ -10,14 +10,14 @@ import numpy as np
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import tuned_weights, untuned
-from ropecli.checkpoint.state import CheckpointState, Positions, edit_warning, far_layers, read_state, scale_layers
+from ropecli.checkpoint.state import CheckpointState, Positions, edit_finding, far_layers, read_state, scale_layers
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
-from ropecli.config.layers import Layer
+from ropecli.config.layers import Layer, limit_of_far
 from ropecli.config.saved_remapping import SavedRemapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
-from ropecli.errors import MethodError, PatchError
+from ropecli.errors import Finding, MethodError, PatchError
 from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import varies_with_length
@@ -31,8 +31,7 @@ class PatchPlan:
     positions: after the patch; the main rope is that of the first scaled layer type, and the pretraining length its
     geometry's. scaled: the scaled layer types. original: the config before any patch; config: after this patch;
     changes: from the current config to it. unwritable: why config.json cannot express the method; `config` is then
-    `original`. max_position_embeddings: the value to write, tokens. layers: see read_layers. settings_warnings: about
-    the source; scaling_warnings: these and those about the scaling; writing_warnings: only for a patch on disk.
+    `original`. max_position_embeddings: the value to write, tokens. layers: see read_layers.
     """
 
     source: Checkpoint
@@ -45,25 +44,23 @@ class PatchPlan:
     unwritable: str | None
     max_position_embeddings: int
     layers: tuple[Layer, ...]
-    settings_warnings: tuple[str, ...]
-    scaling_warnings: tuple[str, ...]
-    writing_warnings: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def findings_in_memory(self) -> tuple[Finding, ...]:
+        """Without those that only concern a patch on disk."""
+        return tuple(finding for finding in self.findings if finding.about != "writing")
 
     @property
     def remaps(self) -> bool:
         """Whether the method is a distance method, with ropecli's attention."""
         return any(rope.remapping is not None for rope in self.positions.ropes.values())
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """All warnings for a patch on disk."""
-        return self.scaling_warnings + self.writing_warnings
-
 
 def _before_patches(
     state: CheckpointState, original_length: int | None = None
-) -> tuple[dict[str, Any], RopeSettings, tuple[str, ...]]:
-    """The config before any patch, its RoPE settings, and warnings.
+) -> tuple[dict[str, Any], RopeSettings, tuple[Finding, ...]]:
+    """The config before any patch, its RoPE settings, and findings.
 
     original_length: overrides the pretraining length, tokens. Raises PatchError if the original config is unknown.
     """
@@ -71,15 +68,15 @@ def _before_patches(
         _refuse_unknown_original(state)
     config = copy.deepcopy(state.note.original if state.note is not None else state.checkpoint.config)
     settings = read_settings(config, original_length) if original_length else state.before
-    warnings = edit_warning(state.edited) + settings.warnings
+    findings = edit_finding(state.edited) + settings.findings
     makers = settings.makers
     if makers is not None and makers.pretraining_length != settings.config_length:
         of_makers = (
             f"the pretraining length is {makers.pretraining_length} tokens ({makers.source}); config.json alone gives "
             f"{settings.config_length}. Overrule it with --original-length."
         )
-        warnings = (of_makers, *warnings)
-    return config, settings, warnings
+        findings = (Finding("makers-length", of_makers), *findings)
+    return config, settings, findings
 
 
 def make_plan(
@@ -99,7 +96,7 @@ def make_plan(
     its context length; `unscaled` removes it. Raises MethodError for a factor or target out of range or without
     effect, PatchError for unknown layer types, and for scalings that the architecture does not support.
     """
-    config, settings, warnings = _before_patches(read_state(checkpoint), original_length)
+    config, settings, findings = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(settings, labels)
@@ -148,7 +145,7 @@ def make_plan(
             f"the weights of {checkpoint.name} were tuned for {tuned_for} by `ropecli tune` and do not suit another "
             f"scaling. The original weights are in {untuned(record)}."
         )
-        warnings += (tuned,)
+        findings += (Finding("tuned-for-another", tuned),)
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -160,11 +157,16 @@ def make_plan(
         unwritable=unwritable,
         max_position_embeddings=written_length,
         layers=settings.layers,
-        settings_warnings=warnings,
-        scaling_warnings=(*warnings, *plan_warnings.of_scaling(settings, spec, scaled, target, keeps)),
-        writing_warnings=(
-            *plan_warnings.of_writing(config, spec, rope, written_length),
-            *checkpoint.skip_warnings(),
+        findings=(
+            *findings,
+            *(
+                finding._replace(about="scaling")
+                for finding in plan_warnings.of_scaling(settings, spec, scaled, target, keeps)
+            ),
+            *(
+                finding._replace(about="writing")
+                for finding in plan_warnings.of_writing(checkpoint, config, spec, rope, written_length)
+            ),
         ),
     )
 
@@ -176,27 +178,23 @@ def _labels_to_scale(
     if layer_types is None:
         if spec.method.name not in LENGTH_ONLY and not any(rope.far for rope in settings.ropes):
             hint = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
-            raise PatchError(
-                f"{name}: {_why_without_effect(settings)}, so {spec.method} has no effect on distant tokens. Use "
-                "--method none --target-length N to only raise the context length."
-                f"{'' if present == [None] else hint}"
-            )
+            raise PatchError(f"{name}: {no_effect(settings.layers, spec.method)}{'' if present == [None] else hint}")
         return far_layers(settings)
-    if present == [None]:
-        raise PatchError(f"{name} does not support --layer-types: all layers share one rotary embedding.")
     unknown = [label for label in layer_types if label not in present]
     if unknown or not layer_types:
+        known = "none, all layers share one" if present == [None] else ", ".join(map(str, present))
         raise PatchError(
             f"--layer-types {'has unknown ' + ', '.join(unknown) if unknown else 'is empty'}; layer types of {name} "
-            f"with rotary positions: {', '.join(str(label) for label in present)}."
+            f"with rotary positions of their own: {known}."
         )
     return tuple(label for label in present if label in layer_types)
 
 
-def _why_without_effect(settings: RopeSettings) -> str:
-    if settings.widest_window is not None:
-        return f"no layer sees further than {settings.widest_window} tokens (its window in config.json)"
-    return "no layer that sees the whole context has rotary positions"
+def no_effect(layers: Sequence[Layer], method: object) -> str:
+    return (
+        f"{limit_of_far(layers)}, so {method} has no effect on distant tokens. Use --method none --target-length N to "
+        "only raise the context length."
+    )
 
 
 def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
@@ -255,22 +253,16 @@ def _refuse_near_layers(settings: RopeSettings, labels: Sequence[str | None]) ->
 
 
 def _refuse_unknown_original(state: CheckpointState) -> None:
-    """Raise PatchError if config.json alone does not show what a patch changed."""
-    name, saved, edited = state.checkpoint.name, state.saved_remapping, state.edited
-    keys = ", ".join(edited.edited) if edited else ""
-    if edited and {"ntk", "abf"} & set(edited.method.split("+")):
+    """Raise PatchError if config.json alone does not show what a patch changed: the base, or the attention."""
+    edited, saved = state.edited, state.saved_remapping
+    if edited and (saved or {"ntk", "abf"} & set(edited.method.split("+"))):
         raise PatchError(
-            f"{name} was patched with {edited.method}, which changed the base, and its config.json was edited "
-            f"afterwards ({keys}), so the pretrained base is unknown. Undo the edit, or set rope_theta to the "
-            "pretrained base and delete ropecli.yaml."
-        )
-    if saved and edited:
-        raise PatchError(
-            f"{name} was patched with {saved.method}, and its config.json was edited after ropecli.yaml was written "
-            f"({keys}). Undo the edit, or patch the original checkpoint."
+            f"{state.checkpoint.name} was patched with {edited.method}, and its config.json was edited afterwards "
+            f"({', '.join(edited.edited)}), so the original is unknown. Undo the edit, or patch the "
+            "original checkpoint."
         )
     if saved:
         raise PatchError(
-            f"{name} was patched with {saved.method}, and has no ropecli.yaml with the original config.json. Patch the "
-            "original checkpoint."
+            f"{state.checkpoint.name} was patched with {saved.method}, and has no ropecli.yaml with the original "
+            "config.json. Patch the original checkpoint."
         )

@@ -53,8 +53,6 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         params = {str(key): value for key, value in scaling["params"].items()}
         scaled = str(scaling["method"]), float(scaling["factor"]), params
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
-        if min(lengths) < 1:
-            raise ValueError(f"lengths of {lengths[0]} and {lengths[1]} tokens")
         edited = [change.path for change in changes if get_path(checkpoint.config, change.path) != change.after]
         original = copy.deepcopy(checkpoint.config)
         if not edited:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import as_path
-from ropecli.checkpoint.files import LARGEST_JSON, read_bounded
+from ropecli.checkpoint.files import read_file
 from ropecli.config.settings import read_settings
 from ropecli.errors import MethodError
 from ropecli.scaling.none import LENGTH_ONLY
@@ -49,9 +49,9 @@ def method_specs(
     if not methods:
         raise MethodError("The list of methods is empty; `ropecli methods` lists them.")
     names = list(dict.fromkeys(find_method(name).name for name in methods if name != AS_IS))
-    params = _sorted_by_method(names, AS_IS in methods, settings or {})
-    if factors_file is not None and not names:
-        raise MethodError(f"--factors-file {factors_file}: {AS_IS} takes no factors.")
+    params = _sorted_by_method(names, settings or {})
+    if not names:
+        refuse_without_method(factors_file)
     for name in [name for name in names if name in _LISTS] or names[:1]:  # the first one may refuse the file
         params[name] = {**_read_factors(name, factors_file), **params[name]}
     if not factors and (needy := [name for name in names if name not in LENGTH_ONLY]):
@@ -66,7 +66,7 @@ def refuse_without_method(*given: object) -> None:
         raise MethodError("--factor, --set, --factors-file and --original-length need a method.")
 
 
-def _sorted_by_method(names: list[str], as_is: bool, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _sorted_by_method(names: list[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Sort the settings by method. Raises MethodError for a method that was not asked for."""
     params: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in settings.items():
@@ -74,9 +74,8 @@ def _sorted_by_method(names: list[str], as_is: bool, settings: Mapping[str, Any]
         if not dot and len(names) == 1:
             method, dot, parameter = names[0], ".", key
         if not dot or method not in params:
-            if not names or (dot and method == AS_IS and as_is):
-                raise MethodError(f"--set {key}=...: {AS_IS} has no parameters.")
-            raise MethodError(f"--set {key}=...: expected METHOD.KEY=VALUE with one of {', '.join(names)}.")
+            known = ", ".join(names) or f"the methods; {AS_IS} has no parameters"
+            raise MethodError(f"--set {key}=...: expected METHOD.KEY=VALUE with one of {known}.")
         params[method][parameter] = value
     return params
 
@@ -87,10 +86,7 @@ def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
         return {}
     if method not in _LISTS:
         raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list.")
-    try:
-        value = json.loads(read_bounded(as_path(path), LARGEST_JSON))
-    except (OSError, ValueError, RecursionError) as error:
-        raise MethodError(f"{path} cannot be read as JSON: {error}") from error
+    value = read_file(as_path(path), json.loads, MethodError)
     if isinstance(value, list):
         value = {_LISTS[method]: value}
     named = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}[method]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ropecli.checkpoint.files import unreadable
+from ropecli.checkpoint.files import CONFIG, PROVENANCE
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance, read_provenance
 from ropecli.config.encoding import write_context_length
@@ -18,7 +18,7 @@ from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
-from ropecli.errors import MethodError, PatchError
+from ropecli.errors import Finding, PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
@@ -91,10 +91,7 @@ class CheckpointState:
 
     def _ropes(self) -> dict[str | None, ScaledRope]:
         if self.note is not None:
-            try:
-                return scale_layers(self.before, self.note.spec(), self.note.layer_types, self.note.target_length)
-            except MethodError as error:
-                raise unreadable(self.checkpoint.folder, error) from error
+            return scale_layers(self.before, self.note.spec(), self.note.layer_types, self.note.target_length)
         ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.before.ropes}
         if saved := self.saved_remapping:
             for label in far_layers(self.before):
@@ -113,8 +110,8 @@ class CheckpointState:
     def length_source(self) -> str:
         """The source of the pretraining length."""
         if self.note is not None:
-            return "ropecli.yaml"
-        return self.before.makers.source if self.before.makers else "config.json"
+            return PROVENANCE
+        return self.before.makers.source if self.before.makers else CONFIG
 
     @property
     def guesses_pretraining_length(self) -> bool:
@@ -122,9 +119,9 @@ class CheckpointState:
         return self.note is None and self.before.guesses_pretraining_length
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        """Sentences about missing or contradictory values in the files."""
-        return edit_warning(self.edited) + (self.settings if self.note is not None else self.before).warnings
+    def findings(self) -> tuple[Finding, ...]:
+        """About missing or contradictory values in the files."""
+        return edit_finding(self.edited) + (self.settings if self.note is not None else self.before).findings
 
 
 def read_state(checkpoint: Checkpoint) -> CheckpointState:
@@ -142,12 +139,12 @@ def read_state(checkpoint: Checkpoint) -> CheckpointState:
     return state
 
 
-def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
+def edit_finding(edited: Provenance | None) -> tuple[Finding, ...]:
     """Say that ropecli.yaml is ignored. edited: its patch, if config.json was edited after it."""
     if edited is None:
         return ()
     keys = ", ".join(edited.edited)
-    return (f"ignoring ropecli.yaml: config.json was edited after it was written ({keys}).",)
+    return (Finding("edited", f"ignoring ropecli.yaml: config.json was edited after it was written ({keys})."),)
 
 
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:

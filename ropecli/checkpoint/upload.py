@@ -92,7 +92,7 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
             return Source(name, str(commit))
         try:
             source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
-            if source is None or not source.matches(origin.get("digest")):
+            if source is None or origin.get("digest") != source.digest():
                 return None
         except (RopecliError, OSError, RuntimeError):
             return None

@@ -30,7 +30,8 @@ from ropecli.checkpoint.provenance import (
 )
 from ropecli.checkpoint.state import read_state
 from ropecli.config.changes import ConfigChange, diff, key_orders, undo
-from ropecli.errors import CheckpointError, PatchError
+from ropecli.errors import PatchError
+from ropecli.messages import size
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
@@ -58,7 +59,7 @@ def write_patch(
     plan: for a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
     with the live model (see attention.patching.patch_to). link: hard-link the weights where possible; otherwise copy
     them and report it with `say`. rewrite: for weights that change too. notes: further entries of ropecli.yaml. check:
-    called on the complete folder before it is renamed. Raises OutputError, ProofError, and then writes nothing.
+    called on the complete folder before it is renamed. Raises OSError, OutputError, ProofError: nothing is written.
     """
     if plan.unwritable:
         raise PatchError(plan.unwritable)
@@ -150,7 +151,7 @@ def _place_files(
         write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
     if link and copied:
         say(
-            f"the weights were copied ({copied / 2**30:.3g} GiB), because hard links from {source.folder} to the "
+            f"the weights were copied ({size(copied)}), because hard links from {source.folder} to the "
             "output are not possible."
         )
 
@@ -165,10 +166,6 @@ def place(source: Path, target: Path, *, link: bool) -> bool:
         with contextlib.suppress(OSError):
             os.link(source, target)
             return True
-    try:
-        source.open("rb").close()
-    except OSError as error:  # otherwise the error would look like a failure to write the output
-        raise CheckpointError(f"{source} cannot be read: {error.strerror}.") from error
     shutil.copyfile(source, target)
     return False
 
@@ -236,7 +233,7 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
 def revert_to(
     reversal: Reversal, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
 ) -> None:
-    """Write the original checkpoint. link, say: see write_patch. Raises OutputError, and then writes nothing."""
+    """Write the original checkpoint. link, say: see write_patch. Raises OSError, OutputError: nothing is written."""
     with new_folder(output) as folder:
         write_json(folder / CONFIG, reversal.config)
         if reversal.notes:

@@ -3,6 +3,7 @@
 Loads neither torch nor transformers; a command imports them when it runs.
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import typer
 from ropecli import commands
 from ropecli.cli import render
 from ropecli.cli.progress import shown_progress
-from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
 from ropecli.cli.typer_command import AliasedCommand, as_command
 from ropecli.errors import RopecliError
@@ -79,19 +79,22 @@ def root(
 def main() -> None:
     """Run the command line. Exit status: 2, the user can fix it; 129, 130, 143, interrupted; 1, a bug.
 
-    check-served adds 3 and 4.
+    A closed pipe, as in `| head -1`, ends it with 1 too, quietly. check-served adds 3 and 4.
     """
     # Spinning OpenMP threads slow down other jobs on the machine several times. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # signs that the terminal's encoding does not have
     try:
-        with safe_streams(), shown_progress(("ropecli", *sys.argv[1:])):
+        with shown_progress(("ropecli", *sys.argv[1:])):
             app()
     except SystemExit as stop:
         if stop.code == 130:
             fail("interrupted")
         _end_among_others(stop.code)
         raise
-    except RopecliError as error:
+    except (RopecliError, OSError) as error:
         _refuse(str(error))
 
 

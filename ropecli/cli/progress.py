@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ropecli.cli.terminal import err, warn
-from ropecli.messages import Step, command_line, progress_bars
+from ropecli.messages import Step, command_line, duration, progress_bars
 
 
 class _Handler(logging.Handler):
@@ -80,16 +80,10 @@ class _LogLines:
 
     def _line(self, text: str | None, elapsed: float) -> str:
         if not self.total:
-            return f"{self.description} {self.done}, {_minutes(elapsed)}"
+            return f"{self.description} {self.done}, {duration(elapsed)}"
         left = elapsed * (self.total - self.done) / (self.done - (self.first or 0))
         detail = f", {text}" if text else ""
-        return f"{self.description} {self.done}/{self.total}{detail}, {_minutes(left)} left"
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        return f"{self.description} {self.done}/{self.total}{detail}, {duration(left)} left"
 
 
 def _print(line: str) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
+from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
 from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
 from ropecli.commands.plan import ENGINES, short_changes
+from ropecli.config.dialects import ORIGINAL_LENGTH
 from ropecli.errors import quoted
+from ropecli.messages import duration, size
 from ropecli.table import Bold, Table
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ def _inspection_table(reports: Sequence[dict[str, Any]], differing: Sequence[str
             show(rope[key]) if key in rope else show(report[key]) if rope is report["ropes"][0] else ""
             for report, rope in ropes
         ]
-        if key == _ORIGINAL and all(rope[key] == report["pretraining_length"] for report, rope in ropes):
+        if key == ORIGINAL_LENGTH and all(rope[key] == report["pretraining_length"] for report, rope in ropes):
             cells = [""] * len(ropes)  # the row "pretraining length" says it
         rows.append([Bold(f"≠ {name}") if key in differing else name, *cells])
     several = len(names) > 1
@@ -67,8 +70,6 @@ def _inspection_table(reports: Sequence[dict[str, Any]], differing: Sequence[str
 
 
 def _show_layers(report: dict[str, Any], of: str) -> None:
-    from ropecli.reporting.wording import size
-
     tell(f"Layers{of}:")
     for kind in report["layers"]:
         seen = f", {kind['window']} tokens" if kind["window"] else ""
@@ -127,7 +128,6 @@ def _tokens(value: Any) -> str:
     return "no limit" if isinstance(value, int | float) and value > 1e9 else f"{value} tokens"
 
 
-_ORIGINAL = "original_max_position_embeddings"
 _ROWS: dict[str, tuple[str, Any]] = {
     "layer type": ("layer_type", _name),
     "head_dim": ("head_dim", str),
@@ -137,7 +137,7 @@ _ROWS: dict[str, tuple[str, Any]] = {
     "parameters": ("params", _parameters),
     "factor": ("factor", lambda value: f"{value:g}"),
     "attention_factor": ("attention_factor", lambda value: f"{value:.6g}"),
-    _ORIGINAL: (_ORIGINAL, _tokens),
+    ORIGINAL_LENGTH: (ORIGINAL_LENGTH, _tokens),
     "shortest wavelength": ("shortest_wavelength", _wavelength),
     "longest wavelength": ("longest_wavelength", _wavelength),
     "pairs": ("pairs", str),
@@ -230,40 +230,38 @@ _COUNTS = {"parameters": "total", "trained": "trained", "active per token": "act
 
 
 def show_plan(plan: "TrainingPlan") -> None:
-    from ropecli.training.memory_plan.setups import format_gb
-
     report = plan.report
     counts, memory, host = report["parameters"], report["memory"], report["host_memory"]
     groups = [
         [(name, f"{counts[key]:,}") for name, key in _COUNTS.items()],
         [
-            *((name, format_gb(size)) for name, size in memory.items() if name not in ("total", "host")),
-            ("on each GPU", format_gb(memory["total"])),
+            *((name, size(count)) for name, count in memory.items() if name not in ("total", "host")),
+            ("on each GPU", size(memory["total"])),
         ],
         [
-            ("main memory of a machine, at loading", format_gb(host["loading"])),
-            *([("in training", format_gb(host["training"]))] if host["training"] else []),
-            ("at saving", format_gb(host["saving"])),
+            ("main memory of a machine, at loading", size(host["loading"])),
+            *([("in training", size(host["training"]))] if host["training"] else []),
+            ("at saving", size(host["saving"])),
         ],
-        [("KV cache of inference, bfloat16", format_gb(report["kv_cache"]))],
+        [("KV cache of inference, bfloat16", size(report["kv_cache"]))],
         [
             ("tokens per step", f"{report['tokens_per_step']:,}"),
             (f"tokens in {report['steps']} steps", f"{report['tokens']:,}"),
             ("FLOPs per step", f"{report['flops_per_step']:.3g}"),
-            (f"time per step, MFU {report['mfu']:g}", _time(report["seconds_per_step"])),
-            ("total time", _time(report["seconds"])),
+            (f"time per step, MFU {report['mfu']:g}", duration(report["seconds_per_step"])),
+            ("total time", duration(report["seconds"])),
         ],
     ]
-    hardware = f"{report['gpus']} × {format_gb(report['gpu_memory'])}"
+    hardware = f"{report['gpus']} × {size(report['gpu_memory'])}"
     title = f"{report['checkpoint']} at {report['length']:,} tokens on {hardware}"
     sections = frozenset(accumulate(map(len, groups)))
     ways = []
     for row in report["options"]:
-        size = "" if row["bytes"] is None else format_gb(row["bytes"])
+        needed = "" if row["bytes"] is None else size(row["bytes"])
         settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
         change = row["refused"] or ", ".join(settings) or "unchanged"
-        machine = "" if row["host_memory"] is None else format_gb(max(row["host_memory"].values()))
-        ways.append([row["adapter"], ENGINES[row["engine"]], change, size, machine, "yes" if row["fits"] else "no"])
+        machine = "" if row["host_memory"] is None else size(max(row["host_memory"].values()))
+        ways.append([row["adapter"], ENGINES[row["engine"]], change, needed, machine, "yes" if row["fits"] else "no"])
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
     for way in (report, *report["alternatives"]):
@@ -273,18 +271,12 @@ def show_plan(plan: "TrainingPlan") -> None:
     _warn_of_findings(report["findings"])
 
 
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
-
-
 def show_patch(result: "PatchResult") -> None:
     plan, output = result.plan, result.output
     arrow = "" if output is None else f" → {output}"
     tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.positions.context_length} tokens")
     if output is None:
-        show_changes("config.json", plan.changes)
+        show_changes(CONFIG, plan.changes)
     tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
     if plan.remaps:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
@@ -296,9 +288,9 @@ def show_reverted(result: "RevertResult") -> None:
     if result.output is not None:
         tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
         return
-    show_changes("config.json", result.reversal.changes)
+    show_changes(CONFIG, result.reversal.changes)
     if result.reversal.tokenizer_changes:
-        show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
+        show_changes(TOKENIZER_CONFIG, result.reversal.tokenizer_changes)
 
 
 def _tables(proved: int) -> str:
@@ -363,8 +355,6 @@ def show_file(drawn: "DrawnFile") -> None:
 
 
 def show_finetuned(result: "FinetuneResult") -> None:
-    from ropecli.reporting.wording import duration
-
     for sentence in result.stages:
         tell(sentence)
     if result.output is None:
@@ -376,7 +366,7 @@ def show_finetuned(result: "FinetuneResult") -> None:
         done += f", {result.tokens:,} tokens in {duration(result.seconds)}"
         done += f", loss {result.first_loss:.3f} → {result.last_loss:.3f}"
     tell(f"{result.checkpoint} → {result.output}: {done}")
-    if (result.output / "config.json").is_file():
+    if (result.output / CONFIG).is_file():
         _suggest_measuring(result.output, result.checkpoint, "--protocol", "tail")
 
 
@@ -422,8 +412,6 @@ def show_export(export: "Export") -> None:
 
 
 def show_pushed(result: "PushResult") -> None:
-    from ropecli.reporting.wording import size
-
     total = f"{len(result.files)} files ({size(sum(result.files.values()))})"
     if result.commit is not None:
         tell(f"{result.folder} → {result.url}, {'private' if result.private else 'public'}: {total}")

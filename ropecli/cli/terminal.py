@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from ropecli.config.changes import ABSENT
 from ropecli.errors import MethodError, shortened, shown
 from ropecli.launch import read_launch
 from ropecli.yaml12 import read_yaml, token_count
@@ -89,7 +90,7 @@ def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
 
 
 def _json(value: Any) -> str:
-    return escape(value if value == "<absent>" else json.dumps(value))
+    return escape(value if value == ABSENT else json.dumps(value))
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

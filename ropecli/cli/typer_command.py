@@ -1,6 +1,8 @@
 """Turns a command function into a Typer command: its signature gives the options, its docstring the help."""
 
 import inspect
+import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +18,12 @@ from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
 from ropecli.commands.options import OUTPUT
 from ropecli.commands.signature import Flag, Panel, TokenCount, option_name
-from ropecli.errors import RopecliError
+from ropecli.errors import OutputError, RopecliError
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
     "--batch-size": ("--per-device-train-batch-size",),
     "--gradient-accumulation": ("--gradient-accumulation-steps",),
-    "--num-needles": ("--keys",),
-    "--samples": ("--trials",),
     "--length": ("--max-length",),
     "--max-documents": ("--limit", "-L"),
     "--output DIR": ("--output-dir",),
@@ -32,7 +32,7 @@ ALIASES = {
     "--target-length": ("--max-model-len",),
     "--tracker": ("--report-to",),
 }
-"""Names that transformers, lm-eval, vLLM, TRL and ropecli 0.2 use: accepted where a command has the option, hidden."""
+"""Names that transformers, lm-eval, vLLM and TRL use: accepted where a command has the option, hidden."""
 
 _SHARED = {"eval_ppl", "compare", "passkey", "needle", "ruler", "finetune"}
 """Commands whose work several processes share."""
@@ -79,10 +79,17 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
     def command(*, as_json: bool, quiet: bool, verbose: bool, **values: Any) -> None:
         terminal.set_verbosity(quiet=quiet, verbose=verbose, shared=function.__name__ in _SHARED)
         result = function(**{name: converted[name][1](value) for name, value in values.items()})
-        if as_json:
-            print_json(result.as_json())
-        else:
-            render(result)
+        try:
+            if as_json:
+                print_json(result.as_json())
+            else:
+                render(result)
+            terminal.out.file.flush()
+        except BrokenPipeError:  # as in `| head -1`; click ends the command quietly
+            raise
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
+            raise OutputError(f"Cannot write standard output: {error.strerror}.") from error
         if status := getattr(result, "exit_status", 0):
             raise typer.Exit(status)
 

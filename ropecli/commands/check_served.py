@@ -2,19 +2,17 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from typing_extensions import Unpack
 
 from ropecli.atomic import refuse_unwritable
 from ropecli.commands import options
 from ropecli.commands.options import DATA, OUTPUT, TOKENS, Flag, Length, Panel
 from ropecli.commands.signature import command
-from ropecli.errors import MethodError, RopecliError, quoted
+from ropecli.errors import Finding, MethodError, RopecliError, quoted
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.lint import Finding
     from ropecli.evaluation.served import Answers, Verdict
 
 SERVER = Panel("Server")
@@ -41,7 +39,7 @@ class ServedCheck:
     max_length: int | None
     fix: str = ""
     notes: tuple[str, ...] = ()
-    findings: "tuple[Finding, ...]" = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def exit_status(self) -> int:

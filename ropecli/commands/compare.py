@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Gt, MinLen
-from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.options import Flag
@@ -172,7 +171,7 @@ def _warnings(checkpoint: "Checkpoint", subjects: "Sequence[Subject]") -> list[s
 
     plans = [subject.plan for subject in subjects if subject.checkpoint is checkpoint]
     shipped = read_state(checkpoint).positions.main.spec
-    warnings = [text for plan in plans if plan for text in plan.settings_warnings]
+    warnings = [finding.message for plan in plans if plan for finding in plan.findings if finding.about == "files"]
     kept = any(plan is None or plan.spec.method == shipped.method for plan in plans)
     if shipped.method.name != "none" and not kept:
         warnings.append(

@@ -1,10 +1,9 @@
 """`ropecli eval-ppl`: perplexity of a checkpoint at several lengths, with or without a baseline."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.signature import command

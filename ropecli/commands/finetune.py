@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Interval
-from typing_extensions import TypedDict, Unpack
 
 from ropecli.commands.options import (
     DATA,
@@ -138,11 +137,9 @@ def finetune(
 
 
 def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
-    from ropecli.evaluation.processes import among_processes, started_alone
+    from ropecli.evaluation.processes import among_processes
     from ropecli.training.stages import run_stages
 
-    if alone := started_alone():
-        raise RecipeError(alone)
     again, start = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None
     last: TrainingProgress | None = None

@@ -1,10 +1,9 @@
 """`ropecli needle`: measures whether a model finds a key in a text."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Ge
-from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.signature import Flag, command

@@ -6,11 +6,10 @@ The option's name follows from the parameter's (max_documents: --max-documents),
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
 
 from annotated_doc import Doc
 from annotated_types import Ge, Interval, Le, MinLen
-from typing_extensions import Required, TypedDict
 
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path

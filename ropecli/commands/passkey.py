@@ -1,8 +1,6 @@
 """`ropecli passkey`: measures whether a model finds a number among repeated sentences."""
 
-from typing import TYPE_CHECKING
-
-from typing_extensions import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ropecli.commands import options
 from ropecli.commands.signature import command

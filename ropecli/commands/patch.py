@@ -51,7 +51,7 @@ class PatchResult:
             "target_length": positions.context_length,
             "changes": [change._asdict() for change in self.plan.changes],
             "proved_tables": self.proved or None,
-            "warnings": list(self.plan.warnings),
+            "findings": [finding._asdict() for finding in self.plan.findings],
         }
 
 
@@ -134,8 +134,8 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
         from ropecli.attention.layer_probe import refuse_without_effect
 
         refuse_without_effect(plan)
-    for warning in plan.warnings:
-        warn(warning)
+    for finding in plan.findings:
+        warn(finding.message)
     if not verify and not is_known(plan.config):
         warn(
             f"not proved: that model_type {plan.config.get('model_type')!r}, which ropecli does not know, reads these "

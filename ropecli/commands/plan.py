@@ -13,7 +13,7 @@ from annotated_types import Gt, Interval
 from ropecli.commands.options import TOKENS, Checkpoint, Flag, RecipeFile, Revision, optional_path
 from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
-from ropecli.messages import warn
+from ropecli.messages import size, warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -115,7 +115,6 @@ def _make_report(
     from ropecli.training.memory_plan import setups
     from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
     from ropecli.training.memory_plan.model_shape import kv_cache
-    from ropecli.training.memory_plan.setups import format_gb
 
     recipe, length = stage.recipe, stage.length
     patch = stage.in_effect  # of the recipe; None to train the checkpoint as it is
@@ -129,14 +128,14 @@ def _make_report(
         least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
         if host and least.estimate.total <= memory:
             raise RecipeError(
-                f"Nothing fits: training takes at least {format_gb(least.host.most)} of main memory on one machine "
-                f"({_setup_name(least)}); it has {format_gb(host)}. Use a machine with more memory, or plan for "
+                f"Nothing fits: training takes at least {size(least.host.most)} of main memory on one machine "
+                f"({_setup_name(least)}); it has {size(host)}. Use a machine with more memory, or plan for "
                 "another one with --host-memory."
             )
         least = min(possible, key=lambda setup: setup.estimate.total)
         raise RecipeError(
-            f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
-            f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {format_gb(memory)}. "
+            f"Nothing fits: training at {length} tokens takes at least {size(least.estimate.total)} on each of "
+            f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. "
             + _advice(estimator.model, least, memory)
         )
     command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
@@ -210,16 +209,14 @@ def _notes(estimator: "MemoryEstimator", best: "Setup", length: int) -> Iterator
 
 def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
     """The next step if even this setup does not fit. Names the largest tensor if it takes half of `memory`, a GPU's."""
-    from ropecli.training.memory_plan.setups import format_gb
-
     largest = setup.estimate.largest
     if largest.size < memory / 2:
         return "Increase --gpus or shorten --length."
     # a sequence that GPUs share makes this tensor smaller
     shorten = "increase --gpus or shorten --length." if setup.data_ranks < setup.world else "shorten --length."
-    size = format_gb(largest.size)
+    takes = size(largest.size)
     if not largest.pairs:
-        return f"One tensor of {largest.module} takes {size}: {shorten}"
+        return f"One tensor of {largest.module} takes {takes}: {shorten}"
     attention = model.config._attn_implementation if setup.recipe.attn == "auto" else setup.recipe.attn
     # a model that lists flash kernels runs those, not flash_attention_2
     flash = getattr(model, "_compatible_flash_implementations", None) is None and model._supports_flash_attn
@@ -227,7 +224,7 @@ def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
     alternatives = [name for name, is_supported in supported.items() if is_supported and name != attention]
     instead = f"use --set attn={alternatives[0]} or " if alternatives else ""
     return (
-        f"attn: {attention} stores a value for every pair of tokens, {size} in one tensor of {largest.module}: "
+        f"attn: {attention} stores a value for every pair of tokens, {takes} in one tensor of {largest.module}: "
         f"{instead}{shorten}"
     )
 

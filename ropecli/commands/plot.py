@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from typing_extensions import Unpack
 
 from ropecli import demo
 from ropecli.commands import options
@@ -40,11 +39,10 @@ def plot(
         str | None,
         Flag("--kind", "-k"),
         Doc(
-            "For reports: perplexity, comparison, scores; for tune.json: tuning. Default: what fits the reports. For a "
-            "checkpoint: frequencies, decay (score by distance)."
+            "For reports: perplexity, comparison, scores. Default: what fits the reports. For a checkpoint: "
+            "frequencies, decay (score by distance)."
         ),
     ] = None,
-    metric: Annotated[str | None, Doc("ppl, or bits-per-byte, which is comparable across tokenizers.")] = None,
     methods: Annotated[
         Sequence[str] | None,
         Flag("--methods"),
@@ -69,9 +67,9 @@ def plot(
     refuse_outputs(drawn=picture)
     scaling = {name: {"methods": methods, **shared}[name] for name in _OF_STUDIES}
     if kind in STUDY_KINDS:
-        figure, beside = _draw_study(kind, names, metric, scaling), Path(f"{kind}.png")
+        figure, beside = _draw_study(kind, names, scaling), Path(f"{kind}.png")
     else:
-        figure = _draw_reports(kind, names, metric, scaling)
+        figure = _draw_reports(kind, names, scaling)
         beside = options.as_path(names[0]).with_suffix(".png")
     if picture is None:
         places = [folder / beside.name for folder in (beside.parent, Path()) if not _is_checkpoints(folder.resolve())]
@@ -97,9 +95,9 @@ def _given(scaling: Mapping[str, Any], *names: str) -> list[str]:
     return ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in given]
 
 
-def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, scaling: Mapping[str, Any]) -> Any:
+def _draw_reports(kind: str | None, subjects: list[str], scaling: Mapping[str, Any]) -> Any:
     from ropecli.evaluation.report import Report
-    from ropecli.reporting.lines import data_note, get_metric
+    from ropecli.reporting.lines import data_note
     from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
     from ropecli.reporting.report_files import read_reports
 
@@ -109,26 +107,21 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, sca
     paths = [options.as_path(name) for name in subjects]
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
         raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with {kinds}.")
-    measure = get_metric(metric or "ppl")
     reports = read_reports(paths)
     chosen = choose_kind(reports, kind)
-    if measure.name != "ppl" and not chosen.metrics:
-        raise DataError(f"--metric {metric} works only for plots of perplexity.")
     measured = [report for report in reports if isinstance(report, Report)]
     if measured and (note := data_note(measured)):
         warn(f"{note}.")
-    return chosen.figure(reports, measure)
+    return chosen.draw(reports)
 
 
-def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: Mapping[str, Any]) -> Any:
+def _draw_study(kind: str, subjects: list[str], scaling: Mapping[str, Any]) -> Any:
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
     from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
     from ropecli.reporting.plot_kinds import DEFAULT_METHODS, STUDY_KINDS
 
-    if metric is not None:
-        raise DataError(f"--metric works only for plots of reports, not for --kind {kind}. Remove it.")
     if len(subjects) > 1:
         raise DataError(f"--kind {kind} draws one checkpoint; {len(subjects)} were given.")
     checkpoint = open_checkpoint(subjects[0], revision=scaling["revision"])
@@ -144,8 +137,8 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: Map
         if not default and scaling["factor"] is not None:
             default = {"none": {}}  # the factor sets the target
         study = make_study(checkpoint, _default_specs(default, checkpoint, factor))
-    for warning in study.warnings:
-        warn(warning)
+    for finding in study.findings:
+        warn(finding.message)
     return STUDY_KINDS[kind](study)
 
 

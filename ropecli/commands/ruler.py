@@ -1,11 +1,10 @@
 """`ropecli ruler`: finds the effective context length with RULER's tasks."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Ge, Interval, MinLen
-from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.options import DATA

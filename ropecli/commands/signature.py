@@ -12,14 +12,12 @@ import operator
 import os
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Required, TypeVar, cast
 
 from annotated_doc import Doc
 from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen
-from typing_extensions import Required
 
 from ropecli.errors import MethodError, shown
 
@@ -59,8 +57,6 @@ _BOUNDS = {
     Le: (operator.le, "of at most"),
 }
 _KNOWN = {Doc, Flag, Panel, TokenCount, Default, MinLen, MaxLen, *_BOUNDS}
-_FORMER = {"trials": "samples", "keys": "num_needles"}
-"""Names of parameters in release 0.2, and their names now; accepted for one more release."""
 _LARGEST = 2**63 - 1
 """torch has no larger integers."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -70,18 +66,13 @@ def command(function: _Function) -> _Function:
     """Give a function the flat signature of its groups, and check every call against it.
 
     A call raises TypeError for an unknown name or a wrong type, and MethodError for a value out of range. A Path stands
-    for a string, and one string or Path for a list of one. A former name gives a FutureWarning. Raises TypeError for a
-    note that this file does not know.
+    for a string, and one string or Path for a list of one. Raises TypeError for a note that this file does not know.
     """
     signature = _flat_signature(function)
     name = function.__name__
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
-        for old, new in _FORMER.items():
-            if old in options and new in signature.parameters and new not in options:
-                warnings.warn(f"{name}(): {old} was renamed to {new}. Use {new}.", FutureWarning, stacklevel=2)
-                options[new] = options.pop(old)
         try:
             bound = signature.bind(*arguments, **options)
         except TypeError as error:

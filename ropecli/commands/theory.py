@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.options import Flag
@@ -60,6 +59,6 @@ def theory(
     elif specs == [None]:
         refuse_without_method(factor, factors_file, original_length)
     study = make_study(opened, specs, original_length)
-    for warning in study.warnings:
-        warn(warning)
+    for finding in study.findings:
+        warn(finding.message)
     return Theory(study, study_report(study))

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Ge, Interval
-from typing_extensions import TypedDict, Unpack
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options
@@ -150,8 +149,8 @@ def tune(
         require_reading(opened.config, model)
         command = list(command_line.get())
         tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))
-        for warning in tuned.plan.warnings:
-            warn(warning)
+        for finding in tuned.plan.findings:
+            warn(finding.message)
         proved = write_tuned(tuned, folder, link=link, loading=loading if unusual else None, say=warn)
     remove_state(folder)
     return TunedCheckpoint(tuned, folder, proved)

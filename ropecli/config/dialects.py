@@ -4,12 +4,13 @@ The dialects are `rope_parameters` of transformers 5, and the older, flat `rope_
 (+ `partial_rotary_factor`, and the names of bases by layer type in families.py).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from ropecli.config.families import MSCALES, Family
 from ropecli.config.fields import first, mapping
 from ropecli.config.layers import layer_labels
-from ropecli.errors import CheckpointError, shown
+from ropecli.errors import CheckpointError, Finding, shown
 
 MAX_POSITIONS = "max_position_embeddings"
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
@@ -43,28 +44,29 @@ KEPT_KEYS = (
     "attn_factor",  # vLLM's name for attention_factor
     "extrapolation_factor",
 )
+UNCLEAR = "unclear"
+"""Rule of findings about missing or contradictory values."""
 _OLD_NAMES = {"su": "longrope", "mrope": "default"}
 
 Parameters = dict[str, Any]
 
 
 def parameters_by_layer_type(
-    section: dict[str, Any], family: Family, warnings: list[str], *, stock: bool = False
+    section: dict[str, Any], family: Family, findings: list[Finding], *, stock: bool = False
 ) -> dict[str | None, Parameters | None]:
     """RoPE parameters by layer type; one entry under None if all layers share them.
 
-    stock: leave out what transformers ignores by mistake, and a warning names. Raises CheckpointError if the model type
-    requires parameters by layer type, but config.json has one set for all.
+    findings: those about these fields are added. stock: leave out what transformers ignores by mistake, and a finding
+    names. Raises CheckpointError if the model type requires parameters by layer type, but config.json has one set for
+    all.
     """
     new, legacy = mapping(section, "rope_parameters"), mapping(section, "rope_scaling")
     theta = first(section, THETA_KEYS)
     if theta is None and isinstance(section.get("attn_config"), dict):
         theta = first(section["attn_config"], THETA_KEYS)
         if theta is not None and "rope_theta" not in new:
-            warnings.append(
-                f"attn_config sets rope_theta to {theta}, but transformers 5 ignores it and uses 10000. A patch writes "
-                "it where it is read."
-            )
+            message = f"attn_config sets rope_theta to {theta}, but transformers 5 ignores it and uses 10000. A patch "
+            findings.append(Finding(UNCLEAR, f"{message}writes it where it is read."))
             theta = None if stock else theta
     if any(isinstance(value, dict) for value in new.values()):
         # transformers 5 reads truncate only next to the layer types
@@ -84,13 +86,12 @@ def parameters_by_layer_type(
         if in_full and new:  # transformers 5 ignores it
             raise _flat(family)
         if in_full and legacy.get("type") and legacy.get("rope_type") is None:
-            warnings.append(
-                f"rope_scaling has `type` ({legacy['type']}) but no rope_type; transformers 5 ignores `type` in "
-                f"{family.model_type}. A patch writes rope_type."
-            )
+            message = f"rope_scaling has `type` ({legacy['type']}) but no rope_type; transformers 5 ignores `type` in "
+            findings.append(Finding(UNCLEAR, f"{message}{family.model_type}. A patch writes rope_type."))
             legacy = {**legacy, "type": None} if stock else legacy
-        flat = _flat_parameters(section, new, legacy, theta, warnings)
-        ropes = _by_layer_type(section, family, flat, warnings, stock=stock)
+        flat = _flat_parameters(section, new, legacy, theta)
+        ropes = _by_layer_type(section, family, flat, findings, stock=stock)
+    findings += [Finding("two-scalings", message) for message in _contradictions(section, family, new, legacy)]
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
         if parameters is not None and parameters["rope_theta"] is None:
@@ -113,7 +114,7 @@ def _refuse_mixed_bases(section: dict[str, Any]) -> None:
 
 
 def _by_layer_type(
-    section: dict[str, Any], family: Family, parameters: Parameters, warnings: list[str], *, stock: bool
+    section: dict[str, Any], family: Family, parameters: Parameters, findings: list[Finding], *, stock: bool
 ) -> dict[str | None, Any]:
     """Apply flat fields: to all layers or, for model types with a rope per layer type, to the layers that read them."""
     bases, scaled = family.flat_bases, family.flat_scaling
@@ -144,10 +145,9 @@ def _by_layer_type(
             if base is None:  # no such layer
                 continue
         if family.ignores_flat_bases and base not in (None, defaults["rope_theta"]):
-            warnings.append(
-                f"{bases[label]} is {base}, but transformers 5 ignores it in {family.model_type} and uses "
-                f"{defaults['rope_theta']:g}. A patch writes it where it is read."
-            )
+            message = f"{bases[label]} is {base}, but transformers 5 ignores it in {family.model_type} and uses "
+            message += f"{defaults['rope_theta']:g}. A patch writes it where it is read."
+            findings.append(Finding(UNCLEAR, message))
             base = None if stock else base
         ropes[label] = {**rope, "rope_theta": base}
     return ropes
@@ -160,23 +160,48 @@ def _flat(family: Family) -> CheckpointError:
     )
 
 
-def _flat_parameters(
-    section: dict[str, Any], new: Parameters, legacy: Parameters, theta: Any, warnings: list[str]
-) -> Parameters:
+def _flat_parameters(section: dict[str, Any], new: Parameters, legacy: Parameters, theta: Any) -> Parameters:
     # in transformers 5 rope_scaling takes precedence; base and rotary share missing there come from the other fields
     parameters = {**(legacy or new or _dynamic_of_qwen(section))}
     if parameters.get("rope_theta") is None:
         parameters["rope_theta"] = theta if theta is not None else new.get("rope_theta")
     if legacy and first(section, PARTIAL_KEYS) is None and "partial_rotary_factor" in new:
         parameters.setdefault("partial_rotary_factor", new["partial_rotary_factor"])
-    if legacy and new and rope_type_of(legacy) != rope_type_of(new):
-        warnings.append(
-            f"rope_type is {rope_type_of(legacy)!r} in rope_scaling and {rope_type_of(new)!r} in rope_parameters; "
-            "using rope_scaling, like transformers."
-        )
-    if new.get("rope_theta") is not None and theta is not None and new["rope_theta"] != theta:
-        warnings.append(f"rope_theta is {theta} at the top level and {new['rope_theta']} in rope_parameters.")
     return parameters
+
+
+def _contradictions(section: dict[str, Any], family: Family, new: Parameters, old: Parameters) -> Iterator[str]:
+    """Values of rope_parameters that differ at the top level, or in rope_scaling, which transformers 5 prefers."""
+    theta, base = first(section, THETA_KEYS), new.get("rope_theta")
+    if base is not None and theta is not None and base != theta:
+        yield f"rope_theta is {shown(theta)} at the top level and {shown(base)} in rope_parameters."
+    if any(isinstance(value, dict) for value in new.values()):
+        new = mapping(new, "full_attention") if family.flat_means_full else {}
+    if not new or not old:
+        return
+    same_type = rope_type_of(new) == rope_type_of(old)
+    differing: list[tuple[str, Any, Any]] = []
+    if not same_type:
+        differing.append(("rope_type", rope_type_of(old), rope_type_of(new)))
+    for key, value in new.items():
+        if key in ("type", "rope_type") or value is None:
+            continue
+        if key in old:
+            differs = old[key] != value
+        elif key in ("rope_theta", *PARTIAL_KEYS):
+            # the flat fields, or else the model type's default, replace it
+            differs = first(section, THETA_KEYS if key == "rope_theta" else PARTIAL_KEYS) is None
+            differs = differs and value != getattr(family, key, None) and not family.layers
+        else:
+            # Phi-3's older dialect has only the two lists; parameters by layer type are merged, not replaced
+            differs = same_type and not (family.bare_longrope or family.layers)
+        if differs:
+            differing.append((key, old.get(key), value))
+    for key, before, after in differing:
+        yield (
+            f"{shown_key(key)} is {'missing from' if before is None else f'{shown(before)} in'} rope_scaling and "
+            f"{shown(after)} in rope_parameters; transformers 5 uses rope_scaling."
+        )
 
 
 def _dynamic_of_qwen(section: dict[str, Any]) -> Parameters:
@@ -209,3 +234,8 @@ def has_alpha(parameters: Parameters, family: Family) -> bool:
     """Whether `dynamic` only raises the base, for all lengths, as in Hunyuan: to rope_theta * alpha^(d/(d-2))."""
     reads = family.reads_alpha or not family.known
     return reads and rope_type_of(parameters) == "dynamic" and bool(parameters.get("alpha"))
+
+
+def shown_key(key: str) -> str:
+    """A config key, quoted and shortened for a message unless it is a short identifier."""
+    return key if key.isidentifier() and len(key) <= 60 else shown(key)

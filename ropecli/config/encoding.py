@@ -71,11 +71,6 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
             return "proportional"
         honoured = ("longrope",)
     if method.rope_type in honoured:
-        if family.reads_mscales and varies_with_length(scaled):
-            raise PatchError(
-                f"In stock transformers, {family.model_type} uses short_factor at every length. Give only long_factor, "
-                "which is then used for all lengths."
-            )
         return method.rope_type
     if varies_with_length(scaled):
         raise PatchError(

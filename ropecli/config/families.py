@@ -127,12 +127,12 @@ class Family:
 
     known: listed in families.json. rotary: has rotary embeddings that config.json configures. rope_theta,
     partial_rotary_factor, head_dim, hidden_size, num_attention_heads, num_key_value_heads, num_hidden_layers,
-    max_position_embeddings: defaults of absent keys; None if derived or required. fills_head_dim: the default also
-    replaces a head_dim of null. null_head_dim: an absent head_dim is null. layers: defaults by layer type, if each has
-    its own rope. names: keys with several names (transformers' attribute_map), the preferred one first. scaled: scaled
-    by default, without RoPE fields. new: transformers 4.57 does not have the type. rope_types: None for all. pattern:
-    one period of the default layer_types, ("",) if they have none. rotates: one period of whether a layer rotates, 0 or
-    1. learned_positions: has a table with a row for each position. Other fields: see BY_HAND.
+    max_position_embeddings: defaults of absent keys; None if derived or required. null_head_dim: an absent head_dim is
+    null. layers: defaults by layer type, if each has its own rope. names: keys with several names (transformers'
+    attribute_map), the preferred one first. scaled: scaled by default, without RoPE fields. new: transformers 4.57 does
+    not have the type. rope_types: None for all. pattern: one period of the default layer_types, ("",) if they have
+    none. rotates: one period of whether a layer rotates, 0 or 1. learned_positions: has a table with a row for each
+    position. Other fields: see BY_HAND.
     """
 
     model_type: str | None
@@ -145,7 +145,6 @@ class Family:
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
     num_hidden_layers: int | None = None
-    fills_head_dim: bool = False
     null_head_dim: bool = False
     max_position_embeddings: int | None = None
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from ropecli.config.families import Family
 from ropecli.errors import CheckpointError, shown
 
 _WIDEST_HEAD = 2**16
-_LATENT = "qk_rope_head_dim"
+LATENT = "qk_rope_head_dim"
 _LARGEST = 1e15
 """Far above any real count, base or factor; float64 cannot represent all larger integers."""
 
@@ -30,10 +30,8 @@ def mapping(section: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def whole_number(section: dict[str, Any], keys: tuple[str, ...]) -> int:
-    key = next((key for key in keys if section.get(key) is not None), None)
-    if key is None:
-        raise CheckpointError(f"config.json has no {' or '.join(keys)}.")
-    value = section[key]
+    key = next((key for key in keys if section.get(key) is not None), " or ".join(keys))
+    value = section.get(key)
     number = int(positive_number(key, value))
     if number != value:
         raise CheckpointError(f"{key} in config.json is {value}; expected a positive integer.")
@@ -49,8 +47,8 @@ def positive_number(key: str, value: Any) -> float:
 def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = None) -> int:
     """Width of a head: MLA's rotary part, head_dim (possibly of the layer type), or hidden_size / attention heads."""
     names = family.names_of("head_dim")
-    if section.get(_LATENT) is not None and _LATENT not in names:
-        return whole_number(section, (_LATENT,))
+    if section.get(LATENT) is not None and LATENT not in names:
+        return whole_number(section, (LATENT,))
     by_type = family.layers.get(layer_type or "", {}).get("head_dim")
     if by_type is not None and section.get("per_layer_config") is None:  # Gemma 4, as shipped
         key = "global_head_dim" if family.sees_whole_context(layer_type) else "head_dim"
@@ -73,7 +71,7 @@ def number_of(section: dict[str, Any], family: Family, key: str) -> int:
 
 def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:
     """Width of the rotary part of a head: `share` of the head, or all of it."""
-    if section.get(_LATENT) is not None:
+    if section.get(LATENT) is not None:
         share = 1.0  # `head` is the rotary part already; a share in config.json refers to the whole head
     width = int(head * positive_number("partial_rotary_factor", 1.0 if share is None else share))
     if not 2 <= width <= min(head, _WIDEST_HEAD) or width % 2:

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ropecli.config.families import Family
-from ropecli.config.fields import first, head_dim, number_of, of_layer, whole_number
-from ropecli.errors import CheckpointError, shown
+from ropecli.config.fields import LATENT, first, head_dim, number_of, of_layer, whole_number
+from ropecli.errors import CheckpointError
 
 FULL, SLIDING, CHUNKED, SPARSE, COMPRESSED = "full", "sliding", "chunked", "sparse", "compressed"
 RECURRENT, OTHER = "recurrent", "other"
@@ -30,8 +30,8 @@ _RATIOS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavi
 """In compress_ratios."""
 _INTERVALS = ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_ITEM = 2
-"""Bytes of a bfloat16 value."""
+BFLOAT16 = 2
+"""Bytes of a value."""
 
 
 class Layer(NamedTuple):
@@ -51,14 +51,24 @@ class Layer(NamedTuple):
     window: int | None = None
 
 
+def limit_of_far(layers: Sequence[Layer]) -> str:
+    """How far layers see, or which of those that see the whole context rotate; empty if all do. Begins a sentence."""
+    far = [layer for layer in layers if layer.far]
+    rotating = sum(layer.rotates is not False for layer in far)
+    if not far:
+        widest = max(layer.window or 0 for layer in layers)
+        return f"no layer sees further than {widest} tokens (its window in config.json)"
+    if not rotating:
+        return "no layer that sees the whole context has rotary positions"
+    several = f"only {rotating} of the {len(far)} layers that see the whole context have rotary positions"
+    return several if rotating < len(far) else ""
+
+
 def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str | None] = (None,)) -> tuple[Layer, ...]:
     """The layers, in order; if their number is not known, one period of their pattern.
 
-    section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table. Raises
-    CheckpointError for an invalid window.
+    section: the part of config.json with the RoPE fields. ropes: the layer types that have a rotary table.
     """
-    if family.known and not isinstance(window := section.get("sliding_window"), int | None):
-        raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
     labels = layer_labels(section, family)
     count = _count(section, family) or len(labels)
     dense = _dense(section, family)
@@ -179,10 +189,10 @@ def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Lay
         return None
     try:
         values = cached_values(section, family, layers)
-    except (CheckpointError, KeyError, TypeError):
+    except CheckpointError:
         return None
     return sum(
-        _ITEM * count * (length if layer.far else min(length, layer.window or length))
+        BFLOAT16 * count * (length if layer.far else min(length, layer.window or length))
         for layer, count in zip(layers, values, strict=True)
     )
 
@@ -205,7 +215,7 @@ def cached_values(section: dict[str, Any], family: Family, layers: Sequence[Laye
 def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
     section = of_layer(section, layer.rope)
     if section.get("kv_lora_rank"):
-        return whole_number(section, ("kv_lora_rank",)) + whole_number(section, ("qk_rope_head_dim",))
+        return whole_number(section, ("kv_lora_rank",)) + whole_number(section, (LATENT,))
     one = section.get("multi_query") and not section.get("new_decoder_architecture")
     names: tuple[str, ...] = ("num_global_key_value_heads",) if layer.far else ()
     names += () if one else ("num_key_value_heads", "num_kv_heads")
@@ -213,5 +223,5 @@ def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
         groups = whole_number(section, names)
     else:
         groups = 1 if one else family.num_key_value_heads or number_of(section, family, "num_attention_heads")
-    whole = {**section, "qk_rope_head_dim": None}  # not only the rotary part
+    whole = {**section, LATENT: None}  # not only the rotary part
     return 2 * head_dim(whole, family, layer.rope) * groups

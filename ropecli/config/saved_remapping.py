@@ -23,7 +23,7 @@ PREFIX = "ropecli:"
 ATTENTION = "attn_implementation"
 KEY = "ropecli_remapping"
 _OVERRULES = "_attn_implementation"
-"""The private field, written by older releases; transformers prefers it to the public one."""
+"""A field of some published config.json files; transformers prefers it to the public one."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,6 @@ def read_saved_remapping(config: dict[str, Any]) -> SavedRemapping | None:
         raise CheckpointError(
             f"config.json has {there} but no {missing}, so the model's attention is unknown.{omitted} "
             "Patch the original checkpoint again."
-        )
-    if config.get(_OVERRULES) is not None:
-        raise CheckpointError(
-            f"config.json has {_OVERRULES} ({shown(config[_OVERRULES])}), which transformers prefers to {ATTENTION}: "
-            f"{method} would be ignored. Remove {_OVERRULES}."
         )
     return parse_saved_remapping(block, method)
 

@@ -1,4 +1,4 @@
-"""Reads the RoPE settings of config.json: geometry and scaling of each layer type, and warnings."""
+"""Reads the RoPE settings of config.json: geometry and scaling of each layer type, and findings."""
 
 import math
 from collections import Counter
@@ -14,6 +14,7 @@ from ropecli.config.dialects import (
     PARTIAL_KEYS,
     QUERY_SCALE,
     THETA_KEYS,
+    UNCLEAR,
     Parameters,
     has_alpha,
     parameters_by_layer_type,
@@ -30,13 +31,13 @@ from ropecli.config.fields import (
 )
 from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING, Layer, read_layers
 from ropecli.config.makers import Makers, find_makers
-from ropecli.errors import CheckpointError, did_you_mean, shown
+from ropecli.errors import CheckpointError, Finding, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec
 
-_UNNAMED_LENGTH = "but has no pretraining length"
-"""Part of the warning that max_position_embeddings is used as the pretraining length."""
+NO_LENGTH = "no-pretraining-length"
+"""Rule of the finding that max_position_embeddings is used as the pretraining length."""
 _UNSCALED = " No scaling applies; its training and the memory limit its length."
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
@@ -55,7 +56,7 @@ class ConfiguredRope:
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """The RoPE settings of config.json. warnings: sentences about missing or contradictory values.
+    """The RoPE settings of config.json. findings: about missing or contradictory values.
 
     makers: what the makers say of the model; None if they are not known, or --original-length overrules them.
     config_length: the pretraining length that config.json alone gives, tokens. layers: see read_layers.
@@ -64,7 +65,7 @@ class RopeSettings:
     ropes: tuple[ConfiguredRope, ...]
     max_position_embeddings: int
     family: Family
-    warnings: tuple[str, ...]
+    findings: tuple[Finding, ...]
     makers: Makers | None = None
     config_length: int = 0
     layers: tuple[Layer, ...] = ()
@@ -72,7 +73,7 @@ class RopeSettings:
     @property
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json has a scaling without its pretraining length, and the makers are not known."""
-        return any(_UNNAMED_LENGTH in warning for warning in self.warnings)
+        return any(finding.rule == NO_LENGTH for finding in self.findings)
 
     @property
     def widest_window(self) -> int | None:
@@ -110,24 +111,25 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
     """
     section, family = section_of(config), family_of(config)
     _refuse_without_rope(config, section, family)
-    warnings: list[str] = []
+    findings: list[Finding] = []
     # max_position_embeddings, or the default of the model type; every reader has these defaults
     default, names = family.max_position_embeddings, family.names_of(MAX_POSITIONS)
     written = default is None or any(name in section for name in names)
     max_positions = whole_number(section, names) if written or default is None else default
     if original_length and original_length > max_positions:
-        warnings.append(f"--original-length {original_length} is above max_position_embeddings, {max_positions}.")
-    by_layer_type = parameters_by_layer_type(section, family, warnings, stock=stock)
+        message = f"--original-length {original_length} is above max_position_embeddings, {max_positions}."
+        findings.append(Finding(UNCLEAR, message))
+    by_layer_type = parameters_by_layer_type(section, family, findings, stock=stock)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
     makers = None if original_length or stock else _find_makers(section, family, rotating, max_positions)
     layers = read_layers(section, family, rotating)
     ropes = [
-        _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, warnings)
+        _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, findings)
         for layer_type, parameters in rotating.items()
     ]
     ropes = [replace(rope, far=_is_far(rope.geometry.layer_type, layers, family)) for rope in ropes]
     if original_length is None:
-        warnings += _leftover_lengths(section, by_layer_type, ropes)
+        findings += _ignored_lengths(section, by_layer_type, ropes)
     named = [
         _named_length(section, parameters, _read_method(parameters, family), label)
         for label, parameters in rotating.items()
@@ -135,7 +137,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
     config_length = next((length for length in named if length), in_config)
     return RopeSettings(
-        tuple(ropes), max_positions, family, tuple(dict.fromkeys(warnings)), makers, config_length, layers
+        tuple(ropes), max_positions, family, tuple(dict.fromkeys(findings)), makers, config_length, layers
     )
 
 
@@ -167,8 +169,6 @@ def _find_makers(
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
     model_type = config.get("model_type")
-    if not isinstance(model_type, str | None):
-        raise CheckpointError(f"model_type in config.json is {shown(model_type)}; expected a name.")
     if section.get("alibi"):
         raise CheckpointError(f"The model uses ALiBi (`alibi` in config.json), not rotary embeddings.{_UNSCALED}")
     if family.refused:
@@ -189,8 +189,6 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
         )
     if silent and family.rope_theta is None and not family.layers:
         keys = ", ".join(_ROPE_KEYS)
-        if model_type is None:
-            raise CheckpointError(f"config.json has no model_type and no RoPE field that ropecli knows ({keys}).")
         code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
         raise CheckpointError(
             f"config.json has no RoPE field that ropecli knows ({keys}), and transformers has no language model of "
@@ -222,7 +220,7 @@ def _read_rope(
     max_positions: int,
     original_length: int | None,
     makers: Makers | None,
-    warnings: list[str],
+    findings: list[Finding],
 ) -> ConfiguredRope:
     head = head_dim(section, family, layer_type)
     share = rotary_share(section, family, parameters, layer_type)
@@ -239,10 +237,9 @@ def _read_rope(
             read = (
                 f", so it reads {round(max_positions * (parameters.get('factor') or 1))}" if method == "linear" else ""
             )
-            warnings.append(
-                f"config.json scales by {method} {_UNNAMED_LENGTH}; using max_position_embeddings, {max_positions}"
-                f"{read}. Correct it with patch --original-length."
-            )
+            message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
+            message += f"{max_positions}{read}. Correct it with patch --original-length."
+            findings.append(Finding(NO_LENGTH, message))
     theta = _base(parameters, family, width)
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     spec = _read_spec(parameters, method, max_positions / original, family)
@@ -293,8 +290,7 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float, famil
     factor = parameters.get("factor")
     if factor is None:
         factor = max(1.0, implied_factor)
-    if positive_number("factor", factor) < 1:
-        raise CheckpointError(f"factor in config.json is {factor:g}; expected at least 1.")
+    positive_number("factor", factor)
     params = {key: parameters[key] for key in find_method(method).signature if parameters.get(key) is not None}
     if all(parameters.get(key) for key in MSCALE_PAIR):
         for key in MSCALE_PAIR:
@@ -324,17 +320,17 @@ def _named_length(section: dict[str, Any], parameters: Parameters, method: str, 
     return None
 
 
-def _leftover_lengths(
+def _ignored_lengths(
     section: dict[str, Any], parameters: dict[str | None, Parameters | None], ropes: list[ConfiguredRope]
-) -> Iterator[str]:
-    """Warnings about a pretraining length in config.json that is not used, because no layer is scaled."""
-    if any(rope.spec.method.name != "none" for rope in ropes):
-        return
-    for geometry in (rope.geometry for rope in ropes if rope.far):
+) -> Iterator[Finding]:
+    """Findings about a pretraining length in config.json that is not used, as in transformers."""
+    far = [rope for rope in ropes if rope.far]
+    scaled = [rope for rope in far if rope.spec.method.name != "none"]
+    for geometry in (rope.geometry for rope in scaled or far):
         for place in (section, parameters[geometry.layer_type] or {}):
-            named, max_positions = place.get(ORIGINAL_LENGTH), geometry.original_max_position_embeddings
-            if named not in (None, max_positions):
-                yield (
-                    f"Ignoring {ORIGINAL_LENGTH} {shown(named)} in config.json, because no scaling uses it; the "
-                    f"pretraining length is {max_positions}. Correct it with patch --original-length."
+            named, used = place.get(ORIGINAL_LENGTH), geometry.original_max_position_embeddings
+            if named not in (None, used):
+                message = (
+                    f"Ignoring {ORIGINAL_LENGTH} {shown(named)} in config.json, like transformers; the pretraining "
                 )
+                yield Finding(UNCLEAR, f"{message}length is {used}. Correct it with patch --original-length.")

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ropecli.checkpoint.hub import BAD_TOKEN
+from ropecli.checkpoint.files import read_file
+from ropecli.checkpoint.hub import BAD_TOKEN, PATIENCE
 from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TSV, has_texts
 from ropecli.errors import DataError, quoted, reason_of
 from ropecli.messages import say
@@ -27,8 +28,6 @@ _MANY_TEXTS = 10
 """Texts per table: a folder of texts with some tables, as source code has for its tests."""
 _LFS = b"version https://git-lfs"
 _PATTERN = re.compile(r"[\[\]*?{}]")
-_HUB_PATIENCE = 10.0
-"""Timeout for reading a dataset's commit, seconds."""
 
 
 class UnreachableError(DataError):
@@ -172,10 +171,7 @@ def _saved_files(root: Path, folder: Path) -> list[DataFile]:
 
 
 def _saved(path: Path, key: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))[key]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {reason_of(error)}") from error
+    return read_file(path, json.loads)[key]
 
 
 def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
@@ -183,7 +179,7 @@ def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
 
     name, config = dataset
     try:
-        commit = HfApi().dataset_info(name, timeout=_HUB_PATIENCE).sha
+        commit = HfApi().dataset_info(name, timeout=PATIENCE).sha
         return _resolved(name, name, config, commit)
     except DataError:
         raise

@@ -91,7 +91,6 @@ class TokenStore:
             part, scored = ids[start : start + _PIECE], trained[start : start + _PIECE]
             self.masked |= not scored.all()
             self.largest_id = max(self.largest_id, int(part.max()))
-            # the bytes of release 0.2, so that its runs can be resumed
             sha.update(np.where(scored, part, ~part).astype("<i4").data)
         if compression is not None:  # builds of zlib differ a little
             sha.update(np.ascontiguousarray(compression, dtype="<f8").data)

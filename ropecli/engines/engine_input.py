@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
-from ropecli.checkpoint.lint import Finding, faults_in_results, fix_command
+from ropecli.checkpoint.lint import faults_in_results, fix_command
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import CheckpointState, Positions, read_state
 from ropecli.config.dialects import (
@@ -20,8 +20,8 @@ from ropecli.config.dialects import (
     parameters_by_layer_type,
 )
 from ropecli.config.encoding import native_parameters
-from ropecli.config.fields import first
-from ropecli.errors import PatchError
+from ropecli.config.fields import LATENT, first
+from ropecli.errors import Finding, PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.spec import ScaledRope
 
@@ -181,7 +181,7 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         or (first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))),
         fix=fix_command(state),
         sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
-        latent=section.get("qk_rope_head_dim") is not None,
+        latent=section.get(LATENT) is not None,
         findings=faults_in_results(state),
     )
 

@@ -19,7 +19,7 @@ from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Report
 from ropecli.evaluation.subject import ReaderFactory, Subject
-from ropecli.messages import command_line, progress_bar, say, warn
+from ropecli.messages import command_line, duration, progress_bar, say, warn
 from ropecli.resume import append_record, open_state, read_records, state_folder
 from ropecli.signals import terminated_by_signals
 
@@ -113,7 +113,7 @@ class Store:
         return self._values.setdefault(part, {})
 
     def add(self, part: str, sample: SampleId, value: Any, *, later: bool = False) -> None:
-        """Add and save a value, unless it has numbers that are not finite. Raises OutputError.
+        """Add and save a value, unless it has numbers that are not finite. Raises OSError.
 
         later: save it together with the next one, since a saved state must have a result.
         """
@@ -256,9 +256,9 @@ class Progress:
         if not self._said and now - self._started > _SECONDS_BEFORE_ESTIMATE:
             self._said = True
             speed = self._read / (now - self._started)
-            if (hours := (self._total - self._read) / speed / 3600) > 1:
+            if (left := (self._total - self._read) / speed) > 3600:
                 what = f"{self._total:,} tokens at {speed:,.0f} per second"
-                say(f"{self._doing} {what} takes some {hours:.1f} hours.{self._advice}")
+                say(f"{self._doing} {what} takes some {duration(left)}.{self._advice}")
 
 
 def collect(

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, TimeoutError
 from functools import cache, cached_property
 from itertools import islice
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 
 import httpx
 from annotated_types import Ge, Interval, MinLen
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from ropecli.errors import EndpointError, first_fault, reason_of, shortened
 from ropecli.messages import say

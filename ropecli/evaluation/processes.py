@@ -1,7 +1,6 @@
 """Share the documents of an evaluation among processes started by `accelerate launch` or torchrun."""
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import Any, TypeVar
 
 from ropecli.errors import RopecliError, reason_of
 from ropecli.launch import read_launch
-from ropecli.messages import warn
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
@@ -52,8 +50,6 @@ class Workers:
 
 def join_workers() -> Workers:
     """Join the other processes of this launch, if any. Uses gloo on GPUs too: few Python objects are exchanged."""
-    if alone := started_alone():
-        warn(alone)
     if read_launch().count == 1:
         return Workers()
     from torch import distributed
@@ -61,20 +57,6 @@ def join_workers() -> Workers:
     with among_processes("Start all processes again."):
         distributed.init_process_group("gloo", timeout=_PATIENCE)
     return Workers(distributed.get_rank(), distributed.get_world_size())
-
-
-def started_alone() -> str | None:
-    """A sentence if `accelerate launch --num_processes N` started this process only, as it does without several GPUs.
-
-    It then exports no number of processes, but the address of the first one, which is set to 127.0.0.1.
-    """
-    launched = "ACCELERATE_DYNAMO_MODE" in os.environ and os.environ.get("MASTER_ADDR") == "127.0.0.1"
-    if not launched or "TORCHELASTIC_RUN_ID" in os.environ or read_launch().count > 1:
-        return None
-    return (
-        "accelerate launch started one process of several: it starts several only on several GPUs. On CPUs, use "
-        "torchrun --nproc_per_node N -m ropecli ...; for one process, set --num_processes 1."
-    )
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import takewhile
@@ -31,6 +31,7 @@ from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 3
+"""Schema of all reports, those of `tune` included. Reports of another schema are refused."""
 PUBLISHED = 0.856
 """RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
 Factor = Annotated[float, Interval(gt=0, le=1e12)]
@@ -284,13 +285,6 @@ def pair(report: Report, base: Report, pretraining_length: int, context_length: 
     return headlines
 
 
-# the names of earlier releases, which had a class for each
-EvalReport = Report
-RetrievalReport = Report
-RulerReport = Report
-_MOST_TRIALS = 1_000_000
-
-
 def _row(cell: Cell) -> dict[str, Any]:
     names = ("tokens", "bits_per_byte", "seconds", "tokens_per_second", "peak_memory")
     return {
@@ -304,44 +298,7 @@ def _row(cell: Cell) -> dict[str, Any]:
     }
 
 
-def of_schema_2(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A report of schema_version 2, as written by ropecli 0.1 and 0.2, in today's form. Values are not checked."""
-    of_kind = {"perplexity": _of_perplexity, "retrieval": _of_retrieval, "ruler": _of_ruler}[value["kind"]]
-    kept = {entry.name for entry in fields(Report)} - {"kind", "task", "cells", "schema_version"}
-    return {**{key: entry for key, entry in value.items() if key in kept}, "schema_version": 3, **of_kind(value)}
-
-
-def _of_perplexity(value: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"document_nll": "sums", "document_weights": "weights", "ppl_low": "low", "ppl_high": "high"}
-    task, base, dropped = value["protocol"], value.get("baseline"), {"ppl", "nll", "documents"}
-    rows = [{names.get(key, key): entry for key, entry in row.items() if key not in dropped} for row in value["rows"]]
-    cells = [{"task": task, **row} for row in rows]
-    return {"kind": "perplexity", "task": task, "cells": cells, "baseline": base and of_schema_2(base)}
-
-
-def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
-    cells = []
-    for cell in value["cells"]:
-        if not 0 <= cell["hits"] <= cell["trials"] <= _MOST_TRIALS:
-            raise ValueError(f"{cell['hits']} hits of {cell['trials']} trials")
-        scores = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
-        details = {key: cell.get(key) for key in ("depth", "rank", "margin")}
-        cells.append(asdict(score_cell(value["task"], cell["length"], scores, **details, chance=value["chance"])))
-    settings = {"mode": value["mode"], **value["settings"]}
-    return {"kind": "scores", "task": value["task"], "settings": settings, "cells": cells}
-
-
-def _of_ruler(value: Mapping[str, Any]) -> dict[str, Any]:
-    cells = [
-        asdict(score_cell(cell["task"], cell["length"], cell["scores"], chance=cell.get("chance")))
-        for cell in value["cells"]
-    ]
-    threshold = None if value["relative"] else value["threshold"]
-    settings = {"mode": value["mode"], "threshold": threshold, **value["settings"]}
-    return {"kind": "scores", "task": "ruler", "settings": settings, "cells": cells}
-
-
 def write_report(path: Path, value: Any) -> None:
-    """Write JSON atomically. Raises OutputError."""
+    """Write JSON atomically. Raises OSError."""
     with new_file(path) as partial:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -18,9 +18,9 @@ import numpy as np
 
 from ropecli.errors import DataError
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, TokenIds
+from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER
 from ropecli.evaluation.ruler_tasks import (
     NEEDLE,
-    NOISE,
     SMALL,
     CommonWords,
     Essay,
@@ -68,7 +68,7 @@ class PromptMaker:
     @cached_property
     def noise(self) -> TokenIds:
         """A line of noise, with the line break before it."""
-        return self.tokenizer.inside(f"\n{NOISE}")
+        return self.tokenizer.inside(f"\n{PASSKEY_FILLER}")
 
     def make(self, task: RulerTask, length: int, index: int) -> RulerPrompt:
         """Raises DataError for a length that is too short for the task."""
@@ -238,7 +238,7 @@ def _variables(draft: _RulerDraft, task: Variables) -> RulerPrompt:
     solved, solved_lines, solved_wording = assignments(3)
     fixed = "".join((solved_wording.head, solved_wording.tail, solved_wording.answer, *solved_lines))
     most = min(_EXAMPLE_TOKENS, draft.length // 8) - len(draft.tokenizer.inside(fixed))
-    example = [NOISE] * max(_EXAMPLE_LINES, most // len(draft.maker.noise))
+    example = [PASSKEY_FILLER] * max(_EXAMPLE_LINES, most // len(draft.maker.noise))
     _insert(example, draft.sample(len(example), count), [line.removeprefix("\n") for line in solved_lines])
     answer = f"{solved_wording.tail}{solved_wording.answer} {' '.join(solved)}\n\n"
     head = solved_wording.head + "\n".join(example) + answer + wording.head

@@ -21,7 +21,6 @@ _LONGEST_SENTENCE = 100
 """Words; longer sentences, as in source code, are cut."""
 Words = Literal["numbers", "words", "uuids"]
 NEEDLE = "One of the special magic {values} for {key} is: {value}."
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 SMALL = 4096
 """Below this length, the lists of common words are smaller, as in RULER's code."""
 

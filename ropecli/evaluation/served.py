@@ -22,14 +22,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ropecli.atomic import new_file
+from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.data.documents import special_tokens, tokenize
-from ropecli.errors import DataError, EndpointError, MethodError, PatchError, first_fault
+from ropecli.errors import DataError, EndpointError, MethodError, PatchError
 from ropecli.evaluation.driver import Progress
 from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError, logprobs_of
 from ropecli.evaluation.readers.live import LiveReader
@@ -255,21 +256,18 @@ def _most_probable(values: torch.Tensor) -> dict[int, float]:
 
 
 def save_reference(reference: Reference, path: Path) -> None:
-    """Raises OutputError."""
+    """Raises OSError."""
     with new_file(path) as partial:
         partial.write_text(json.dumps(asdict(reference)), encoding="utf-8")
 
 
 def load_reference(path: Path, checkpoint: Checkpoint) -> Reference:
-    """Raises DataError for a file that does not belong to the checkpoint or cannot be read."""
-    remedy = "Delete it, or choose another --reference."
-    try:
-        reference = TypeAdapter(Reference).validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        fault = first_fault(error) if isinstance(error, ValidationError) else error
-        raise DataError(f"{path} cannot be read as a reference ({fault}). {remedy}") from error
+    """Raises DataError for a file that does not belong to the checkpoint or is no reference."""
+    reference: Reference = read_file(path, TypeAdapter(Reference).validate_json)
     if reference.checkpoint != checkpoint.digest():
-        raise DataError(f"{path} was made for another checkpoint than {checkpoint.name}. {remedy}")
+        raise DataError(
+            f"{path} was made for another checkpoint than {checkpoint.name}. Delete it, or choose another --reference."
+        )
     return reference
 
 

@@ -14,7 +14,7 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.scalings import method_parameters, one_spec, refuse_without_method
 from ropecli.checkpoint.state import Positions, read_state
-from ropecli.errors import MethodError
+from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
@@ -52,8 +52,8 @@ class Subject:
         return "none" if self.spec.method.name == "none" else self.spec.label
 
     @property
-    def warnings(self) -> Sequence[str]:
-        return self.plan.scaling_warnings if self.plan else read_state(self.checkpoint).warnings
+    def findings(self) -> Sequence[Finding]:
+        return self.plan.findings_in_memory if self.plan else read_state(self.checkpoint).findings
 
     def patch(self, model: "PreTrainedModel") -> bool:
         """Apply the plan, if any, in memory. Return whether the frequencies then follow the length.
@@ -121,14 +121,14 @@ def open_subject(
 def open_subjects(
     names: Sequence[str], *, revision: str | None, attn: str, prefix: str = "", **scaling: Any
 ) -> list[Subject]:
-    """Open several checkpoints with the same scaling, and show their warnings. Raises MethodError, CheckpointError."""
+    """Open several checkpoints with the same scaling, and show their findings. Raises MethodError, CheckpointError."""
     names = list(dict.fromkeys(names))
     refuse_several_revisions(names, revision)
     subjects = [open_subject(name, revision=revision, **scaling) for name in names]
     for subject in subjects:
         refuse_attention(subject, attn)
-        for warning in subject.warnings:
-            warn(f"{prefix}{warning}")
+        for finding in subject.findings:
+            warn(f"{prefix}{finding.message}")
     return subjects
 
 

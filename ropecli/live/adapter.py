@@ -93,7 +93,7 @@ def only_weights(checkpoint: Checkpoint) -> Checkpoint:
 def other_base(adapter: Path, base: Checkpoint) -> str | None:
     """Return a warning if the adapter was trained with other base weights."""
     recorded = entry(read_record(adapter), ADAPTER_NOTE).get("weights")
-    if not recorded or only_weights(base).matches(recorded):
+    if not recorded or recorded == only_weights(base).digest():
         return None
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."
 

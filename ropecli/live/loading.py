@@ -7,10 +7,11 @@ from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ropecli.checkpoint.files import TOKENIZER_CONFIG
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
-from ropecli.errors import CheckpointError, reason_of
+from ropecli.errors import CheckpointError, reason_of, shortened
 from ropecli.launch import read_launch
 from ropecli.live.stock_transformers import (
     auto_class_of,
@@ -226,7 +227,7 @@ def _check_weights(checkpoint: Checkpoint, loading_info: Mapping[str, Any], say:
     if unused := sorted(
         name for name in loading_info.get("unexpected_keys", ()) if not _is_mtp(name, checkpoint.config)
     ):
-        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+        names = shortened(", ".join(unused), 200)
         message = f"{what}: {len(unused)} tensors of the weight files are not used by config.json: {names}."
         if say is None:
             raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases) or remove these tensors.")
@@ -262,7 +263,7 @@ def load_tokenizer(checkpoint: Checkpoint):
     """Load the tokenizer. Raises CheckpointError if the folder has none that transformers can read."""
     from transformers import AutoTokenizer
 
-    known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    known = ("tokenizer.json", TOKENIZER_CONFIG, "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).is_file() for name in known):
         raise CheckpointError(
             f"{checkpoint.name}: no tokenizer in {checkpoint.folder}; expected one of {', '.join(known)}."

@@ -29,7 +29,7 @@ _RELATIVE = 2e-6
 # If a method mixes two frequencies, its float32 error is relative to the larger, unscaled one.
 _RELATIVE_TO_BASE = 2e-7
 # Radians per token. longrope's factor of 1e30 leaves about 1e-33 for pairs that should not rotate.
-_STILL = 1e-25
+STILL = 1e-25
 # Absolute difference of a cos or sin at a position below 10.
 _SAME_ANGLE = 1e-5
 
@@ -143,7 +143,7 @@ def _compare_table(name: str, inv_freq: np.ndarray, attention_factor: float, rop
             f"{name}: {inv_freq.size} pairs rotate in stock transformers, but {rope.inv_freq.size} in ropecli."
         )
     error = np.abs(inv_freq - rope.inv_freq)
-    allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL
+    allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + STILL
     if (error > allowed).any():
         pair = int((error / allowed).argmax())
         relative = error[pair] / max(rope.inv_freq[pair], np.finfo(np.float32).tiny)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropecli.atomic import naming
 from ropecli.checkpoint.files import CONFIG, read_json
-from ropecli.errors import CheckpointError, OutputError, PatchError, reason_of, shown
+from ropecli.errors import CheckpointError, PatchError, reason_of, shown
 
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
@@ -57,13 +57,10 @@ def unknown_type(config: dict[str, Any]) -> str | None:
 
 
 def stock_config_of(config: dict[str, Any], name: str = "") -> Any:
-    """Read a config.json that is not on disk yet. Raises OutputError if no temporary file can be written."""
-    try:
-        with TemporaryDirectory() as folder, naming({Path(folder): name or "this folder"}):
-            (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-            return read_stock_config(Path(folder), name)
-    except OSError as error:
-        raise OutputError(f"Cannot write a temporary folder: {error.strerror or error}") from error
+    """Read a config.json that is not on disk yet."""
+    with TemporaryDirectory() as folder, naming({Path(folder): name or "this folder"}):
+        (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        return read_stock_config(Path(folder), name)
 
 
 def auto_class_of(config: Any) -> Any:

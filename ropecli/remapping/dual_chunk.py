@@ -14,7 +14,7 @@ from ropecli.scaling.registry import remapping_method
 
 
 @remapping_method("dual-chunk", source="An et al. 2024, arXiv:2402.17463, section 3", training="no",
-                  other_names=("dual_chunk", "dca", "chunkllama"))  # fmt: skip
+                  other_names=("dca", "chunkllama"))  # fmt: skip
 def dual_chunk(pretrained: int, target: int, *, chunk: int | None = None, local_window: int | None = None) -> Remapping:
     """Dual Chunk Attention: restart positions in every block of chunk - local_window tokens, so that ρ <= chunk.
 
@@ -27,12 +27,10 @@ def dual_chunk(pretrained: int, target: int, *, chunk: int | None = None, local_
     local_window = local_window or max(1, pretrained // 8)
     chunk = check_window("dual-chunk", "chunk", chunk or max(2, 3 * pretrained // 4), pretrained)
     stride = chunk - local_window
-    if stride <= 0:
-        raise MethodError(f"dual-chunk: chunk is {chunk}; expected more than local_window, {local_window}.")
     if stride < local_window:
         raise MethodError(
             f"dual-chunk: local_window is {local_window}; expected at most {chunk // 2}, half of chunk ({chunk}). "
-            f"Otherwise a key {stride + 1} tokens back can be two blocks of {stride} away and gets a wrong distance."
+            "Otherwise keys two blocks away would get a wrong distance."
         )
     return Remapping(_branches(chunk, stride), {"chunk": chunk, "local_window": local_window})
 

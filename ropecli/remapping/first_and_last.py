@@ -16,7 +16,7 @@ _GLOBAL_TOKENS = 10
 
 
 @remapping_method("lm-infinite", source="Han et al. 2023, arXiv:2308.16137", training="no",
-                  other_names=("lm_infinite", "lminfinite"))  # fmt: skip
+                  other_names=("lminfinite",))  # fmt: skip
 def lm_infinite(
     pretrained: int, target: int, *, window: int | None = None, global_tokens: int | None = None
 ) -> Remapping:
@@ -41,10 +41,8 @@ def streaming(pretrained: int, target: int, *, window: int | None = None, sinks:
     including the query's own. Default: the pretraining length minus sinks. sinks: number of first tokens to keep.
     The factor only sets the context length. Raises MethodError if sinks + window exceeds the pretraining length.
     """
-    if sinks >= pretrained:
-        raise MethodError(f"streaming: sinks is {sinks}; expected less than {pretrained}, the trained context length.")
     window = pretrained - sinks if window is None else window
-    if sinks + window > pretrained:
+    if window < 1 or sinks + window > pretrained:
         raise MethodError(
             f"streaming: window is {window}; expected at most {pretrained - sinks} with {sinks} sinks, because the "
             f"trained context length is {pretrained}."

@@ -26,7 +26,7 @@ def rerope(pretrained: int, target: int, *, window: int | None = None) -> Remapp
     return Remapping(far, {"window": window})
 
 
-@remapping_method("leaky-rerope", source=_SOURCE, training="no", other_names=("leaky_rerope",))
+@remapping_method("leaky-rerope", source=_SOURCE, training="no")
 def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slope: float | None = None) -> Remapping:
     """Leaky ReRoPE: ρ = window + (n - m - window) / slope beyond the window, so far keys keep their order.
 
@@ -36,20 +36,14 @@ def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slo
     """
     window = check_window("leaky-rerope", "window", window or max(1, pretrained // 2), pretrained)
     room = pretrained - window
-    if room == 0 and target > pretrained:
-        raise MethodError(
-            f"leaky-rerope: window is {window}, the whole trained context length; expected less. Use a smaller "
-            "window, or --method rerope."
-        )
     least = max(1.0, (target - window) / room) if room else 1.0
     slope = least if slope is None else slope
-    if slope < 1:
-        raise MethodError(f"leaky-rerope: slope is {slope:g}; expected at least 1.")
-    if slope * room < target - 1 - window:
-        sufficient = math.ceil(least * 1000) / 1000  # rounded up
+    if slope < 1 or slope * room < target - 1 - window:
+        least = math.ceil(least * 1000) / 1000
         raise MethodError(
-            f"leaky-rerope: slope is {slope:g}; expected at least {sufficient:.12g} with window {window}, so that "
-            f"distances at {target} tokens stay within the trained context length, {pretrained}."
+            f"leaky-rerope: slope is {slope:g} and window {window}; expected "
+            f"{f'a slope of at least {least:.12g}' if room else 'a smaller window'}, so that distances at {target} "
+            f"tokens stay within the trained context length, {pretrained}."
         )
     far = near_and_far(window, lambda n: window + (n - window) / slope, lambda m: m / slope)
     return Remapping(far, {"window": window, "slope": slope})

@@ -12,7 +12,7 @@ from ropecli.scaling.registry import remapping_method
 
 
 @remapping_method("self-extend", source="Jin et al. 2024, arXiv:2401.01325, section 3", training="no",
-                  other_names=("selfextend", "self_extend", "longlm"))  # fmt: skip
+                  other_names=("selfextend", "longlm"))  # fmt: skip
 def self_extend(pretrained: int, target: int, *, window: int | None = None, group: int | None = None) -> Remapping:
     """Self-Extend: ρ = ⌊n/group⌋ - ⌊m/group⌋ + window - ⌊window/group⌋ beyond the neighbour window.
 

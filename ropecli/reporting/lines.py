@@ -7,7 +7,6 @@ or a pair of axes shows one set.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluation.report import Change, Report
 from ropecli.reporting.wording import number, sample_count, scoring, task_name
 from ropecli.table import clean
@@ -19,20 +18,12 @@ BEST_NOTE = "best, or not worse by the paired 95% interval"
 
 @dataclass(frozen=True)
 class Metric:
-    """name: on the command line. axis: label with the unit. of: the value of a report at a length, or None.
+    """axis: label with the unit. of: the value of a report at a length. logarithmic: its axis. places: decimals."""
 
-    logarithmic: whether its axis is. places: decimal places.
-    """
-
-    name: str
     axis: str
-    of: Callable[[Report, int], float | None]
+    of: Callable[[Report, int], float]
     logarithmic: bool = False
     places: int = 2
-
-    @property
-    def title(self) -> str:
-        return self.axis.partition(" (")[0]
 
     @property
     def axis_label(self) -> str:
@@ -42,24 +33,8 @@ class Metric:
         return "–" if value is None else number(value, self.places)
 
 
-PPL = Metric(
-    "ppl", "perplexity (lower is better)", lambda report, length: report.cells_at(length)[0].ppl, logarithmic=True
-)
-BITS_PER_BYTE = Metric(
-    "bits-per-byte",
-    "bits per byte (lower is better)",
-    lambda report, length: report.cells_at(length)[0].bits_per_byte,
-    places=4,
-)
-SCORE = Metric("score", "score (%, higher is better)", lambda report, length: 100 * report.mean(length)[0], places=1)
-METRICS = {metric.name: metric for metric in (PPL, BITS_PER_BYTE)}
-
-
-def get_metric(name: str) -> Metric:
-    """Look up a metric. Raises DataError for an unknown name."""
-    if name not in METRICS:
-        raise DataError(f"Unknown metric {name!r}. Known: {', '.join(METRICS)}.{did_you_mean(name, METRICS)}")
-    return METRICS[name]
+PPL = Metric("perplexity (lower is better)", lambda report, length: report.cells_at(length)[0].ppl, logarithmic=True)
+SCORE = Metric("score (%, higher is better)", lambda report, length: 100 * report.mean(length)[0], places=1)
 
 
 @dataclass(frozen=True)
@@ -74,10 +49,6 @@ class Line:
     report: Report
     baseline: bool
 
-    def points(self, metric: Metric) -> list[tuple[int, float]]:
-        """(length, value) of the lengths that have a value."""
-        return [(length, value) for length in self.report.lengths if (value := self.at(length, metric)) is not None]
-
     def at(self, length: int, metric: Metric) -> float | None:
         return metric.of(self.report, length) if length in self.report.lengths else None
 
@@ -89,7 +60,7 @@ class Line:
     def span(self, base: "Line", length: int, metric: Metric) -> tuple[float, float] | None:
         """The paired 95% interval of the difference from `base`, around the base's value; None if it is unknown."""
         value, change = base.at(length, metric), self.change_from(base, length)
-        if self is base or metric is BITS_PER_BYTE or value is None or change is None:
+        if self is base or value is None or change is None:
             return None
         if change.low is None or change.high is None or change.low == -1:  # -1: by more than float64 holds
             return None
@@ -108,15 +79,8 @@ def comparable(one: Report, other: Report) -> bool:
     )
 
 
-def _of_same_text(one: Report, other: Report) -> bool:
-    return (scoring(one), one.source, one.document_names) == (scoring(other), other.source, other.document_names)
-
-
-def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]:
-    """The lines of each set of comparable reports: baselines first, then by checkpoint in order of appearance.
-
-    metric: bits per byte puts reports of the same text in one set, whatever their tokenizers.
-    """
+def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
+    """The lines of each set of comparable reports: baselines first, then by checkpoint in order of appearance."""
     measured = [(report, False) for report in reports]
     for report, _ in list(measured):
         base = report.baseline
@@ -125,10 +89,9 @@ def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]
             key == (known.digest, known.label, known.cells) and comparable(base, known) for known, _ in measured
         ):
             measured.append((base, True))
-    same = _of_same_text if metric is BITS_PER_BYTE else comparable
     sets: list[list[tuple[Report, bool]]] = []
     for report, baseline in measured:
-        members = next((members for members in sets if all(same(report, member) for member, _ in members)), None)
+        members = next((members for members in sets if all(comparable(report, member) for member, _ in members)), None)
         if members is None:
             sets.append(members := [])
         members.append((report, baseline))
@@ -165,9 +128,8 @@ def numbered(names: Iterable[str]) -> list[str]:
     return unique
 
 
-def metric_of(lines: Sequence[Line], metric: Metric = PPL) -> Metric:
-    """The metric of a set: the given one for perplexities, the score for scores."""
-    return metric if lines[0].report.kind == "perplexity" else SCORE
+def metric_of(lines: Sequence[Line]) -> Metric:
+    return PPL if lines[0].report.kind == "perplexity" else SCORE
 
 
 def lengths_of(lines: Iterable[Line]) -> list[int]:
@@ -199,13 +161,8 @@ def best_of(lines: Sequence[Line], length: int, metric: Metric) -> set[int]:
 
 def data_note(reports: Sequence[Report]) -> str | None:
     """A warning if the reports are of several sets of data, else None."""
-    sets, known = len(sets_of(reports)), all(cell.bits_per_byte for report in reports for cell in report.cells)
-    if sets == 1:
-        return None
-    note = "different data: the numbers of different tables and panels are not comparable"
-    if known and len(sets_of(reports, BITS_PER_BYTE)) < sets:
-        note += "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)"
-    return note
+    several = len(sets_of(reports)) > 1
+    return "different data: the numbers of different tables and panels are not comparable" if several else None
 
 
 def original_lengths_of(reports: Iterable[Report]) -> list[int]:

@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 import yaml
 
-from ropecli.checkpoint.files import TUNING, is_own_file, read_text
+from ropecli.checkpoint.files import RUN, STAGES, TUNING, is_own_file, read_file
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint
+from ropecli.checkpoint.plan_warnings import switches
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers
 from ropecli.checkpoint.upload import Source
@@ -27,10 +28,9 @@ from ropecli.evaluation.report import Report
 from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.report_tables import comparison_tables, report_tables
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, label_of
 from ropecli.table import LONGEST_TEXT, Table, clean, escaped, markdown
-from ropecli.yaml12 import read_yaml
+from ropecli.yaml12 import read_own_yaml, read_yaml
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
 """Mark the section, so that the next push of a downloaded card replaces it."""
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
-_LARGEST_README = 2**21
-"""Bytes. PyYAML parses 150 KB per second."""
-_LARGEST_RUN = 2**20
-"""Maximum size of run.yaml, bytes."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
 """Metadata of the copied README.md that are not true of the changed checkpoint."""
 _KINDS = {"perplexity": ("perplexity",), "key retrieval": ("passkey", "needle"), "RULER": ("ruler",)}
@@ -70,7 +66,7 @@ def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[lis
 
 
 def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
-    return not report.in_memory and checkpoint.matches(report.digest)
+    return not report.in_memory and report.digest == checkpoint.digest()
 
 
 def make_card(
@@ -79,17 +75,17 @@ def make_card(
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
     measurements: of each file, see read_measurements. base: the base model, None if unknown. Raises CheckpointError for
-    a README.md that is too large, not UTF-8, or whose metadata are not a YAML mapping.
+    a README.md whose metadata are not a YAML mapping, DataError for one that is not UTF-8.
     """
     from huggingface_hub import ModelCard, ModelCardData
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     path = state.checkpoint.folder / "README.md"
     try:
-        readme = _without_section(read_text(path, _LARGEST_README)) if path.is_file() else ""
+        readme = _without_section(read_file(path)) if path.is_file() else ""
         block = REGEX_YAML_BLOCK.match(readme)
         data = ModelCardData(**_metadata(block[2] if block else "", state, base))
-    except (OSError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
     text = readme[block.end() if block else 0 :].strip()
     section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(text)))
@@ -200,10 +196,8 @@ def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Read run.yaml, which `finetune` writes: the source and the whole recipe. Empty if there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
-        return run if isinstance(run, dict) else {}
-    return {}
+    path = folder / RUN
+    return read_file(path, read_own_yaml) if is_own_file(path) else {}
 
 
 def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:
@@ -218,7 +212,7 @@ def _source(origin: dict[str, Any]) -> str:
     """A checkpoint: a link to the commit on the Hub, or the name of its folder."""
     name, commit = str(origin["checkpoint"]), origin.get("commit")
     if commit is None or not HUB_ID.fullmatch(name):
-        is_stage = Path(name).parent.name == "stages"  # `finetune` saves the result of stage 1 in stages/1
+        is_stage = Path(name).parent.name == STAGES  # `finetune` saves the result of stage 1 in stages/1
         return f"the result of stage {escaped(Path(name).name)}" if is_stage else _code(_public_name(name))
     return _hub_link(name, str(commit))
 
@@ -362,8 +356,8 @@ def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) ->
     if not _trained(record):
         needs = {"needed": " This method needs training.", "advised": " Training is advised with this method."}
         yield f"The weights were not trained at the new context length.{needs.get(method.training, '')}"
-    if varies_with_length(state.positions.main):
-        yield "The frequencies depend on the length: a KV cache that grows past the pretraining length is inexact."
+    if switching := [*switches(state.positions.main)]:
+        yield switching[0].message
     elif state.positions.main.remapping:
         yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
     elif method.name != "none":

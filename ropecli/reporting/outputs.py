@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ropecli.evaluation.processes import Workers
     from ropecli.evaluation.subject import ReaderFactory, Subject
 
-_REPORTS = ("perplexity", "scores", "retrieval", "ruler")
-"""Kinds of reports; the last two are of schema_version 2."""
+_REPORTS = ("perplexity", "scores")
 _LARGEST = 256 * 2**20
 _MARKS = {
     ".png": b"Software\0ropecli ",
@@ -81,7 +80,7 @@ class Outputs:
         if self.plot:
             from ropecli.reporting.plot_kinds import choose_kind
 
-            save(choose_kind(reports).figure(reports), self.plot)
+            save(choose_kind(reports).draw(reports), self.plot)
         if self.report:
             write_report(self.report, result.as_json())
             remove_state(self.report)
@@ -146,10 +145,7 @@ def refuse_outputs(
         except OSError:
             ours = False
         if not ours:
-            raise OutputError(
-                f"{path} exists and is not a {kind} of ropecli, so it is not overwritten. Give another name, or delete "
-                "it if an earlier release wrote it."
-            )
+            raise OutputError(f"{path} exists and is not a {kind} of ropecli. Give another name, or delete it.")
 
 
 def _holds_reports(path: Path, content: bytes) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from ropecli.errors import shortened
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures.style import as_png
@@ -87,9 +88,8 @@ def render_page(reports: Sequence[AnyReport]) -> str:
 
 def _title(reports: Sequence[AnyReport]) -> str:
     names = list(dict.fromkeys(report.checkpoint for report in reports))
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     what = "Tuning of " if all(isinstance(report, TuneReport) for report in reports) else "Evaluation of "
-    return what + ", ".join(clean(name, 60) for name in names[:3]) + more
+    return what + shortened(", ".join(clean(name, 60) for name in names), 200)
 
 
 def _headlines(lines: Sequence[Line]) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _set_section(lines: Sequence[Line]) -> PageSection:
 
 def _tuning_section(report: TuneReport) -> PageSection:
     title = f"{_name(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_table(report)], _pictures(["tuning"], [report]))
+    return PageSection(title, [tuning_table(report)])
 
 
 def _how_measured(report: AnyReport) -> PageSection:
@@ -148,7 +148,7 @@ def _how_measured(report: AnyReport) -> PageSection:
 
 def _pictures(kinds: Iterable[str], reports: Sequence[AnyReport]) -> list[Picture]:
     """A plot of each kind."""
-    figures = [KINDS[kind].figure(reports) for kind in kinds]
+    figures = [KINDS[kind].draw(reports) for kind in kinds]
     return [(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()) for figure in figures]
 
 

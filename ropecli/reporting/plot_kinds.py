@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ropecli.errors import DataError, did_you_mean
 from ropecli.reporting.figures.report_plots import draw_comparison, draw_perplexity, draw_scores
 from ropecli.reporting.figures.study_plots import draw_decay, draw_frequencies
-from ropecli.reporting.lines import PPL, Metric
 from ropecli.reporting.report_files import AnyReport
-from ropecli.reporting.tuning_runs import draw_tuning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,24 +18,16 @@ _MOST_LINES = 8
 
 @dataclass(frozen=True)
 class PlotKind:
-    """wants: kinds of report. metrics: whether it supports --metric, and `draw` takes a metric."""
+    """wants: kinds of report."""
 
     wants: tuple[str, ...]
-    draw: Callable[..., "Figure"]
-    metrics: bool = False
-
-    def figure(self, reports: Sequence[Any], metric: Metric = PPL) -> "Figure":
-        return self.draw(reports, metric) if self.metrics else self.draw(reports)
+    draw: Callable[[Sequence[Any]], "Figure"]
 
 
-_SCORES = PlotKind(("scores",), draw_scores)
 KINDS = {
-    "perplexity": PlotKind(("perplexity",), draw_perplexity, metrics=True),
-    "comparison": PlotKind(("perplexity", "scores"), draw_comparison, metrics=True),
-    "scores": _SCORES,
-    "retrieval": _SCORES,  # the names of earlier releases
-    "ruler": _SCORES,
-    "tuning": PlotKind(("tune",), draw_tuning),
+    "perplexity": PlotKind(("perplexity",), draw_perplexity),
+    "comparison": PlotKind(("perplexity", "scores"), draw_comparison),
+    "scores": PlotKind(("scores",), draw_scores),
 }
 STUDY_KINDS = {"decay": draw_decay, "frequencies": draw_frequencies}
 """Kinds that draw a checkpoint."""
@@ -59,21 +49,15 @@ def refuse_unknown_kind(name: str | None) -> None:
 
 def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKind:
     """The given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
-    kinds = {report.kind for report in reports}
-    if name is None and len(kinds) > 1:
-        raise DataError(
-            f"One plot cannot show reports of different kinds ({', '.join(sorted(kinds))}). Give reports of one kind, "
-            "or write a page of all of them with `ropecli report`."
-        )
     if name is None:
         several = len({report.digest for report in reports}) > 1
         many = len(reports) > _MOST_LINES or (several and len(reports) > 2)
-        default = "comparison" if many else "perplexity"
-        name = {"perplexity": default, "scores": "scores", "tune": "tuning"}[reports[0].kind]
+        name = "scores" if reports[0].kind == "scores" else "comparison" if many else "perplexity"
     kind = KINDS[name]
     for report in reports:
         if report.kind not in kind.wants:
             raise DataError(
-                f"--kind {name} cannot draw a {report.kind} report, such as the one of {report.checkpoint!r}."
+                f"A plot of kind {name} cannot show the {report.kind} report of {report.checkpoint!r}. Give reports of "
+                "one kind, or write a page of all of them with `ropecli report`."
             )
     return kind

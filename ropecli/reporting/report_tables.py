@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ropecli.errors import shortened
 from ropecli.evaluation.report import Cell, Report
+from ropecli.messages import duration, size
 from ropecli.reporting.lines import (
     BEST_NOTE,
     SCORE,
@@ -19,7 +21,6 @@ from ropecli.reporting.lines import (
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     change_words,
-    duration,
     headline_sentence,
     number,
     protocol_name,
@@ -27,13 +28,10 @@ from ropecli.reporting.wording import (
     sample_count,
     score_words,
     scoring,
-    size,
     task_name,
 )
 from ropecli.table import Bold, Table, clean
 
-_MOST_NAMES = 5
-"""Listed in one sentence."""
 _COLUMNS: dict[str, Callable[[Cell], str]] = {
     "length": lambda cell: f"{cell.length}",
     "ppl": lambda cell: number(cell.ppl),
@@ -189,8 +187,7 @@ def best_sentence(lines: Sequence[Line]) -> str:
     elif len(names) == len(ranked) - 1:
         certain = "by the paired 95% intervals, no other is worse"
     else:
-        more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
-        certain = f"by the paired 95% intervals, not worse: {', '.join(names[:_MOST_NAMES])}{more}"
+        certain = f"by the paired 95% intervals, not worse: {shortened(', '.join(names), 200)}"
     return f"At {length} tokens, {first.name} has the {what}, {value}; {certain}."
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ropecli.analysis.score import LONGEST
+from ropecli.analysis.wavelengths import SAME
 from ropecli.reporting.wording import tokens
 from ropecli.scaling.registry import find_method
 from ropecli.table import Table
@@ -17,7 +18,6 @@ from ropecli.table import Table
 Rope = dict[str, Any]
 """The summary of analysis/summary.py, with its name and form."""
 _BANDS = {"32 or more": (32, math.inf), "8 to 32": (8, 32), "1 to 8": (1, 8), "below 1": (0, 1)}
-_SAME = 1e-9
 _DECAY = {
     "score": "score",
     "magnitude": "|mean|",
@@ -46,13 +46,13 @@ def _quantities(report: dict[str, Any]) -> Table:
     """A column for each rope."""
     pretrained, length, target = report["ropes"][0], report["original_max_position_embeddings"], report["target_length"]
     rotations, granularity = pretrained["rotations_in_pretraining_length"], pretrained["granularity"]
-    slow = [pair for pair, count in enumerate(rotations) if 0 < count < 1 - _SAME]
+    slow = [pair for pair, count in enumerate(rotations) if 0 < count < 1 - SAME]
     ropes = []
     for rope in report["ropes"]:
         farthest = rope["largest_distance"]
         # rotations_in_target_length counts one token more than the largest distance
         reached = [rope["rotations_in_target_length"][pair] * farthest / (farthest + 1) for pair in slow]
-        unseen = sum(turns > rotations[pair] * (1 + _SAME) for pair, turns in zip(slow, reached, strict=True))
+        unseen = sum(turns > rotations[pair] * (1 + SAME) for pair, turns in zip(slow, reached, strict=True))
         followed = {
             "farthest": None if farthest == target - 1 else farthest,
             "critical": f"{rope['critical_dimension']} of {rope['rotary_dim']}",
@@ -126,7 +126,7 @@ def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
     shares = {
         rope["name"]: [1.0 if math.isnan(x) else x for x in rope["frequency_over_pretrained"]] for rope in methods
     }
-    shares = {name: of for name, of in shares.items() if any(abs(share - 1) > _SAME for share in of)}
+    shares = {name: of for name, of in shares.items() if any(abs(share - 1) > SAME for share in of)}
     rows = []
     for band, (low, high) in _BANDS.items():
         if pairs := [pair for pair, r in enumerate(pretrained["rotations_in_pretraining_length"]) if low <= r < high]:

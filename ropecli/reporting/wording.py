@@ -1,4 +1,4 @@
-"""Formats parts of reports as text: protocols, changes, times, sizes."""
+"""Formats parts of reports as text: protocols, changes, numbers."""
 
 import math
 from typing import TYPE_CHECKING
@@ -112,17 +112,3 @@ def tokens(value: float | None) -> str:
     if value >= 1e15:
         return f"{value:.3g}"
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def size(count: int) -> str:
-    """Format bytes as KiB, MiB or GiB."""
-    if count < 2**20:
-        return f"{count / 2**10:.1f} KiB"
-    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

@@ -1,6 +1,5 @@
 """Methods that change the base: ABF, NTK-aware scaling, and dynamic NTK, by which it grows with the current length."""
 
-import math
 from typing import Annotated
 
 from ropecli.errors import MethodError
@@ -34,30 +33,12 @@ def abf(
             f"abf requires either rope_theta (the new base) or beta (new base / pretrained base), but {given} given. "
             "Example: --set rope_theta=500000"
         )
-    if new_theta <= 1:
-        raise MethodError(
-            f"The new base would be {new_theta:g}; expected more than 1, and more than the pretrained base to extend."
-        )
     return Frequencies(rope.inv_freq(new_theta), rope_theta=new_theta, params=params)
 
 
 def ntk_theta(rope: RopeGeometry, s: float) -> float:
-    """b·s^(d/2k), where k is the index of the slowest rotating pair; b·s^(d/(d-2)) if all pairs rotate.
-
-    Raises MethodError if fewer than two pairs rotate, or if the base overflows.
-    """
-    slowest = rope.pairs - rope.still_pairs - 1
-    if slowest < 1:
-        raise MethodError(
-            f"NTK-aware scaling requires at least two rotating pairs; this model has {slowest + 1}. Use linear."
-        )
-    try:
-        theta = rope.rope_theta * s ** (rope.rotary_dim / (2 * slowest))
-    except OverflowError:
-        theta = math.inf
-    if not math.isfinite(theta):
-        raise MethodError(f"The base overflows with factor {s:g}. Use a smaller factor.")
-    return theta
+    """b·s^(d/2k), where k is the index of the slowest rotating pair; b·s^(d/(d-2)) if all pairs rotate."""
+    return rope.rope_theta * s ** (rope.rotary_dim / (2 * (rope.pairs - rope.still_pairs - 1)))
 
 
 @scaling_method("ntk", source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16",

@@ -17,10 +17,13 @@ def longrope_attention_factor(s: float, original_length: int) -> float:
     return math.sqrt(1 + math.log(s) / math.log(original_length)) if original_length > 1 else math.nan
 
 
-def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:
-    """Raise MethodError unless there is one number for each pair."""
-    if len(numbers) != rope.pairs:
-        raise MethodError(f"{name} has {len(numbers)} entries; this model has {rope.pairs} rotary pairs.")
+def check_list(name: str, numbers: Sequence[float], rope: RopeGeometry, *, zeros: bool = False) -> None:
+    """Raise MethodError unless there is one positive number for each pair."""
+    if len(numbers) != rope.pairs or (min(numbers) <= 0 and not zeros):
+        raise MethodError(
+            f"{name} has {len(numbers)} entries, the smallest {min(numbers, default=0):g}; this model has {rope.pairs} "
+            "rotary pairs, and each needs a positive number."
+        )
 
 
 @scaling_method("longrope", source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
@@ -44,9 +47,7 @@ def longrope(
     """
     short_factor = long_factor if short_factor is None else short_factor
     for name, factors in (("long_factor", long_factor), ("short_factor", short_factor)):
-        check_length(name, factors, rope)
-        if min(factors) <= 0:
-            raise MethodError(f"{name} contains {min(factors):g}; expected positive numbers.")
+        check_list(name, factors, rope)
     params: dict[str, object] = {"long_factor": list(long_factor), "short_factor": list(short_factor)}
     original_length = rope.original_max_position_embeddings
     if attention_factor is not None:
@@ -76,13 +77,11 @@ def custom(
     """
     params: dict[str, object] = {"attention_factor": attention_factor}
     if inv_freq is not None and factors is None:
-        check_length("inv_freq", inv_freq, rope)
+        check_list("inv_freq", inv_freq, rope, zeros=True)
         params["inv_freq"] = list(inv_freq)
         frequencies = np.array(inv_freq, dtype=np.float64)
     elif factors is not None and inv_freq is None:
-        check_length("factors", factors, rope)
-        if min(factors) <= 0:
-            raise MethodError(f"factors contains {min(factors):g}; expected positive numbers.")
+        check_list("factors", factors, rope)
         params["factors"] = list(factors)
         frequencies = rope.inv_freq() / np.array(factors, dtype=np.float64)
     else:

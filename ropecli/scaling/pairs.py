@@ -71,8 +71,6 @@ def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> Frequencies:
     p: share of the pairs that keep rotating, in (0, 1]; 1 is RoPE, near 0 is NoPE. Beyond the pretraining length, slow
     pairs reach angles that the model has never seen; this removes them. The factor only sets the context length.
     """
-    if p > 1:
-        raise MethodError(f"p is {p:g}; expected a share of the pairs, above 0 and at most 1.")
     inv_freq = rope.inv_freq()
     inv_freq[int(p * rope.rotary_dim // 2) :] = 0.0  # rounded down, like transformers' `proportional`
     return Frequencies(inv_freq, params={"p": p})

@@ -22,8 +22,9 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
         return remap(rope, spec, rope.scaled_length, target)
     current = [length or target] if method.depends_on_length else []
     scaled = method.function(geometry, spec.factor, *current, **spec.params)
-    if not (np.isfinite(scaled.inv_freq).all() and (scaled.inv_freq >= 0).all()):
-        raise MethodError(f"{method} with factor {spec.factor:g} gives frequencies that are not finite.")
+    usable = np.isfinite(scaled.inv_freq).all() and (scaled.inv_freq >= 0).all()
+    if not usable or scaled.rope_theta <= 1 or np.isinf(scaled.rope_theta):
+        raise MethodError(f"{method} with factor {spec.factor:g} gives frequencies or a base that are not usable.")
     resolved = replace(spec, params=scaled.params)
     return ScaledRope(geometry, resolved, scaled.inv_freq, scaled.attention_factor, scaled.rope_theta)
 

@@ -92,10 +92,7 @@ def check_factor(factor: float) -> None:
 
 def label_of(method: str, factor: float, params: Mapping[str, object]) -> str:
     """A one-line label: method, factor, and the numeric parameters that differ from the method's defaults."""
-    try:
-        known = find_method(method).signature
-    except MethodError:  # a report of another release
-        known = {}
+    known = find_method(method).signature
     numbers = {key: value for key, value in params.items() if key in known and isinstance(value, int | float)}
     changed = [f"{key} {value:g}" for key, value in numbers.items() if value != known[key].default]
     return f"{method} ×{factor:g}" + (f" ({', '.join(changed)})" if changed else "")

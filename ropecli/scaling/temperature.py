@@ -42,8 +42,6 @@ def with_temperatures(function: Callable[..., Remapping]) -> Callable[..., Remap
             return remapping
         if len(chosen) > 1:
             raise MethodError(f"{' and '.join(chosen)} both set the temperature. Set only one of them.")
-        if pretrained < 2:
-            raise MethodError(f"{chosen[0]} is true; expected false with a trained context length of {pretrained}.")
         form, unchanged = _FORMS[chosen[0]], remapping.score_factor
 
         def score_factor(n: np.ndarray) -> np.ndarray:

@@ -29,8 +29,6 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     (eq. 18) is linear in the number of rotations. Kimi K2 ships beta_fast = beta_slow: a step. Raises MethodError if
     beta_fast < beta_slow, and if no pair lies on the ramp.
     """
-    if beta_fast < beta_slow:
-        raise MethodError(f"beta_fast is {beta_fast:g}; expected at least beta_slow, {beta_slow:g}.")
 
     def pair_with(rotations: float) -> float:
         """Fractional index of the pair that rotates this many times within the pretraining length."""
@@ -42,13 +40,12 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-    if low > high:
+    if low > high or beta_fast < beta_slow:
         # the reference continues with an inverted ramp, which divides pairs it should keep and keeps the others
-        rotations, instead = ("fewer than beta_slow", "linear") if high < 0 else ("more than beta_fast", "none")
         raise MethodError(
-            f"Every pair rotates {rotations} times within the pretraining length of "
-            f"{rope.original_max_position_embeddings} tokens (beta_fast {beta_fast:g}, beta_slow {beta_slow:g}). "
-            f"Use --method {instead}, or other values of beta_fast and beta_slow."
+            f"No pair rotates between beta_slow, {beta_slow:g}, and beta_fast, {beta_fast:g}, times within the "
+            f"pretraining length of {rope.original_max_position_embeddings} tokens. Use --method "
+            f"{'linear' if high < 0 else 'none'}, or other values of beta_fast and beta_slow."
         )
     if low == high:
         high += 0.001  # as in the reference, to avoid a division by zero
@@ -95,11 +92,9 @@ def yarn(
     (0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1).
     """
     params: dict[str, object] = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
-    if (mscale is None) != (mscale_all_dim is None):
-        raise MethodError("mscale and mscale_all_dim must be set together. Set both or neither.")
+    if (mscale is None) != (mscale_all_dim is None) or (attention_factor is not None and mscale is not None):
+        raise MethodError("Set mscale and mscale_all_dim together and without attention_factor, or neither of the two.")
     if attention_factor is not None:
-        if mscale is not None:
-            raise MethodError("attention_factor and mscale both set the attention factor. Set only one of them.")
         params["attention_factor"] = attention_factor
     elif mscale is not None and mscale_all_dim is not None:
         params |= {"mscale": mscale, "mscale_all_dim": mscale_all_dim}

@@ -27,7 +27,6 @@ from ropecli.training.refusals import (
     refuse_launch,
     shards_weights,
     ulysses_ranks,
-    ulysses_release_fault,
 )
 
 if TYPE_CHECKING:
@@ -82,8 +81,6 @@ def make_accelerator(
     backend = "gloo" if deepspeed and not cuda else "nccl"  # nccl is Accelerate's name for the device's own
     options["kwargs_handlers"] = [InitProcessGroupKwargs(backend=backend, timeout=_SILENCE)]
     if deepspeed:
-        if is_launched_with("PARALLELISM_CONFIG") and (fault := ulysses_release_fault()):
-            raise RecipeError(fault)  # its launcher drops sp_size
         options["deepspeed_plugin"] = _deepspeed_plugin(batch_size, gradient_accumulation, max_grad_norm)
     try:
         accelerator = Accelerator(

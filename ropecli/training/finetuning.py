@@ -122,7 +122,7 @@ def finetune_checkpoint(
     }
     with sole_use(output / run_folder.LOCK, output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
-            run_folder.begin_run(output, checkpoint, settings, resume)
+            run_folder.begin_run(output, settings, resume)
         wait_for(accelerator, [0])
         if (steps := finished_step(output)) is not None:
             say(f"{output} is already finished ({steps} steps).")
@@ -198,7 +198,7 @@ class _Run:
                 "warmup_steps."
             ),
         )
-        done = checkpoints.restore(self.say)
+        done = checkpoints.restore()
         if done:
             self.say(f"Resuming after step {done}.")
         earlier = run_folder.from_main(self.accelerator, lambda: run_folder.losses_until(self.output, done))

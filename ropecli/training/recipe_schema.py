@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
-from ropecli.checkpoint.files import read_bounded
+from ropecli.checkpoint.files import read_file
 from ropecli.errors import RecipeError, did_you_mean, shown
 from ropecli.yaml12 import read_yaml, token_count
 
@@ -25,8 +25,6 @@ Tokens = Annotated[
     ),
 ]
 _MOST = 10**6
-_LARGEST = 2**20
-"""Bytes of a recipe file."""
 
 
 class _Keys(BaseModel):
@@ -252,10 +250,7 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        loaded = read_yaml(read_bounded(path, _LARGEST))
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
+    loaded = read_file(path, read_yaml, RecipeError)
     if not isinstance(loaded, dict):
         raise RecipeError(f"{path} contains a {type(loaded).__name__}; expected a mapping of keys to values.")
     return loaded

@@ -49,24 +49,12 @@ def shards_weights(accelerator: "Accelerator") -> bool:
 
 def ulysses_ranks(accelerator: "Accelerator") -> int:
     """Number of processes that share each sequence by DeepSpeed Ulysses (sp_size)."""
-    return getattr(accelerator.parallelism_config, "sp_size", 1)  # accelerate 1.11 has none
+    return getattr(accelerator.parallelism_config, "sp_size", 1)
 
 
 def context_ranks(accelerator: "Accelerator") -> int:
     """Number of processes that share each sequence by torch's context parallelism (cp_size)."""
     return getattr(accelerator.parallelism_config, "cp_size", 1)
-
-
-def ulysses_release_fault() -> str | None:
-    """Why the installed accelerate cannot run Ulysses, in a sentence; None if it can."""
-    import accelerate
-
-    if hasattr(accelerate.ParallelismConfig, "sp_enabled"):
-        return None
-    return (
-        f"sp_size needs accelerate 1.12 or newer; {accelerate.__version__} is installed. Run `pip install --upgrade "
-        "accelerate`."
-    )
 
 
 def refuse_engine(accelerator: "Accelerator") -> None:
@@ -169,8 +157,6 @@ def shared_sequence_faults(
 
 
 def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, other: str) -> Iterator[str]:
-    if fault := ulysses_release_fault():
-        yield fault
     if not model._supports_attention_backend:
         # Ulysses replaces transformers' attention functions; other attention would see only a process's own part
         yield f"{type(model).__name__} does not use transformers' attention functions, which sp_size needs. {other}"

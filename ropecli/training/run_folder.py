@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ropecli.atomic import is_partial, new_file, refuse_existing
-from ropecli.checkpoint.files import read_bounded
-from ropecli.checkpoint.opening import Checkpoint
+from ropecli.atomic import new_file, refuse_existing
+from ropecli.checkpoint.files import RUN, read_file
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
@@ -32,13 +31,11 @@ from ropecli.resume import (
     snapshot_path,
 )
 from ropecli.training.distributed import wait_for
+from ropecli.yaml12 import read_own_yaml
 
-RUN = "run.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 LOGS = "logs"
-_LARGEST = 2**20
-"""Bytes of run.yaml."""
 T = TypeVar("T")
 LOCK = ".lock"
 # Keys that may change on resume: where the source is (its digest may not), and what does not affect the weights.
@@ -55,21 +52,14 @@ def refuse_foreign(output: Path, resume: bool) -> None:
             raise OutputError(f"{output} already contains a run. Use --resume to continue it, or another --output.")
         _read_run(output)
         metrics_until(output, 0)
-    elif not output.is_dir() or [
-        path for path in output.iterdir() if path.name != LOCK and not is_partial(path, output / RUN)
-    ]:
+    elif not output.is_dir() or any(not path.name.startswith(".") for path in output.iterdir()):
         refuse_existing(output)
 
 
-def begin_run(output: Path, checkpoint: Checkpoint, settings: dict[str, Any], resume: bool) -> None:
-    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError.
-
-    checkpoint: the source, which is also in the settings.
-    """
+def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
     refuse_foreign(output, resume)  # check again under the lock
     if before := _read_run(output):
-        if checkpoint.matches(before["source"].get("digest")):
-            before["source"]["digest"] = checkpoint.digest()  # it may be one of an earlier release
         refuse_other_request(before, settings, output, _MAY_CHANGE)
         return
     with new_file(output / RUN) as partial:
@@ -84,17 +74,7 @@ def recorded_recipe(output: Path) -> dict[str, Any]:
 def _read_run(output: Path) -> dict[str, Any]:
     """Read run.yaml; empty for a new run. Raises OutputError for a damaged one."""
     path = output / RUN
-    if not path.exists():
-        return {}
-    try:
-        run = yaml.safe_load(read_bounded(path, _LARGEST))
-        if not isinstance(run, dict) or not run.keys() >= {"source", "recipe"}:
-            raise ValueError("it has no source or recipe")
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise OutputError(
-            f"Cannot resume from {path}: {reason_of(error)}. Restore a backup, or delete {output} to start over."
-        ) from error
-    return run
+    return read_file(path, read_own_yaml, OutputError) if path.exists() else {}
 
 
 def choose_tracker(name: str) -> str | None:
@@ -144,14 +124,9 @@ class RunLog:
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
         numbers |= {f"ppl/{length}": ppl for length, ppl in values.get("ppl", {}).items()}
         self._accelerator.log(numbers, step=values["step"])
-        if not self._accelerator.is_main_process:
-            return
-        try:
+        if self._accelerator.is_main_process:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
-        except OSError as error:
-            message = f"{self._path} could not be written: {error.strerror}. Use --resume to continue."
-            raise OutputError(message) from error
 
 
 def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
@@ -226,10 +201,10 @@ class Checkpoints:
             spared = self.spare([saved for saved, _ in list_snapshots(self.folder) if saved <= step])
             prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
 
-    def restore(self, say: Callable[[str], None] = lambda message: None) -> int:
-        """Restore the newest intact checkpoint and return its step; 0 if there is none. Call it after `prepare`.
+    def restore(self) -> int:
+        """Restore the newest checkpoint and return its step; 0 if there is none. Call it after `prepare`.
 
-        say: called with a warning for each damaged one. Raises OutputError if all are damaged.
+        Raises OutputError if it is damaged.
         """
 
         def load(path: Path) -> None:
@@ -239,7 +214,7 @@ class Checkpoints:
         def fault_of(path: Path) -> str | None:
             return from_main(self.accelerator, lambda: manifest_fault(path)) or self._fault_of(lambda: load(path))
 
-        return restore_newest(from_main(self.accelerator, lambda: list_snapshots(self.folder)), fault_of, say)
+        return restore_newest(from_main(self.accelerator, lambda: list_snapshots(self.folder)), fault_of)
 
     def _fault_of(self, action: Callable[[], Any], *, on_main: bool = False) -> str | None:
         """Return the error of the first process that failed, on all processes; None if none failed."""

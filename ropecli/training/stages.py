@@ -12,7 +12,7 @@ ProLong (arXiv:2410.02660), which raise base and length step by step.
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 
 from ropecli.atomic import sole_use
 from ropecli.attention.patching import patch_to, with_layout
+from ropecli.checkpoint.files import RUN, STAGES
 from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
@@ -32,15 +33,15 @@ from ropecli.errors import DataError, MethodError, OutputError, PatchError, Reci
 from ropecli.evaluation.protocols import short_context
 from ropecli.launch import read_launch
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
+from ropecli.messages import size
 from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
 from ropecli.training.recipe_schema import Patch, Recipe
 from ropecli.training.refusals import refuse_method_conflicts
-from ropecli.training.run_folder import LOCK, RUN, begin_run, refuse_foreign
+from ropecli.training.run_folder import LOCK, begin_run, refuse_foreign
 
-STAGES = "stages"
 _PATIENCE = 3600.0
 """Seconds that the other processes wait for a patch, which copies the weights if it cannot hard-link."""
 
@@ -130,7 +131,8 @@ def _plan_stage(
     method = read_saved_remapping(in_effect.config) if in_effect else state.saved_remapping
     refuse_method_conflicts(recipe, method)
     longest = length if recipe.positions == "full" else position_span
-    warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
+    of_patch = [finding.message for finding in plan.findings] if plan else []
+    warnings = [*of_patch, *_warnings(checkpoint, recipe, longest, context_length)]
     if method:
         last, keys = np.array([length - 1]), np.arange(length)
         if np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
@@ -207,10 +209,10 @@ def run_stages(
     with sole_use(output / LOCK, output) if first else nullcontext():
         if first:
             settings = {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}
-            begin_run(output, checkpoint, settings, resume)
+            begin_run(output, settings, resume)
         if kept := len(stages) - 1:
-            size = sum(path.stat().st_size for path in checkpoint.weight_files()) / 2**30
-            say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {size:.3g} GiB.")
+            weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
+            say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
         _run_in_turn(checkpoint, stages, output, first, say, on_step, on_phase)
 
 
@@ -279,14 +281,11 @@ def _move_up(folder: Path, output: Path) -> None:
     After a kill at any moment one of the two folders is finished, and a second call continues.
     """
     if finished_step(output) is None:
-        try:
-            for path in folder.iterdir():
-                if path.name not in (RUN, PROVENANCE, CONFIG) and not path.name.startswith("."):
-                    path.replace(output / path.name)
-            shutil.copy(folder / PROVENANCE, output / PROVENANCE)
-            (folder / CONFIG).replace(output / CONFIG)
-        except OSError as error:
-            raise OutputError(f"{output} could not be written: {error.strerror}. Use --resume to try again.") from error
+        for path in folder.iterdir():
+            if path.name not in (RUN, PROVENANCE, CONFIG) and not path.name.startswith("."):
+                path.replace(output / path.name)
+        shutil.copy(folder / PROVENANCE, output / PROVENANCE)
+        (folder / CONFIG).replace(output / CONFIG)
     shutil.rmtree(folder, ignore_errors=True)
-    if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # left after a killed patch
-        shutil.rmtree(folder.parent, ignore_errors=True)
+    with suppress(OSError):  # earlier stages are kept
+        folder.parent.rmdir()

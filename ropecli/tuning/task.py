@@ -9,15 +9,12 @@ from annotated_types import Ge, Interval, Len
 
 from ropecli.checkpoint.files import FACTORS, TUNING
 from ropecli.errors import MethodError, did_you_mean
-from ropecli.evaluation.report import Factor
+from ropecli.evaluation.report import SCHEMA_VERSION, Factor
 from ropecli.evaluation.statistics import Amount, Count, TokenCount
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, label_of
 
-SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "search")
-TRAINING = ("heads", "lora")
-"""The levels that change weights. `lora` is in reports of earlier releases."""
 Loss = Annotated[float, Ge(0)]
 """Nats; infinite if the model overflows."""
 Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
@@ -63,8 +60,6 @@ class TuneSettings:
     search_documents: int = 4
 
     def __post_init__(self) -> None:
-        if self.level == "lora":
-            raise MethodError("--level lora was removed: train a LoRA adapter with `ropecli finetune --adapter lora`.")
         if self.level not in LEVELS:
             raise MethodError(
                 f"--level is {self.level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(self.level, LEVELS)}"
@@ -77,15 +72,6 @@ class TuneSettings:
                     f"{method.name} cannot be tuned; expected a method with one frequency table for all lengths, such "
                     "as yarn, ntk, abf or llama3."
                 )
-
-
-OLD_KEYS = {"window": "pretraining", "plain": "untuned", "plain_name": "untuned_name", "begun": "start"}
-"""Keys of tune.json in release 0.2, and their names now; for one release, both are written."""
-
-
-def _with_old_keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(fields)
-    return values | {old: values[new] for old, new in OLD_KEYS.items() if new in values}
 
 
 @dataclass(frozen=True)
@@ -186,7 +172,7 @@ class TuneReport:
         return label_of(self.method, self.factor, self.params)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self, dict_factory=_with_old_keys)
+        return asdict(self)
 
     def files(self) -> dict[str, Any]:
         """The JSON files to write next to the weights, by name: the report, and factors for `--factors-file`."""

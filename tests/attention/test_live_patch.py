@@ -154,5 +154,5 @@ def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp
 def test_custom_code_of_the_checkpoint_gives_a_warning(names, warned, llama, edited):
     """It may run an attention of its own under the method's name."""
     source = edited(llama, auto_map=names)
-    assert any("custom code (auto_map)" in warning for warning in plan_of(source, "rerope").writing_warnings) is warned
-    assert not any("auto_map" in warning for warning in plan_of(source, "yarn").writing_warnings)
+    assert any(finding.rule == "custom-code" for finding in plan_of(source, "rerope").findings) is warned
+    assert not any(finding.rule == "custom-code" for finding in plan_of(source, "yarn").findings)

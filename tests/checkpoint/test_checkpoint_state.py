@@ -43,8 +43,8 @@ def test_every_command_reads_the_same_context_length(case, llama, edited, ropecl
 def test_the_files_are_read_once_per_checkpoint(llama, ropecli, tmp_path, monkeypatch):
     folder, parsed = tmp_path / "patched", []
     ropecli("patch", llama, "--method", "yarn", "--factor", 4, "-o", folder)
-    read_yaml = files.read_yaml
-    monkeypatch.setattr(files, "read_yaml", lambda *arguments: parsed.append(arguments) or read_yaml(*arguments))
+    read_own_yaml = files.read_own_yaml
+    monkeypatch.setattr(files, "read_own_yaml", lambda text: parsed.append(text) or read_own_yaml(text))
     checkpoint = open_checkpoint(folder)
     read = state.read_state(checkpoint)
     make_plan(checkpoint, make_spec("ntk", 2.0))

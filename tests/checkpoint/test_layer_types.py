@@ -102,6 +102,6 @@ def test_the_pretraining_length_is_that_of_the_scaled_layers(model, edited):
 
 
 def test_a_layer_type_without_positions_is_refused(model, llama):
-    for folder, message in ((llama, "does not support --layer-types"), (model("gemma3_text"), "has unknown full;")):
+    for folder, message in ((llama, "none, all layers share one"), (model("gemma3_text"), "has unknown full;")):
         with pytest.raises(PatchError, match=message):
             make_plan(open_checkpoint(folder), make_spec("linear", 4.0), layer_types=["full"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_settings import LATENT, TINY
+from tiny_settings import TINY
 
 from ropecli.checkpoint import lint
 from ropecli.checkpoint.inspection import inspect_checkpoint
@@ -18,7 +18,6 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import ENGINES, export_checkpoint
 from ropecli.errors import CheckpointError, PatchError
-from ropecli.live.stock_transformers import build_without_weights
 
 LLAMA = {**TINY, "model_type": "llama", "head_dim": 32, "rope_theta": 1e4}
 LAYERS = ["sliding_attention", "full_attention"]
@@ -32,15 +31,10 @@ GEMMA = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
-DEEPSEEK = {**TINY, **LATENT, "model_type": "deepseek_v3", "max_position_embeddings": 256, "rope_theta": 1e4}
-MISTRAL = {**TINY, "model_type": "mistral", "head_dim": 32, "rope_theta": 1e4}
-MIXTRAL = {**MISTRAL, "model_type": "mixtral", "num_local_experts": 2, "sliding_window": None}
-COHERE2 = {**MISTRAL, "model_type": "cohere2", "sliding_window": 16, "layer_types": LAYERS}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "sliding_window": None}
 LEFTOVER = {"original_max_position_embeddings": 8192}
 VISION = {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 RISING = np.linspace(1, 6, 16).tolist()
-PHI3 = {**LLAMA, "model_type": "phi3", "max_position_embeddings": 256, "original_max_position_embeddings": 64}
-PHI3["rope_scaling"] = {"type": "longrope", "short_factor": RISING, "long_factor": RISING}
 
 
 def yarn(**more: object) -> dict:
@@ -75,23 +69,27 @@ CASES = [
         "--method none",
     ),
     ("two-scalings", {**CLEAN, "rope_scaling": yarn(factor=2.0)}, CLEAN, ""),
-    ("unclear", {**CLEAN, "rope_scaling": linear(original_max_position_embeddings=64)}, CLEAN, "--method linear"),
+    ("two-scalings", {**CLEAN, "rope_scaling": linear(original_max_position_embeddings=64)}, CLEAN, "--method linear"),
     (
         "outside-text-config",
         {"model_type": "gemma3", "text_config": GEMMA, "vision_config": VISION, "rope_scaling": linear()},
         {"model_type": "gemma3", "text_config": GEMMA, "vision_config": VISION},
         None,
     ),
-    ("unclear", scaled(linear()), scaled(linear(original_max_position_embeddings=64)), "--original-length N"),
     (
-        "conflicting-pretraining-lengths",
+        "no-pretraining-length",
+        scaled(linear()),
+        scaled(linear(original_max_position_embeddings=64)),
+        "--original-length N",
+    ),
+    (
+        "unclear",
         {**CLEAN, "original_max_position_embeddings": 128},
         {**CLEAN, "original_max_position_embeddings": 64},
-        "--original-length 128",
+        "",
     ),
     ("unclear", {**LLAMA, **LEFTOVER}, {**LLAMA, "original_max_position_embeddings": 64}, "--method none --output"),
     ("unclear", {**MODERNBERT, **LEFTOVER}, MODERNBERT, ""),
-    ("null-head-dim", {**MIXTRAL, "head_dim": None}, {**LLAMA, "head_dim": None}, ""),
     ("unread-key", scaled(yarn(betafast=2.0)), scaled(yarn(beta_fast=2.0)), ""),
     (
         "unread-key",
@@ -100,22 +98,10 @@ CASES = [
         "",
     ),
     (
-        "mscale-left-over",
-        scaled(linear(original_max_position_embeddings=64, mscale_all_dim=1.0), DEEPSEEK),
-        scaled(yarn(mscale=1.0, mscale_all_dim=1.0), DEEPSEEK),
-        "--method linear",
-    ),
-    (
-        "attention-factor-twice",
-        scaled(yarn(mscale=1.0, mscale_all_dim=1.0, attention_factor=1.1), DEEPSEEK),
-        scaled(yarn(attention_factor=1.1), DEEPSEEK),
-        "--set attention_factor=1.1",
-    ),
-    (
-        "dynamic-switched-off",
+        "unclear",
         scaled({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}),
         {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}},
-        "--original-length 64",
+        "",
     ),
     (
         "switches-with-length",
@@ -123,16 +109,8 @@ CASES = [
         scaled(yarn(rope_type="longrope", short_factor=RISING, long_factor=RISING)),
         None,
     ),
-    ("old-name", {**PHI3, "rope_scaling": {**PHI3["rope_scaling"], "type": "su"}}, PHI3, "--factors-file"),
     ("context-beyond-scaling", scaled(yarn(factor=2.0)), CLEAN, "--method yarn --target-length 256"),
     ("context-below-scaling", scaled(yarn(factor=8.0)), CLEAN, "--method yarn --factor 8 --output"),
-    (
-        "sliding-window",
-        {**MISTRAL, "max_position_embeddings": 32768, "sliding_window": 4096},
-        {**MISTRAL, "max_position_embeddings": 32768, "sliding_window": None},
-        None,
-    ),
-    ("global-layers-without-rope", COHERE2, {**COHERE2, "model_type": "gemma2"}, None),
 ]
 
 
@@ -181,8 +159,8 @@ def test_a_problem_is_found_and_the_printed_command_fixes_it(rule, config, clean
 
 
 def test_every_rule_has_a_case():
-    named = {"unclear"} | set(re.findall(r'yield \(?\s*"([a-z-]+)"', Path(lint.__file__).read_text(encoding="utf-8")))
-    assert named == {case[0] for case in CASES} | {"tokenizer-caps", "mistral-format", "adapter-beside-model"}
+    named = set(re.findall(r'Finding\("([a-z-]+)"', Path(lint.__file__).read_text(encoding="utf-8")))
+    assert named <= {case[0] for case in CASES} | {"tokenizer-caps", "adapter-beside-model"}
 
 
 @pytest.mark.parametrize(
@@ -202,9 +180,7 @@ def test_export_repeats_the_findings_that_change_results(config, written):
         assert not changing or "same results" not in " ".join(export.notes)
 
 
-@pytest.mark.parametrize(
-    ("rule", "changes"), [("context-beyond-scaling", True), ("context-below-scaling", False), ("sliding-window", False)]
-)
+@pytest.mark.parametrize(("rule", "changes"), [("context-beyond-scaling", True), ("context-below-scaling", False)])
 def test_which_findings_change_results(rule, changes, written):
     config = next(case[1] for case in CASES if case[0] == rule)
     (finding,) = findings(written(config))
@@ -219,7 +195,10 @@ def test_mistrals_own_format_beside_config_json(written, fixed):
     shutil.copy(folder / "model.safetensors", folder / "consolidated.00.safetensors")
     (finding,) = findings(folder)
     assert (finding["rule"], finding["changes_results"]) == ("mistral-format", True)
-    assert "vLLM read consolidated.00.safetensors, params.json in place of config.json" in finding["message"]
+    assert (
+        "skipping consolidated.00.safetensors, params.json, which engines such as vLLM read in place of"
+        in finding["message"]
+    )
     assert findings(fixed(finding["fix"])) == []
 
 
@@ -293,15 +272,3 @@ def test_one_set_of_parameters_for_several_layer_types_is_refused(written, live)
     np.testing.assert_allclose(live(flat)["full_attention"].inv_freq[1], 1e6 ** (-1 / 16), rtol=1e-5)
     with pytest.raises(CheckpointError, match="has one set of RoPE fields"):
         findings(flat)
-
-
-def test_attention_factor_and_mscale_scale_the_logits_twice(written, live, fixed):
-    def softmax_scale(folder: Path) -> float:
-        return build_without_weights(folder).model.layers[0].self_attn.scaling
-
-    folder = written(scaled(yarn(mscale=1.0, mscale_all_dim=1.0, attention_factor=1.1), DEEPSEEK))
-    assert live(folder)[None].attention_factor == 1.1
-    assert softmax_scale(folder) > 1.2 * softmax_scale(written(DEEPSEEK))
-    again = fixed(findings(folder)[0]["fix"])
-    assert live(again)[None].attention_factor == 1.1
-    assert softmax_scale(again) == softmax_scale(written(DEEPSEEK))

@@ -88,7 +88,7 @@ def test_linear_does_not_name_its_pretraining_length(nowhere, then, length, base
     assert_same(again, plan_of(nowhere, config, then, other))
     guessed = plan_of(nowhere, scaled.config, then, other)
     assert guessed.positions.context_length == round(scaled.max_position_embeddings * other)
-    assert any("but has no pretraining length" in warning for warning in guessed.warnings)
+    assert any("but has no pretraining length" in finding.message for finding in guessed.findings)
 
 
 FIRST = {
@@ -127,7 +127,7 @@ def test_without_the_record_a_new_base_is_taken_for_the_pretrained_one(llama, pa
     folder = patched(llama, "ntk")
     (folder / "ropecli.yaml").unlink()
     assert read_state(open_checkpoint(folder)).positions.pretraining_length == 256
-    assert any("ropecli.yaml" in warning for warning in plan(llama, "ntk").warnings)
+    assert any("ropecli.yaml" in finding.message for finding in plan(llama, "ntk").findings)
 
 
 def test_edited_rope_fields_make_the_record_void(llama, patched, edited):
@@ -148,7 +148,7 @@ def test_a_broken_record_is_refused(llama, patched):
     folder = patched(llama, "yarn")
     for text in ("", "{", "changes: 5\n", "!!python/object/apply:os.system ['true']\n"):
         (folder / "ropecli.yaml").write_text(text)
-        with pytest.raises(CheckpointError, match=r"(?s)ropecli\.yaml cannot be read.*Delete it"):
+        with pytest.raises(CheckpointError, match=r"ropecli\.yaml cannot be read"):
             plan(folder)
 
 

@@ -79,37 +79,6 @@ def test_whole_documents_can_be_skipped_and_cut(evaluate, few):
     assert "1 document shorter than 60 tokens: scored with less context" in outcome.said
 
 
-@pytest.mark.parametrize(
-    ("processes", "exported", "alone"),
-    [
-        (2, {}, True),
-        (2, {"RANK": "0", "WORLD_SIZE": "1"}, True),  # as a pod may have it
-        (1, {}, False),
-        (1, {"MASTER_ADDR": "node17"}, False),  # by a cluster's script
-    ],
-)
-def test_accelerate_launch_that_starts_one_process_instead_of_several(
-    evaluate, ropecli, llama, corpus, tmp_path, monkeypatch, processes, exported, alone
-):
-    """Perplexity is the same; training would read fewer tokens per step."""
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
-
-    for key, value in exported.items():
-        monkeypatch.setenv(key, value)
-    options = ["--cpu", "--num_processes", f"{processes}", "-m", "ropecli"]
-    launch, *_ = _validate_launch_command(launch_command_parser().parse_args(options))
-    for key, value in prepare_simple_launcher_cmd_env(launch)[1].items():
-        monkeypatch.setenv(key, value)
-    outcome = evaluate(lengths="32").succeeds()
-    assert ("accelerate launch started one process" in outcome.err) == alone
-    assert ("torchrun --nproc_per_node N -m ropecli" in outcome.err) == alone
-    if alone:
-        trained = ropecli("finetune", llama, "--data", corpus, "--output", tmp_path / "run")
-        trained.is_refused("accelerate launch started one process of several", "torchrun", "--num_processes 1")
-        assert list(tmp_path.iterdir()) == []
-
-
 # With a baseline.
 
 

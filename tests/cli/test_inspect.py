@@ -54,7 +54,7 @@ def test_an_unpatched_checkpoint(llama, inspected, assert_live):
     assert report["original_max_position_embeddings"] == report["max_position_embeddings"] == 64
     assert report["tokenizer_model_max_length"] == 64
     assert (report["method"], report["factor"], report["params"]) == ("none", 1.0, {})
-    assert (report["pairs"], report["warnings"]) == (16, [])
+    assert (report["pairs"], report["findings"]) == (16, [])
     assert_live(report, llama, 64)
 
 
@@ -62,7 +62,9 @@ def test_an_unpatched_checkpoint(llama, inspected, assert_live):
 def test_a_patched_checkpoint_with_and_without_its_record(method, llama, patched, inspected, assert_live):
     folder = patched(llama, method, 4.0, **PATCHES[method])
     report = inspected(folder)
-    assert (report["method"], report["factor"], report["warnings"]) == (method, 4.0, [])
+    assert (report["method"], report["factor"]) == (method, 4.0)
+    switches = ["switches-with-length"] if method == "dynamic" else []
+    assert [finding["rule"] for finding in report["findings"]] == switches
     assert report["original_max_position_embeddings"] == 64
     # stock readers take max_position_embeddings for dynamic's pretraining length
     assert report["max_position_embeddings"] == (64 if method == "dynamic" else 256)
@@ -111,11 +113,11 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(source, ropecli, tmp_pa
 def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected):
     folder = edited(llama, rope_parameters=UNCLEAR)
     report = inspected(folder)
-    (warning,), finding = report["warnings"], report["findings"][0]
-    assert "--original-length" in warning
-    assert (finding["rule"], finding["message"]) == ("unclear", warning)
+    finding = report["findings"][0]
+    assert finding["rule"] == "no-pretraining-length"
+    assert "--original-length" in finding["message"]
     assert finding["fix"].endswith("--method linear --factor 2 --original-length N --output DIR")
-    assert f"unclear: {warning}" in ropecli("inspect", folder).printed
+    assert f"no-pretraining-length: {finding['message']}" in ropecli("inspect", folder).printed
 
 
 def test_the_supported_length_is_that_of_the_frequencies_in_effect(inspected, tmp_path):
@@ -149,7 +151,7 @@ def test_two_checkpoints_have_a_column_each_and_differing_rows_are_marked(llama,
     both, alone = inspected(llama, yarn), [inspected(folder) for folder in (llama, yarn)]
     assert both.keys() == {"checkpoints", "differences"}
     assert both["checkpoints"] == alone
-    aside = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "warnings", "findings"}
+    aside = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "findings"}
     assert set(both["differences"]) == {key for key in alone[0].keys() - aside if alone[0][key] != alone[1][key]}
 
 
@@ -165,7 +167,7 @@ def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):
         (1, "full", True),
         (1, "full", False),
     ]
-    assert report["limits"][0].startswith("1 of the 2 layers that see the whole context have rotary positions")
+    assert report["limits"][0].startswith("Only 1 of the 2 layers that see the whole context have rotary positions")
     keys_and_values = 2 * report["head_dim"] * 2 * 2  # of two layers, in two bytes
     assert report["kv_cache_bytes_per_token"] == keys_and_values
     assert report["kv_cache_bytes"] == keys_and_values * report["context_length"]
@@ -182,8 +184,8 @@ def test_the_advice_of_inspect_can_be_followed(llama, yarn, edited, ropecli, ins
     (scaled,) = inspected(yarn)["limits"]
     assert "pretrained on 64 tokens and scaled to 256 by yarn ×4. A patch replaces this scaling." in scaled
     (still,) = inspected(edited(llama, model_type="smollm3", no_rope_layers=[0, 0]))["limits"]
-    assert "no scaling changes what they read" in still
-    assert "--method none --target-length N` raises the context length" in still
+    assert still.startswith("No layer that sees the whole context has rotary positions, so a scaling has no effect")
+    assert "--method none --target-length N to only raise the context length" in still
     encoder = inspected(edited(llama, "encoder", architectures=["EuroBertForMaskedLM"]))
     assert (encoder["kv_cache_bytes"], encoder["kv_cache_bytes_per_token"]) == (None, None)
 

@@ -88,18 +88,6 @@ def test_keys_of_another_evaluator_or_damaged_ones_are_refused(evaluate, llama, 
     assert {path.name for path in tmp_path.iterdir()} == {"keys.json", "edited"}
 
 
-def test_keys_of_an_earlier_release_are_of_their_evaluator(evaluate, llama, edited, earlier_digest, tmp_path):
-    """They have no checksum, and another digest."""
-    keys, other = tmp_path / "keys.json", edited(llama, rms_norm_eps=1e-3)
-    evaluate("--evaluator", llama, "--keys", keys).succeeds()
-    written = json.loads(keys.read_text())
-    del written["checksum"]
-    keys.write_text(json.dumps({**written, "digest": earlier_digest(llama)}))
-    outcome = evaluate("--evaluator", llama, "--keys", keys).succeeds()
-    assert outcome.err.count("digest is of an earlier release") == 1
-    evaluate("--evaluator", other, "--keys", keys).is_refused("has the key tokens of another evaluator")
-
-
 def test_an_evaluator_with_another_tokenizer_is_refused_before_and_after_the_search(evaluate, llama, tmp_path):
     keys = tmp_path / "keys.json"
     evaluate("--evaluator", "demo", "--keys", keys).is_refused(f"demo has another tokenizer than {llama}; use an")

@@ -5,13 +5,12 @@ import math
 import re
 import typing
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Required, TypedDict, Unpack
 
 import annotated_types
 import numpy as np
 import pytest
 from annotated_doc import Doc
-from typing_extensions import Required, TypedDict, Unpack
 
 from ropecli import commands
 from ropecli.commands.signature import Default, command
@@ -129,18 +128,6 @@ def test_what_type_checkers_do_not_see_is_named():
 def test_a_message_names_option_value_and_range(name, options, message):
     with pytest.raises(MethodError, match=rf"^{re.escape(message)}$"):
         call(name, **options)
-
-
-def test_former_names_of_parameters_work_with_a_warning():
-    with pytest.warns(FutureWarning) as warned:
-        [report] = commands.needle("demo", lengths=[64], depths=[0.5], trials=1, keys=2).reports
-    assert [str(warning.message) for warning in warned] == [
-        "needle(): trials was renamed to samples. Use samples.",
-        "needle(): keys was renamed to num_needles. Use num_needles.",
-    ]
-    assert (report.settings["samples"], report.settings["num_needles"]) == (1, 2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'trials'"):
-        commands.passkey("demo", trials=1, samples=1)
 
 
 class Group(TypedDict, total=False):

@@ -3,14 +3,12 @@
 import errno
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from ropecli.checkpoint import writing
 from ropecli.checkpoint.opening import open_checkpoint
@@ -160,8 +158,8 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
     assert result["proved_tables"] == 1
     assert {"path": "max_position_embeddings", "before": 64, "after": 256} in result["changes"]
     assert output.exists() is not dry
-    (warning,) = result["warnings"]
-    assert warning in outcome.said
+    (finding,) = result["findings"]
+    assert finding["message"] in outcome.said
 
 
 @pytest.mark.parametrize(
@@ -170,9 +168,8 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
         ("ntk --factor 4", "ropecli.yaml"),
         ("dynamic --factor 4", "KV cache"),
         ("none --factor 4", "method none does not scale"),
-        ("abf --factor 4 --set rope_theta=100", "100, is below the pretrained one, 10000"),
         ("p-rope --factor 4 --set p=1", "p-rope with these parameters does not change any frequency"),
-        ("yarn --factor 2 --target-length 256", "factor 2 reaches 128 tokens; 256 tokens require factor 4"),
+        ("yarn --factor 2 --target-length 256", "yarn ×2 reaches 128 tokens; 256 tokens require factor 4"),
         ("linear --factor 4 --original-length 100000", "--original-length 100000 is above max_position_embeddings, 64"),
     ],
 )
@@ -215,25 +212,25 @@ def test_links_inside_the_folder_are_followed_and_folders_that_loop_are_skipped(
     assert not (tmp_path / "out" / "again").exists()
 
 
-def test_only_what_a_dead_run_of_this_machine_left_is_removed(ropecli, source, tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    host, dead = platform.node()[:32], process.pid
-    stale = [tmp_path / f".out.partial-{host}-{dead}-x1", tmp_path / f".plot.svg.partial-{host}-{dead}-x1"]
-    kept = [
-        f".out.partial-{host}-{os.getpid()}-x1",
-        f".out-1.partial-{host}-{dead}-x1",
-        f".out.partial-other-{dead}-x1",
-    ]
-    for folder in (*stale, *(tmp_path / name for name in kept)):
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"x")
-    (tmp_path / ".plot.svg.partial").write_text("mine")
+def test_a_killed_run_is_replaced_and_a_running_one_is_not(ropecli, refused, source, tmp_path):
+    partial = tmp_path / ".out.partial"
+    partial.mkdir()
+    (partial / "left.safetensors").write_bytes(b"x")
+    patch = (source, *LINEAR, "--no-verify", "-o", tmp_path / "out")
+    with FileLock(tmp_path / ".out.lock"):
+        assert "out is in use by another run" in refused(*patch).err
+    ropecli("patch", *patch).succeeds()
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "out"}
+    assert not (tmp_path / "out" / "left.safetensors").exists()
+
+
+def test_outputs_have_the_modes_of_other_new_files(ropecli, source, tmp_path):
     ropecli("patch", source, *LINEAR, "--no-verify", "-o", tmp_path / "out").succeeds()
     ropecli("plot", "demo", "--kind", "frequencies", "-o", tmp_path / "plot.svg").succeeds()
-    left = {path.name for path in tmp_path.iterdir()} - {"source", "out", "plot.svg"}
-    assert left == {*kept, ".plot.svg.partial"}
-    assert (tmp_path / "plot.svg").stat().st_mode == (tmp_path / ".plot.svg.partial").stat().st_mode
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    assert (tmp_path / "out").stat().st_mode == (tmp_path / "folder").stat().st_mode
+    assert (tmp_path / "plot.svg").stat().st_mode == (tmp_path / "file").stat().st_mode
 
 
 # What cannot be written.
@@ -286,7 +283,7 @@ def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatc
 
 def test_an_interruption_leaves_nothing(ropecli, source, tmp_path, monkeypatch, contents):
     def interrupted(*arguments, **options):
-        assert list(tmp_path.glob(".out.partial-*")), "the test interrupts before anything was written"
+        assert (tmp_path / ".out.partial" / "config.json").exists(), "the test interrupts before anything was written"
         raise KeyboardInterrupt
 
     monkeypatch.setattr(writing, "place", interrupted)

@@ -138,7 +138,6 @@ WRONG = {
     "the name is missing": ({"attn_implementation": ...}, f"{KEY} but no attn_implementation"),
     "the block is missing": ({KEY: ...}, f"attn_implementation but no {KEY}"),
     "an unknown method": ({"attn_implementation": "ropecli:foo"}, "expected one of ropecli:dual-chunk"),
-    "transformers reads another key": ({"_attn_implementation": "sdpa"}, "Remove _attn_implementation"),
 }
 
 

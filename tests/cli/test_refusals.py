@@ -68,11 +68,6 @@ def make(name: str, kind: str) -> Prepare:
     return prepare
 
 
-def large(name: str) -> Prepare:
-    """Extend a file to 100 MiB, of which none are on disk."""
-    return lambda folder: os.truncate(folder / name, 100 * 2**20)
-
-
 def patched(*more: Prepare) -> Prepare:
     """Patch `source` to `patched`, then change that."""
 
@@ -140,11 +135,10 @@ PLOT = "plot source --kind decay "
 PUSH = "push patched --repo me/tiny --dry-run "
 LONG = "v" * 5000
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
-ALIASES = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 TENSOR = b'{"a": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}'
 ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     # checkpoints that cannot be used
-    (PATCH, "config.json cannot be read as JSON", write(CONFIG, b"\xff\xfe")),
+    (PATCH, "config.json cannot be read", write(CONFIG, b"\xff\xfe")),
     (PATCH, "expected an object", write(CONFIG, [1, 2])),
     (PATCH, "'gpt2' has no rotary position embedding to configure: it has a table of 64 learned positions, which",
      write(CONFIG, GPT2)),
@@ -160,23 +154,21 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
      write(CONFIG, {"model_type": "jamba", "attn_layer_period": 4, "num_hidden_layers": 4})),
     (PATCH, "no *.safetensors weights", remove(WEIGHTS)),
     (PATCH, "lists model-2.safetensors", write(INDEX, {"weight_map": {"b": "model-2.safetensors"}})),
-    (PATCH, "weight_map is missing or not an object", write(INDEX, {})),
     (PATCH, "model.safetensors is damaged", write(WEIGHTS, "version https://git-lfs.github.com/spec/v1")),
     (PATCH, "model.safetensors is damaged", write(WEIGHTS, (100 * 2**30).to_bytes(8, "little") + b"{}")),
     (PATCH, "model.safetensors is damaged", write(WEIGHTS, (66).to_bytes(8, "little") + TENSOR)),
     ("patch nowhere -o out --method yarn --factor 4", "No folder"),
     ("inspect model.gguf", "model.gguf is a GGUF file, for llama.cpp. Patch the", write("model.gguf", "GGUF")),
-    ("inspect ggufs", "ggufs has no config.json. ggufs/model.gguf is a GGUF file", write("ggufs/model.gguf", "GGUF")),
-    ("inspect source", "cannot be read as JSON", write(CONFIG, "{")),
+    ("inspect ggufs", "no config.json in ggufs. ggufs/model.gguf is a GGUF file", write("ggufs/model.gguf", "GGUF")),
+    ("inspect source", "source/config.json cannot be read: Expecting", write(CONFIG, "{")),
     ("inspect source", "no RoPE field that ropecli knows", write(CONFIG, {})),
     ("inspect source", "hidden_size", write(CONFIG, rope())),
     ("inspect source", "xdrope", write(CONFIG, rope(head_dim=8, rope_scaling={"type": "xdrope"}))),
-    ("inspect ~nosuchuser/x", "'~nosuchuser/x' is not a valid folder name"),
+    ("inspect ~nosuchuser/x", "No folder ~nosuchuser/x"),
     ("inspect source --trust-remote-code", "does not run code from a checkpoint"),
     (EVAL, "lm_head.weight has shape (512, 64); config.json implies (600, 64).",
      edit(CONFIG, tie_word_embeddings=True, vocab_size=600)),
     (PLAN, "dtype in config.json is 5; expected a name, such as 'bfloat16'", edit(CONFIG, dtype=5)),
-    (PLAN, "sliding_window in config.json is '4k'; expected a number", edit(CONFIG, sliding_window="4k")),
     (PLAN, "text_config is 5, which LlamaConfig does not have", edit(CONFIG, text_config=5)),
     ("patch source --method rerope --factor 2 -o out", "text_config is 5, which", edit(CONFIG, text_config=5)),
     # checkpoints from strangers
@@ -193,7 +185,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH, "source/extra.safetensors is a", make("source/extra.safetensors", "folder")),
     (PATCH, "lists /etc/passwd, which is not in", write(INDEX, {"weight_map": {"b": "/etc/passwd"}})),
     (PATCH, f"lists ../{PRIVATE}, which is not in", write(INDEX, {"weight_map": {"b": f"../{PRIVATE}"}})),
-    (PATCH, "config.json cannot be read as JSON: it is larger than", large(CONFIG)),
     (PATCH, "config.json cannot be read", write(CONFIG, '{"a":' * 10**5 + "1" + "}" * 10**5)),
     ("inspect source", "transformers reads one of the configuration_files",
      edit(CONFIG, configuration_files=["config.4.0.0.json"])),
@@ -201,16 +192,12 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (EVAL, "requests attention code from the Hub",
      edit(CONFIG, text_config={"attn_implementation": "paged|owner/kernel@main:run"})),
     # damaged records
-    ("inspect patched", "ropecli.yaml cannot be read (it is larger than", patched(large("patched/ropecli.yaml"))),
-    ("inspect patched", "nested more than 64", patched(write("patched/ropecli.yaml", "{a: " * 70 + "1" + "}" * 70))),
-    ("inspect patched", "it has too many values", patched(write("patched/ropecli.yaml", f"a0: &a0 [x]\n{ALIASES}"))),
     ("inspect patched", "could not determine a constructor",
      patched(write("patched/ropecli.yaml", "a: !!python/object/apply:os.system ['touch canary']\n"))),
     ("inspect patched", "it is not a mapping", patched(write("patched/ropecli.yaml", "- 1\n"))),
     ("inspect patched", "'scaling'", patched(write("patched/ropecli.yaml", "changes: []\n"))),
     ("inspect patched", "yarn has no parameter '3'", record("params: {}", "params: {3: 4}")),
     ("inspect patched", "The factor is nan", record("factor: 2.0", "factor: .nan")),
-    ("inspect patched", "lengths of 64 and 0 tokens", record("target_length: 128", "target_length: 0")),
     # patch
     ("patch source -o out --method yran --factor 4", "Did you mean 'yarn'?"),
     (f"patch source -o out --method {LONG} --factor 4", "Unknown method 'vvv"),
@@ -224,14 +211,14 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH + f"--set {LONG}=1", "vvv..."),
     (PATCH + "--set beta_fast", "KEY=VALUE"),
     (PATCH + "--set beta_fast=many", "beta_fast is 'many'"),
-    (PATCH + "--set beta_fast=0.5", "beta_fast is 0.5; expected at least beta_slow"),
+    (PATCH + "--set beta_fast=0.5", "between beta_slow, 1, and beta_fast, 0.5, times"),
     (PATCH + "--set beta_fast=8 --set beta_fast=16", "beta_fast was given twice"),
     (PATCH + "--weights bogus", "'link' or 'copy'"),
     (PATCH, "not empty", write("out/kept", "kept")),
     (PATCH + FILE, "--factors-file is for longrope and custom; yarn takes no list", write("factors.json", FACTORS)),
     (LONGROPE, "long_factor"),
-    (LONGROPE + FILE, "cannot be read as JSON", write("factors.json", "[1, 2")),
-    (LONGROPE + FILE, "long_factor has 2 entries; this model has 16 rotary pairs", write("factors.json", [1.0, 2.0])),
+    (LONGROPE + FILE, "factors.json cannot be read", write("factors.json", "[1, 2")),
+    (LONGROPE + FILE, "long_factor has 2 entries, the smallest 1; this", write("factors.json", [1.0, 2.0])),
     (LONGROPE + FILE, "must hold a list of factors, or an object", write("factors.json", {"factors": FACTORS})),
     # look, export, merge
     ("theory source --methods jarn --factor 4", "Did you mean 'yarn'?"),
@@ -287,8 +274,8 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (COMPARE + "--measure ppl,ruler --plot x.png", "--plot draws one measure"),
     (NEEDLE + "--mode ranks", "Did you mean 'rank'"),
     (NEEDLE + "--needle x --question y", "expected {key} in it"),
-    (NEEDLE + "--needle {key} --question y --keys 2", "{name}"),
-    (NEEDLE + "--needle {name}{key} --question {name} --keys 10", "at least 11"),
+    (NEEDLE + "--needle {key} --question y --num-needles 2", "{name}"),
+    (NEEDLE + "--needle {name}{key} --question {name} --num-needles 10", "at least 11"),
     (NEEDLE + "--needle {key} --question y --style code", "--style code cannot be used"),
     (NEEDLE + "--mode generate --candidates 10", "--candidates has no effect"),
     (NEEDLE + "--data data.txt --split train", "data.txt has no splits. Remove the split 'train'."),
@@ -305,16 +292,14 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (TRAIN, "data"),
     (TRAIN + "--data demo", "demo-train"),
     (TRAIN + "--data data.txt --split train", "data.txt has no splits. Remove the split 'train'."),
-    (TRAIN + "--recipe demo.yaml", "demo.yaml cannot be read"),
+    (TRAIN + "--recipe demo.yaml", "No such file or directory: 'demo.yaml'"),
     (TRAIN + "--recipe yarn-12k", "Did you mean 'yarn-128k'? `ropecli recipe` lists all."),
     (TRAIN + f"--recipe {LONG}", "File name too long"),
     (TRAIN + "--data demo-train --set lenght=3", "lenght"),
-    (RECIPE, "merge keys (<<) are not supported", write("recipe.yaml", "a0: &a0 {x: 1}\na1:\n  <<: *a0\n")),
-    (RECIPE, "does not fit its tag", write("recipe.yaml", "steps: !!bool foo\n")),
     (RECIPE, "key 'steps' is given twice", write("recipe.yaml", "steps: 1\n" * 2)),
     (RECIPE, " k1: Extra inputs are not permitted", write("recipe.yaml", "".join(f"k{i}: 1\n" for i in range(200)))),
-    (RESUME, "run.yaml: while scanning a simple key", damaged_run("run.yaml", "source:\n  checkpoint: source\nrec")),
-    (RESUME, "run.yaml: it has no source or recipe", damaged_run("run.yaml", "- recipe")),
+    (RESUME, "run.yaml cannot be read: while scanning a simple key",
+     damaged_run("run.yaml", "source:\n  checkpoint: source\nrec")),
     (RESUME, "metrics.jsonl is damaged in line 1. Delete that line or the file",
      damaged_run("metrics.jsonl", b'{"step": 1, "protocol": "\xe9"}\n{"step": 1, "loss": 2.5}\n')),
     (CHAT, "chat.jsonl:1: system is 5; expected", conversation("user", "a", system=5)),
@@ -328,14 +313,12 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (TUNE + "--factor 400", "25600 tokens"),
     (TUNE + "--max-documents 3", "at least 4"),
     # plot, report
-    ("plot missing.json", "Cannot read missing.json"),
+    ("plot missing.json", "No such file or directory: 'missing.json'"),
     (f"plot {LONG}", "File name too long"),
     ("plot missing.json --kind perplxity", "Did you mean 'perplexity'"),
-    ("plot missing.json --metric nll", "Unknown metric 'nll'"),
     ("plot missing.json --methods yarn", "--methods works only for plots of a checkpoint"),
     ("plot source", "is not a report"),
     (PLOT + "--set beta_fast=8", "--set needs --methods"),
-    (PLOT + "--metric ppl", "--metric works only for plots of reports"),
     ("plot source source --kind decay", "draws one checkpoint; 2 were given"),
     ("report missing.json --output page.pdf", "does not end in .html"),
     ("report source/config.json --output page.html", "is not a report"),

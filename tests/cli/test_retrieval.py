@@ -10,7 +10,7 @@ from ropecli.evaluation.retrieval_prompts import STYLES
 @pytest.fixture
 def passkey(ropecli, llama):
     def call(*options, checkpoint=llama, lengths="280,330"):
-        return ropecli("passkey", checkpoint, "--lengths", lengths, "--trials", 2, "--depths", "0,1", *options)
+        return ropecli("passkey", checkpoint, "--lengths", lengths, "--samples", 2, "--depths", "0,1", *options)
 
     return call
 
@@ -18,7 +18,7 @@ def passkey(ropecli, llama):
 @pytest.fixture
 def needle(ropecli, llama, corpus):
     def call(*options, lengths="80,150"):
-        return ropecli("needle", llama, "--data", corpus, "--lengths", lengths, "--trials", 2, *options)
+        return ropecli("needle", llama, "--data", corpus, "--lengths", lengths, "--samples", 2, *options)
 
     return call
 
@@ -44,8 +44,8 @@ def test_generated_answers(passkey):
 
 def test_the_advice_on_a_length_is_true(passkey):
     """The demo's tokenizer gives keys different numbers of tokens."""
-    least = passkey("--trials", 5, checkpoint="demo", lengths="64,300").err.split("at least ")[1].strip().rstrip(".")
-    passkey("--trials", 5, checkpoint="demo", lengths=least).succeeds()
+    least = passkey("--samples", 5, checkpoint="demo", lengths="64,300").err.split("at least ")[1].strip().rstrip(".")
+    passkey("--samples", 5, checkpoint="demo", lengths=least).succeeds()
 
 
 def test_a_length_or_output_that_cannot_be_is_refused_before_the_weights_are_loaded(passkey, monkeypatch, tmp_path):
@@ -69,7 +69,7 @@ def test_a_report_of_needle(needle, corpus):
 
 def test_the_users_own_needles(needle):
     own = ("--needle", "the {name} is {key}", "--question", "what is the {name}? it is")
-    report = needle("--json", *own, "--keys", 3, "--candidates", 5, lengths="250").json()
+    report = needle("--json", *own, "--num-needles", 3, "--candidates", 5, lengths="250").json()
     settings = {"needle": own[1], "question": own[3], "num_needles": 3, "candidates": 5, "style": None}
     assert settings.items() <= report["settings"].items()
     assert report["cells"][0]["chance"] == 0.2
@@ -79,7 +79,7 @@ def test_the_users_own_needles(needle):
 def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, corpus, edited, stopping, tmp_path, command):
     """Within the second checkpoint: 2 lengths, 2 depths, 2 prompts."""
     checkpoints, output = [llama, edited(llama, rms_norm_eps=1e-3)], tmp_path / "reports.json"
-    options = ["--lengths", "280,330", "--depths", "0,1", "--trials", 2, "--device", "cpu"]
+    options = ["--lengths", "280,330", "--depths", "0,1", "--samples", 2, "--device", "cpu"]
     options += ["--data", corpus] if command == "needle" else []
     with stopping(11):
         assert ropecli(command, *checkpoints, *options, "--output", output).code == 130

@@ -57,7 +57,7 @@ def test_the_report_is_what_is_computed(theory):
         form = {"name": name, "g": method.g, "h": method.h, "interpolation": method.interpolation}
         assert found == as_json({**form, **summarize(rope, 2048)})
     assert (report["original_max_position_embeddings"], report["target_length"]) == (256, 2048)
-    assert report["warnings"] == list(study.warnings)
+    assert report["findings"] == [finding._asdict() for finding in study.findings]
 
 
 def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):

@@ -9,7 +9,7 @@ import pytest
 from tiny_settings import TINY
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from ropecli.checkpoint.lint import find_faults
+from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
@@ -23,7 +23,7 @@ LAYERS = ["sliding_attention", "full_attention"]
 
 
 def warnings_of(folder) -> str:
-    return "\n".join(read_state(open_checkpoint(folder)).warnings)
+    return "\n".join(finding.message for finding in read_state(open_checkpoint(folder)).findings)
 
 
 @pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")
@@ -92,8 +92,8 @@ def test_a_scaling_without_effect_on_distant_tokens_is_refused(name, tmp_path):
     config, rotates = FAR_LAYERS[name]
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "rope_theta": 1e4, **config}))
     source = open_checkpoint(tmp_path)
-    rules = [finding.rule for finding in find_faults(read_state(source))]
-    assert ("global-layers-without-rope" in rules) is not rotates
+    limits = inspect_checkpoint(read_state(source))["limits"]
+    assert any("so a scaling has no effect on distant tokens" in limit for limit in limits) is not rotates
     if rotates:
         make_plan(source, make_spec("yarn", 4.0))
     else:

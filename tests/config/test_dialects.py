@@ -34,8 +34,8 @@ def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warn
         rope_scaling={"type": "linear", "factor": 4.0},
     )
     assert_inspection_is_live(folder)
-    warnings = read_settings(open_checkpoint(folder).config).warnings
-    assert any("'linear'" in warning and "'yarn'" in warning for warning in warnings)
+    messages = [finding.message for finding in read_settings(open_checkpoint(folder).config).findings]
+    assert "rope_type is 'linear' in rope_scaling and 'yarn' in rope_parameters; transformers 5 uses" in messages[0]
 
 
 ALPHA = {"type": "dynamic", "factor": 1.0, "alpha": 1000.0, "beta_fast": 32, "mscale": 1.0, "mscale_all_dim": 1.0}

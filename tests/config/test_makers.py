@@ -100,8 +100,8 @@ def test_yarn_by_the_makers_factor_writes_the_makers_setting(config, factor, set
 def test_the_users_length_overrules_the_makers(tmp_path):
     checkpoint = Checkpoint("model", tmp_path, QWEN2)
     plan = make_plan(checkpoint, make_spec("yarn", 2.0), original_length=131072)
-    assert (plan.positions.context_length, plan.settings_warnings) == (262144, ())
-    (warning,) = make_plan(checkpoint, make_spec("yarn", 4.0)).settings_warnings
+    assert (plan.positions.context_length, plan.findings) == (262144, ())
+    warning = make_plan(checkpoint, make_spec("yarn", 4.0)).findings[0].message
     assert warning.startswith("the pretraining length is 32768 tokens (Qwen2 and Qwen2.5 reports")
     with pytest.raises(MethodError, match="yarn ×1 has no effect"):
         make_plan(checkpoint, make_spec("yarn"), target_length=32768)
@@ -123,11 +123,11 @@ def test_none_keeps_the_shipped_scaling_and_unscaled_removes_it(tmp_path):
     kept = make_plan(checkpoint, make_spec("none"), target_length=262144)
     assert (kept.config["rope_scaling"]["rope_type"], kept.config["rope_scaling"]["factor"]) == ("llama3", 8.0)
     assert (kept.positions.context_length, kept.config["max_position_embeddings"]) == (262144, 262144)
-    assert any("not trained beyond 131072 tokens" in warning for warning in kept.warnings)
+    assert any("not trained beyond 131072 tokens" in finding.message for finding in kept.findings)
     assert make_plan(checkpoint, make_spec("none")).positions.context_length == 131072
     removed = make_plan(checkpoint, make_spec("unscaled"), target_length=262144)
     assert removed.config["rope_scaling"] is None
-    assert any("replaces the shipped llama3" in warning for warning in removed.warnings)
+    assert any("replaces the shipped llama3" in finding.message for finding in removed.findings)
 
 
 def test_replacing_a_shipped_scaling_gives_a_warning(tmp_path):
@@ -137,4 +137,4 @@ def test_replacing_a_shipped_scaling_gives_a_warning(tmp_path):
     config = {"model_type": "minicpm3", "qk_rope_head_dim": 32, "max_position_embeddings": 32768, "rope_theta": 1e4}
     config["rope_scaling"] = shipped
     plan = make_plan(Checkpoint("model", tmp_path, config), make_spec("yarn", 4.0))
-    assert any("replaces the shipped longrope ×1" in warning for warning in plan.warnings)
+    assert any("replaces the shipped longrope ×1" in finding.message for finding in plan.findings)

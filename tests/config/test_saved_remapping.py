@@ -92,8 +92,8 @@ def test_a_shipped_scaling_stays_and_its_whole_context_is_trained(model_type, ro
     saved = read_saved_remapping(open_checkpoint(output).config)
     assert (saved.pretrained, saved.target, saved.params) == (256, 512, {"window": 128})
     assert_is_the_patch_in_memory(output, folder, factor=8.0)
-    assert not any("does not extend" in warning for warning in plan(folder, factor=8.0).warnings)
-    (warning,) = [text for text in plan(folder, factor=4.0).warnings if "does not extend" in text]
+    assert not any(finding.rule == "not-extended" for finding in plan(folder, factor=8.0).findings)
+    (warning,) = [one.message for one in plan(folder, factor=4.0).findings if one.rule == "not-extended"]
     assert "reads 256 tokens" in warning
     assert "--factor above 4." in warning
 

@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from ropecli.data.sources import Source
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, find_frame
+from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER
 from ropecli.evaluation.ruler_prompts import PromptMaker
-from ropecli.evaluation.ruler_tasks import NOISE, TASKS, choose_tasks, read_essay, score_of, word_list
+from ropecli.evaluation.ruler_tasks import TASKS, choose_tasks, read_essay, score_of, word_list
 from ropecli.evaluation.tasks import ruler
 from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
 
@@ -52,7 +53,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         one = Tokenizer(models.WordLevel({chr(code): code for code in range(256)} | {"<s>": 256}, unk_token="\x00"))
         one.pre_tokenizer, one.decoder, trainer = pre_tokenizers.Split("", "isolated"), decoders.Fuse(), None
     if trainer:
-        one.train_from_iterator([TEXT, NOISE, *(task.wording.tail for task in TASKS.values())], trainer)
+        one.train_from_iterator([TEXT, PASSKEY_FILLER, *(task.wording.tail for task in TASKS.values())], trainer)
     if kind != "WordPiece":
         one.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", one.token_to_id("<s>"))]
@@ -135,8 +136,8 @@ def test_needles_are_those_of_ruler(maker, name, needles, key, value, answers):
         about = "special magic number for [a-z-]+ mentioned in the provided text"
         assert re.fullmatch(rf"\nWhat is the {about}\? The {about} is", question)
         lines = text[: text.rindex("\nWhat ")].split("\n")[1:]
-        assert Counter(lines[:-1])[NOISE] >= len(lines) - 2
-        assert NOISE.startswith(lines[-1])
+        assert Counter(lines[:-1])[PASSKEY_FILLER] >= len(lines) - 2
+        assert PASSKEY_FILLER.startswith(lines[-1])
 
 
 def test_variables_are_assigned_in_a_chain_after_a_solved_example(maker):

@@ -143,8 +143,8 @@ def test_every_query_sees_known_distances_by_the_papers_formulas(method, data):
 
 REFUSED = [
     ("rerope", {"window": 65}, "rerope: window is 65; expected at most 64, the trained context length"),
-    ("leaky-rerope", {"window": 64}, "window is 64, the whole trained context length; expected less"),
-    ("leaky-rerope", {"slope": 6.9}, "slope is 6.9; expected at least 7 with window 32"),
+    ("leaky-rerope", {"window": 64}, "slope is 1 and window 64; expected a smaller window"),
+    ("leaky-rerope", {"slope": 6.9}, "slope is 6.9 and window 32; expected a slope of at least 7"),
     ("self-extend", {"group": 4}, "group is 4; expected at least 5 with"),
     ("streaming", {"window": 61}, "streaming: window is 61; expected at most 60 with 4 sinks"),
     ("dual-chunk", {"chunk": 20, "local_window": 11}, "expected at most 10, half of chunk"),

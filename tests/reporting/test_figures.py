@@ -9,7 +9,7 @@ import pytest
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.lines import BITS_PER_BYTE, PPL, best_of, sets_of
+from ropecli.reporting.lines import PPL, best_of, sets_of
 from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
@@ -37,8 +37,8 @@ def reports(report):
     ]
 
 
-def drawn(kind, *reports, metric=None):
-    return KINDS[kind].figure(reports, *([metric] if metric else []))
+def drawn(kind, *reports):
+    return KINDS[kind].draw(reports)
 
 
 def test_every_report_is_a_line_of_its_numbers(reports):
@@ -66,17 +66,6 @@ def test_whiskers_are_of_the_document_or_of_the_paired_difference(reports):
     spans = sorted([cell.ppl * (1 + change.low), cell.ppl * (1 + change.high)] for cell, change in changes)
     np.testing.assert_allclose(whiskers(figure.axes[0]), spans)
     assert "paired 95% interval of the difference from none" in note(figure)
-
-
-def test_bits_per_byte_of_other_tokens_of_the_same_text_are_on_the_same_axes(reports):
-    figure = drawn("perplexity", reports[0], replace(reports[1], fingerprint="2" * 64), metric=BITS_PER_BYTE)
-    (axes,) = figure.axes
-    np.testing.assert_allclose(lines(axes)["none"].get_ydata(), np.log2([18.0, 25.0, 47.0]) / 3)
-    assert "bits per byte" in axes.get_ylabel()
-    assert "different tokenizers" in note(figure)
-    without = replace(reports[0], cells=[replace(cell, bits_per_byte=None) for cell in reports[0].cells])
-    with pytest.raises(DataError, match="no bits-per-byte"):
-        drawn("perplexity", without, metric=BITS_PER_BYTE)
 
 
 def test_a_comparison_has_a_panel_for_each_length_and_a_row_for_each_report(reports):
@@ -110,26 +99,6 @@ def test_a_heat_map_holds_the_numbers(retrieval):
     assert "folder, none, RULER: Effective length: at least 256 tokens" in note(figure)
 
 
-def test_every_measurement_of_a_tuning_is_drawn_at_its_time(tuning):
-    run = tuning("heads")
-    spent = np.cumsum([point.seconds for point in run.points])
-    for axes, at in zip(drawn("tuning", run).axes, ("target", "pretraining"), strict=True):
-        values = np.exp([getattr(point.score, at) for point in run.points])
-        for name, points in (
-            ("grid, 2 documents", [0, 1, 2]),
-            ("grid, 3 documents", [3, 4]),
-            ("heads, 3 documents", [5]),
-        ):
-            line = lines(axes)[name]
-            np.testing.assert_allclose(line.get_xdata(), spent[points])
-            np.testing.assert_allclose(line.get_ydata(), values[points])
-            assert (line.get_markerfacecolor() == "white") == (name == "grid, 2 documents")
-        best = lines(axes)["best so far, on 3 documents"]
-        np.testing.assert_allclose(best.get_ydata(), [values[3], values[5], values[5]])
-    with pytest.raises(DataError, match="cannot show 2 tuning runs"):
-        drawn("tuning", run, run)
-
-
 def study_of(*methods, still_pairs=0):
     geometry = RopeGeometry(128, 128, 10_000.0, 4096, still_pairs=still_pairs)
     ropes = {f"{name} ×8": scale(geometry, make_spec(name, 8.0)) for name in methods}
@@ -154,35 +123,27 @@ def test_frequencies_are_ratios():
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_decay_marks_its_lengths_and_single_pairs():
-    figure = STUDY_KINDS["decay"](study_of("yarn", "lm-infinite"))
-    near, far, pairs = figure.axes
-    marks = {label: line.get_xdata()[0] for label, line in lines(far).items() if len(line.get_xdata()) == 2}
-    assert marks.pop("longest wavelength (54410)") == pytest.approx(54410.14, abs=0.1)
-    assert marks.pop("effective range (5441)") == pytest.approx(5441.01, abs=0.1)
-    assert marks == {"pretraining length (4096)": 4096, "target (32768)": 32768}
+def test_decay_is_the_mean_score_of_adjacent_distances():
+    (axes,) = STUDY_KINDS["decay"](study_of("yarn", "lm-infinite")).axes
     theta = 10_000.0 ** (-np.arange(64) / 64)
-    scores = 2 * np.cos(np.outer(np.arange(5442), theta)).sum(axis=1)
-    means = lines(near)[f"pretrained: first negative at {np.argmax(scores < 0)}"].get_ydata()
-    np.testing.assert_allclose(means[:118], scores[: 118 * 46].reshape(118, 46).mean(axis=1), rtol=1e-9)
-    assert "yarn ×8: first negative at 8886" in lines(near)
-    assert np.ma.is_masked(lines(far)["lm-infinite ×8"].get_ydata())
-    waves = lines(pairs)
-    for pair in (63, 51, 38):  # which rotate once, 5.6 and 36.5 times in the longest wavelength
-        wave = waves[f"pretrained, pair {pair}: λ = {2 * np.pi / theta[pair]:.0f}"]
-        np.testing.assert_allclose(wave.get_ydata(), 2 * np.cos(wave.get_xdata() * theta[pair]))
+    scores = 2 * np.cos(np.outer(np.arange(32768), theta)).sum(axis=1)
+    drawn_lines = lines(axes)
+    means = drawn_lines[f"pretrained: first negative at {np.argmax(scores < 0)}"].get_ydata()
+    np.testing.assert_allclose(means[:119], scores[: 119 * 274].reshape(119, 274).mean(axis=1), rtol=1e-9)
+    assert "yarn ×8: first negative at 8886" in drawn_lines
+    assert np.ma.is_masked(drawn_lines["lm-infinite ×8"].get_ydata())
+    assert list(drawn_lines["pretraining length (4096)"].get_xdata()) == [4096, 4096]
     STUDY_KINDS["decay"](study_of("nope", still_pairs=64)).draw_without_rendering()
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_strange_numbers_are_drawn(report, retrieval, tuning):
+def test_strange_numbers_are_drawn(report, retrieval):
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
     scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits}, trials=40, method=f"method-{hits}") for hits in (0, 39)]
     for figure in (
         drawn("perplexity", *wide),
         drawn("comparison", *wide),
         drawn("comparison", *scores),
-        drawn("tuning", tuning("search")),
     ):
         figure.draw_without_rendering()
 
@@ -206,6 +167,5 @@ def test_the_default_kind_follows_from_the_reports(report, retrieval, tuning):
     assert choose_kind(many[:2]) is KINDS["perplexity"]
     assert choose_kind(many) is KINDS["comparison"]
     assert choose_kind([retrieval({(256, 0.0): 4})]) is KINDS["scores"]
-    assert choose_kind([tuning("grid")]) is KINDS["tuning"]
-    with pytest.raises(DataError, match="different kinds"):
+    with pytest.raises(DataError, match="cannot show the tune report"):
         choose_kind([many[0], tuning("grid")])

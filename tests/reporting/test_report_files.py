@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,13 +10,11 @@ from ropecli.errors import DataError
 from ropecli.reporting.report_files import read_reports
 from ropecli.tuning.task import Score
 
-COMPATIBILITY = Path(__file__).parents[1] / "compatibility"
-
 
 def test_reports_round_trip(report, with_baseline, retrieval, tuning, written):
     first, scores = report(18.0, 25.0, 47.0), retrieval({(256, 0.0): 4})
     ranked = replace(scores, cells=[replace(scores.cells[0], rank=1.5, margin=-0.5)])
-    runs = [tuning(level) for level in ("grid", "heads", "lora", "search")]
+    runs = [tuning(level) for level in ("grid", "heads")]
     files = [written([first, with_baseline], "several.json"), written(ranked), written(runs, "runs.json")]
     assert read_reports(files) == [first, with_baseline, ranked, *runs]
 
@@ -33,17 +30,6 @@ def test_a_tuning_report_with_overflowed_scores_round_trips(tuning, tmp_path):
         assert read_reports([tmp_path / name]) == [run]
 
 
-def test_keys_of_an_earlier_release_are_read_and_written_beside_the_new_ones(tuning):
-    path = COMPATIBILITY / "tuned-heads" / "tune.json"
-    earlier, (report,) = json.loads(path.read_text()), read_reports([path])
-    assert report.untuned.pretraining == earlier["plain"]["window"]
-    assert report.start.objective == earlier["begun"]["objective"]
-    assert report.untuned_name == earlier["plain_name"]
-    written = tuning("grid").as_json()
-    assert (written["plain"], written["begun"]) == (written["untuned"], written["start"])
-    assert all(point["score"]["window"] == point["score"]["pretraining"] for point in written["points"])
-
-
 def change_of(*path, **changes):
     """A change of the values at a path of keys in a report."""
 
@@ -55,27 +41,26 @@ def change_of(*path, **changes):
     return change
 
 
+OTHER = "is not a report of this version of ropecli:"
 DAMAGED = {
-    "a newer schema": (
+    "another schema": (
         "prefix",
-        change_of(schema_version=99),
-        "schema_version 99, but this release reads 2 and 3; update",
+        change_of(schema_version=2),
+        f"{OTHER} its kind is 'perplexity' and its schema_version 2",
     ),
-    "an unknown kind": ("prefix", change_of(kind="speed"), "its kind is 'speed'"),
+    "another schema of tune": (
+        "tune",
+        change_of(schema_version=1),
+        f"{OTHER} its kind is 'tune' and its schema_version 1",
+    ),
+    "an unknown kind": ("prefix", change_of(kind=["speed"]), f"{OTHER} its kind is ['speed']"),
     "a missing field": ("prefix", lambda report: report.pop("fingerprint"), "fingerprint: Field required"),
     "a word for a number": ("prefix", change_of("cells", 0, tokens="many"), "cells.0.tokens: "),
-    "many faults": ("prefix", change_of(cells=[{}] * 99), "; and "),
+    "many faults": ("prefix", change_of(cells=[{}] * 99), "..."),
     "a loss beyond every perplexity": ("prefix", change_of("cells", 0, sums=[1e300] * 4), "the mean of its sums is"),
     "no token": ("prefix", change_of("cells", 0, weights=[0.0] * 4), "ZeroDivisionError"),
     "a negative perplexity": ("prefix", change_of("cells", 0, low=-1.0), "cells.0.low: "),
     "a depth beyond the end": ("passkey", change_of("cells", 0, depth=1.5), "cells.0.depth: "),
-    "a newer schema of tune": (
-        "tune",
-        change_of(schema_version=2),
-        "schema_version 2, but this release reads 1; update",
-    ),
-    "schema 2 without rows": ("schema 2", lambda report: report.pop("rows"), "KeyError: 'rows'"),
-    "schema 2 with words for rows": ("schema 2", change_of(rows=["ppl"]), "AttributeError"),
 }
 
 
@@ -85,7 +70,6 @@ def test_a_damaged_report_is_refused(report, retrieval, tuning, tmp_path, kind, 
         "prefix": lambda: report(18.0, 25.0, 47.0).as_json(),
         "passkey": lambda: retrieval({(256, 0.0): 4}).as_json(),
         "tune": lambda: tuning("heads").as_json(),
-        "schema 2": lambda: json.loads((COMPATIBILITY / "reports" / "tail.json").read_text()),
     }[kind]()
     value = json.loads(json.dumps(value))
     change(value)
@@ -103,5 +87,5 @@ def test_a_damaged_report_is_refused(report, retrieval, tuning, tmp_path, kind, 
 )
 def test_a_file_without_a_report_is_refused(tmp_path, text):
     (tmp_path / "report.json").write_bytes(text)
-    with pytest.raises(DataError, match=r"report\.json is not a (JSON )?report"):
+    with pytest.raises(DataError, match=r"report\.json (is not a report|cannot be read)"):
         read_reports([tmp_path / "report.json"])

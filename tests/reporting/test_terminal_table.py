@@ -50,10 +50,10 @@ def test_a_tuning_run_by_state_and_several_by_result(tuning):
     heads = tuning("heads")
     table = tuning_table(heads)
     assert [row[:4] for row in table.rows] == [
-        ["as pretrained", "1296.64", "1593.57", "–"],
-        ["yarn ×2, nothing tuned", "1490.88", "1887.63", "–"],
-        ["yarn ×2, best constants", "1510.89", "1686.81", "0"],
-        ["yarn ×2, tuned (heads, step 4)", "1490.21", "1573.55", "65"],
+        ["as pretrained", "1300.00", "1600.00", "–"],
+        ["yarn ×2, nothing tuned", "1490.00", "1900.00", "–"],
+        ["yarn ×2, best constants", "1520.00", "1700.00", "0"],
+        ["yarn ×2, tuned (heads, step 4)", "1480.00", "1580.00", "65"],
     ]
     runs = tuning_runs([heads, tuning("grid", source="other", fingerprint="4" * 64)])
     assert [row[0] for row in runs.rows] == ["heads, yarn ×2", "grid, yarn ×2"]

@@ -15,7 +15,7 @@ from ropecli.errors import RecipeError, RopecliError
 from ropecli.training import distributed
 from ropecli.training.distributed import averaged_over, data_ranks, local_batch, make_accelerator
 from ropecli.training.recipe_schema import make_recipe
-from ropecli.training.refusals import refuse_engine, refuse_unsuitable, ulysses_release_fault
+from ropecli.training.refusals import refuse_engine, refuse_unsuitable
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
 LENGTH = 48
@@ -26,7 +26,7 @@ def recipe_of(**keys):
 
 
 def sizes(sp_size=1, cp_size=1):
-    """Stand-in for Accelerate's ParallelismConfig, which in 1.11 has no sp_size."""
+    """Stand-in for Accelerate's ParallelismConfig."""
     return SimpleNamespace(sp_size=sp_size, cp_size=cp_size)
 
 
@@ -108,17 +108,6 @@ def test_unusable_engines_are_refused(accelerator, message):
         refuse_engine(accelerator)
 
 
-def test_ulysses_needs_an_accelerate_that_has_it(monkeypatch):
-    """The launcher of accelerate 1.11 drops sp_size: each process would read other sequences."""
-    from accelerate import ParallelismConfig
-
-    monkeypatch.delattr(ParallelismConfig, "sp_enabled", raising=False)
-    for engine in ("DEEPSPEED", "PARALLELISM_CONFIG"):
-        monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
-    with pytest.raises(RecipeError, match=r"sp_size needs accelerate 1\.12"):
-        make_accelerator()
-
-
 @pytest.mark.parametrize(
     ("model_type", "settings", "message"),
     [
@@ -145,12 +134,11 @@ def test_frequencies_that_follow_the_length_are_refused(model_of):
     ("heads", "keys", "message"),
     [(3, 3, "3 attention heads"), (6, 3, "6 attention heads and 3 key-value heads"), (4, 1, None)],
 )
-def test_heads_must_divide_evenly(model_of, monkeypatch, heads, keys, message):
+def test_heads_must_divide_evenly(model_of, heads, keys, message):
     model = model_of("llama", hidden_size=96, num_attention_heads=heads, num_key_value_heads=keys)
     if message:
         assert message in refusal(ulysses(), model)
     else:
-        monkeypatch.setattr("ropecli.training.refusals.ulysses_release_fault", lambda: None)
         for accelerator in (ulysses(), ulysses(4, processes=4), context_parallel()):
             refuse_unsuitable(accelerator, model, recipe_of(mixed_precision="bf16"), LENGTH)
         assert "mixed_precision: none" in refusal(context_parallel(), model)
@@ -228,8 +216,6 @@ def test_launch_configurations_are_valid_for_accelerate(path):
     from accelerate.commands.launch import launch_command_parser
 
     config = load_config_from_file(str(path))
-    if path.stem == "8-gpu-ulysses" and ulysses_release_fault():
-        pytest.skip(ulysses_release_fault())
     options = {action.dest for action in launch_command_parser()._actions}
     sections = [config.fsdp_config, config.deepspeed_config, config.parallelism_config]
     assert {key for section in sections for key in section} <= options

@@ -63,8 +63,8 @@ def test_values_are_read_as_yaml_1_2_in_a_file_and_as_an_option(recipe_file):
     ("text", "message"),
     [
         ("- data: corpus", "list"),
-        ("data: [unclosed", "YAML"),
-        ("data: !!python/object/apply:os.getcwd []", "YAML"),
+        ("data: [unclosed", "cannot be read"),
+        ("data: !!python/object/apply:os.getcwd []", "cannot be read"),
         ("data: corpus\nsteps: 3\nsteps: 4", "steps"),
     ],
     ids=["a list", "broken", "code", "a key given twice"],

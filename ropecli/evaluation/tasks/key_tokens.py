@@ -21,10 +21,10 @@ import numpy as np
 from annotated_types import Interval, Len
 
 from ropecli.atomic import sibling
-from ropecli.checkpoint.files import read_bounded
+from ropecli.checkpoint.files import read_file
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import Texts
-from ropecli.errors import DataError, MethodError, first_fault
+from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.driver import Job, SampleId, Task, collect
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
@@ -39,8 +39,6 @@ from ropecli.resume import remove_state
 
 MIN_GAIN = 2.0
 MAX_LOSS = 2.0
-_LARGEST = 2**28
-"""Bytes of a file of key tokens."""
 _FEW = 100
 """Fewer key tokens give wide intervals."""
 
@@ -63,8 +61,7 @@ class KeyTokens:
     """The key tokens of a data set, for any number of models with the same tokenizer. digest: of the evaluator.
 
     vocabulary: see vocabulary_digest. length: tokens that the evaluator read of each document. short_context, stride:
-    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_key_tokens; None in
-    files of earlier releases.
+    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_key_tokens.
     """
 
     evaluator: str
@@ -78,7 +75,7 @@ class KeyTokens:
     documents: Annotated[tuple[DocumentKeyTokens, ...], Len(1)]
     kind: Literal["longppl-keys"] = "longppl-keys"
     schema_version: Annotated[int, Interval(ge=1, le=1)] = 1
-    checksum: str | None = field(default=None, compare=False)
+    checksum: str = field(default="", compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,7 +84,7 @@ class KeyTokens:
         return {name: getattr(self, name) for name in names}
 
     def computed_checksum(self) -> str:
-        return _sha256(json.dumps(asdict(replace(self, checksum=None))).encode())
+        return _sha256(json.dumps(asdict(replace(self, checksum=""))).encode())
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
         """The texts that the evaluator read, up to the last of them. Raises DataError if one is missing."""
@@ -167,21 +164,16 @@ def _sha256(data: bytes) -> str:
 
 
 def write_key_tokens(path: Path, key_tokens: KeyTokens) -> None:
-    """Write the file of key tokens atomically. Raises OutputError."""
+    """Write the file of key tokens atomically. Raises OSError."""
     write_report(path, asdict(replace(key_tokens, checksum=key_tokens.computed_checksum())))
 
 
 def read_key_tokens(path: Path) -> KeyTokens:
     """Read a file that write_key_tokens wrote. Raises DataError."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
-    try:
-        key_tokens = TypeAdapter(KeyTokens).validate_python(json.loads(read_bounded(path, _LARGEST)))
-    except ValidationError as error:
-        raise DataError(f"{path} is not a file of key tokens, {first_fault(error)}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
-    if key_tokens.checksum not in (None, key_tokens.computed_checksum()):
+    key_tokens: KeyTokens = read_file(path, TypeAdapter(KeyTokens).validate_json)
+    if key_tokens.checksum != key_tokens.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return key_tokens
 
@@ -218,7 +210,7 @@ def get_key_tokens(
     subject = open_subject(evaluator) if evaluator else None
     if path and path.exists():
         key_tokens = read_key_tokens(path)
-        if subject and not subject.checkpoint.matches(key_tokens.digest):
+        if subject and key_tokens.digest != subject.checkpoint.digest():
             raise MethodError(
                 f"{path} has the key tokens of another evaluator, {key_tokens.evaluator}. Remove --evaluator to use "
                 "them, or give another --keys FILE."
@@ -272,8 +264,8 @@ def _find(
 ) -> tuple[KeyTokens, list[int]]:
     checkpoint = subject.checkpoint
     refuse_attention(subject, factory.settings["attn"])
-    for warning in subject.warnings:
-        warn(f"the evaluator: {warning}")
+    for finding in subject.findings:
+        warn(f"the evaluator: {finding.message}")
     context = short_context(subject.positions.pretraining_length)
     documents, lengths = choice.read(tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare)
     if lengths[-1] <= context.first:

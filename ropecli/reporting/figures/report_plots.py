@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropecli.errors import DataError
+from ropecli.errors import shortened
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import (
     BEST_NOTE,
-    BITS_PER_BYTE,
     PPL,
     SCORE,
     Line,
@@ -41,45 +41,29 @@ _LONGEST_NAME = 50
 _PAIRED = "paired 95% interval of the difference from"
 
 
-def draw_perplexity(reports: Sequence[Report], metric: Metric) -> "Figure":
-    """A metric against context length: one line per report, sorted by the last value.
+def draw_perplexity(reports: Sequence[Report]) -> "Figure":
+    """Perplexity against context length: one line per report, sorted by the last value.
 
     Whiskers: the paired interval of the difference from the first line; of a single line, its interval over documents.
     """
-    sets = _sets(reports, metric)
-    return _stacked(
-        sets,
-        [style.line_size([line.name for line in lines]) for lines in sets],
-        lambda part, lines: _perplexity(part, lines, metric),
-    )
+    sets = sets_of(reports)
+    return _stacked(sets, [style.line_size([line.name for line in lines]) for lines in sets], _perplexity)
 
 
-def draw_comparison(reports: Sequence[Report], metric: Metric) -> "Figure":
+def draw_comparison(reports: Sequence[Report]) -> "Figure":
     """One row per line and one panel per length, with a dot at the value.
 
     Filled dots: the best line, and those that are not worse. Bars: the paired interval of the difference from the first
     line.
     """
-    sets = _sets(reports, metric)
+    sets = sets_of(reports)
     columns = max(len(lengths_of(lines)) for lines in sets)
     names = [style.wrap(line.name, _LONGEST_NAME) for lines in sets for line in lines]
     widest = max(len(part) for name in names for part in name.split("\n"))
     row = 0.1 + 0.16 * max(name.count("\n") + 1 for name in names)
     width = max(5.0, 0.6 + 0.075 * widest + 2.3 * columns)
     sizes = [(width, 1.8 + row * len(lines)) for lines in sets]
-    return _stacked(sets, sizes, lambda part, lines: _comparison(part, lines, metric_of(lines, metric)))
-
-
-def _sets(reports: Sequence[Report], metric: Metric) -> list[list[Line]]:
-    """Raises DataError for a line without any value of the metric."""
-    sets = sets_of(reports, metric)
-    for line in (line for lines in sets for line in lines):
-        if not line.points(metric_of([line], metric)):
-            raise DataError(
-                f"The report of {line.name} has no {metric.name}: its tokenizer does not report the bytes of each "
-                "token. Use --metric ppl."
-            )
-    return sets
+    return _stacked(sets, sizes, _comparison)
 
 
 def _stacked(
@@ -99,51 +83,47 @@ def _stacked(
     return figure
 
 
-def _perplexity(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
+def _perplexity(figure: "Part", lines: Sequence[Line]) -> None:
     lengths, axes = lengths_of(lines), figure.subplots()
-    spans = {line.name: _spans(line, lines, metric) for line in lines}
+    ppls = {line.name: [PPL.of(line.report, length) for length in line.report.lengths] for line in lines}
+    spans = {line.name: _spans(line, lines) for line in lines}
     ends = [end for of_line in spans.values() for _, span in of_line for end in span]
     whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
-    for index, line in enumerate(sorted(lines, key=lambda line: -line.points(metric)[-1][1])):
+    for index, line in enumerate(sorted(lines, key=lambda line: -ppls[line.name][-1])):
         look = style.BASELINE_LOOK if line.baseline else style.look(index)
-        axes.plot(*zip(*line.points(metric), strict=True), label=line.name, **look)
+        axes.plot(line.report.lengths, ppls[line.name], label=line.name, **look)
         aside = 2 ** (0.03 * (index - (len(lines) - 1) / 2))  # whiskers of several lines do not overlap
         for length, span in spans[line.name] if whiskers else ():
             at = [length * aside] * 2
             axes.plot(at, span, color=look["color"], linewidth=0.9, marker="_", markersize=4, alpha=0.8)
     style.length_axis(axes, lengths)
-    if metric.logarithmic:
-        style.log_axis(axes.yaxis, [value for line in lines for _, value in line.points(metric)] + ends * whiskers)
+    style.log_axis(axes.yaxis, [*chain(*ppls.values()), *ends * whiskers])
     for length in original_length_marks([line.report for line in lines], lengths):
         name = f"pretraining length ({length})"
         axes.axvline(length, color=style.GREY, linewidth=1, linestyle=(0, (6, 3)), label=name)
     style.legend(axes)
-    notes = [_token_note(lines)]
-    axes.set(xlabel="context length (tokens), logarithmic", ylabel=metric.axis_label)
+    notes = []
+    axes.set(xlabel="context length (tokens), logarithmic", ylabel=PPL.axis_label)
     if whiskers:
         what = "95% interval over documents" if len(lines) == 1 else f"{_PAIRED} {lines[0].name}"
         notes.append(f"whiskers: {what}")
     elif ends:
         notes.append(f"intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them")
-    style.title(figure, title_of(lines, f": {metric.title} by context length"), notes)
+    style.title(figure, title_of(lines, ": perplexity by context length"), notes)
 
 
-def _spans(line: Line, lines: Sequence[Line], metric: Metric) -> list[tuple[int, tuple[float, float]]]:
+def _spans(line: Line, lines: Sequence[Line]) -> list[tuple[int, tuple[float, float]]]:
     """(length, interval) of each length with an interval."""
     if len(lines) > 1:
-        spans = [(length, line.span(lines[0], length, metric)) for length in line.report.lengths]
+        spans = [(length, line.span(lines[0], length, PPL)) for length in line.report.lengths]
         return [(length, span) for length, span in spans if span]
-    cells = line.report.cells if metric is PPL else []
+    cells = line.report.cells
     return [(cell.length, (cell.low, cell.high)) for cell in cells if cell.low is not None and cell.high is not None]
 
 
-def _token_note(lines: Sequence[Line]) -> str | None:
-    same = len({line.report.fingerprint for line in lines}) == 1
-    return None if same else "different tokenizers: the lines do not score exactly the same part of the text"
-
-
-def _comparison(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
-    lengths, originals = lengths_of(lines), original_lengths_of(line.report for line in lines)
+def _comparison(figure: "Part", lines: Sequence[Line]) -> None:
+    metric, lengths = metric_of(lines), lengths_of(lines)
+    originals = original_lengths_of(line.report for line in lines)
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
     bars = [_draw_panel(axes, lines, length, metric) for axes, length in zip(panels, lengths, strict=True)]
     for axes, length in zip(panels, lengths, strict=True):
@@ -157,9 +137,8 @@ def _comparison(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
     if any(bars):
         words.append(f"bars: {_PAIRED} {lines[0].name} (dashed)")
     differ = f"pretraining lengths differ ({originals[0]} to {originals[-1]} tokens) and are not marked"
-    what = task_name(lines[0].report) if metric is SCORE else metric.title
-    title = title_of(lines, f": {what} by method and length")
-    style.title(figure, title, ["; ".join(words), differ if len(originals) > 1 else None, _token_note(lines)])
+    title = title_of(lines, f": {task_name(lines[0].report)} by method and length")
+    style.title(figure, title, ["; ".join(words), differ if len(originals) > 1 else None])
 
 
 def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> bool:
@@ -175,7 +154,7 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         ends += [value, low, high]
         axes.hlines(place, low, high, color="#555555", linewidth=1)
         axes.plot([value], [place], "o", color="#0072B2", markerfacecolor="#0072B2" if place in best else "white")
-        change = line.change_from(lines[0], length) if place and metric is not BITS_PER_BYTE else None
+        change = line.change_from(lines[0], length) if place else None
         unit = "" if metric is SCORE else "%"
         words = metric.shown(value) + (f" ({percent(change.change, '+')}{unit})" if change else "")
         weight = "bold" if place in best else "normal"
@@ -212,7 +191,7 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
     room = 0.07 * max(len(name) for report in reports for name in score_rows(report)[0])
     width = min(9.0, max(4.2, 1.0 + room + 0.55 * max(len(report.lengths) for report in reports)))
     height = min(9.0, max(3.0, 1.5 + 0.35 * max(rows)))
-    sources = ", ".join(list(dict.fromkeys(clean(report.source) for report in reports))[:3])
+    sources = shortened(", ".join(dict.fromkeys(clean(report.source) for report in reports)), 200)
     samples = sorted({cell.samples for report in reports for cell in report.cells})
     originals = " or ".join(map(str, original_lengths_of(reports)))
     notes = [

@@ -80,18 +80,18 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def line_size(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> tuple[float, float]:
-    """Inches of stacked axes, with room on the right for a legend of these lines and of `others`."""
+def line_size(names: Sequence[str], others: Sequence[str] = ()) -> tuple[float, float]:
+    """Inches of a pair of axes, with room on the right for a legend of these lines and of `others`."""
     labels = [wrap(name) for name in (*names, *others)]
     widest = max(len(line) for label in labels for line in label.split("\n"))
     lines = sum(label.count("\n") + 1 for label in labels)
-    return 7.6 + widest * _LETTER, panels * max(5.0 - 0.7 * panels, 1.4 + 0.19 * lines) + 0.7
+    return 7.6 + widest * _LETTER, max(4.3, 1.4 + 0.19 * lines) + 0.7
 
 
-def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> "tuple[Figure, list[Axes]]":
-    """Stacked axes of the size above."""
-    figure = new_figure(*line_size(names, others, panels))
-    return figure, list(figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0])
+def line_figure(names: Sequence[str], others: Sequence[str] = ()) -> "tuple[Figure, Axes]":
+    """A pair of axes of the size above."""
+    figure = new_figure(*line_size(names, others))
+    return figure, figure.subplots()
 
 
 def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
@@ -99,7 +99,7 @@ def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Save as PNG, SVG or PDF. Raises OutputError."""
+    """Save as PNG, SVG or PDF. Raises OutputError for another ending, OSError."""
     refuse_unknown_ending(path)
     kind = path.suffix.lower().removeprefix(".")
     with drawing(), new_file(path) as partial:
@@ -168,11 +168,10 @@ def title(figure: "Figure | SubFigure", text: str, notes: Sequence[str | None] =
         figure.supxlabel("\n".join(kept), fontsize=8, color="#333333")
 
 
-def legend(axes: "Axes", handles: Sequence[Any] | None = None) -> None:
-    """Legend to the right of the axes. handles: artists to list; default: all labelled ones."""
-    drawn = [*axes.lines, *axes.collections] if handles is None else handles
-    named = {artist: str(artist.get_label()) for artist in drawn}
-    shown = {artist: label for artist, label in named.items() if not label.startswith("_child")}
+def legend(axes: "Axes") -> None:
+    """Legend of all labelled lines, to the right of the axes."""
+    named = {line: str(line.get_label()) for line in axes.lines}
+    shown = {line: label for line, label in named.items() if not label.startswith("_child")}
     # matplotlib omits labels that start with an underscore
     labels = [wrap(f" {label}" if label.startswith("_") else label) for label in shown.values()]
     axes.legend(list(shown), labels, loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING, cached_values
+from ropecli.config.layers import BFLOAT16, CHUNKED, OTHER, RECURRENT, SLIDING, cached_values
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
-_ITEM = 2
-"""Bytes of a bfloat16 value."""
 
 
 def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
@@ -127,4 +125,4 @@ def _width(config: Any) -> int:
 
 def kv_cache(shape: ModelShape, length: int) -> int:
     """Bytes for one sequence of `length` tokens. Layers with a sliding window keep only the window."""
-    return sum(_ITEM * values * min(length, window or length) for _, values, window in shape.attention)
+    return sum(BFLOAT16 * values * min(length, window or length) for _, values, window in shape.attention)

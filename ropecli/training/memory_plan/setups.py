@@ -14,6 +14,7 @@ from pydantic import ByteSize, TypeAdapter
 from ropecli.errors import CheckpointError, RecipeError, shown
 from ropecli.launch import read_launch
 from ropecli.live.devices import total_memory
+from ropecli.messages import size
 from ropecli.training.distributed import sequence_ranks
 from ropecli.training.memory_plan.estimate import SEQUENCE_SHARED, SHARDED, Engine, MemoryEstimate, MemoryEstimator
 from ropecli.training.recipe_schema import Recipe
@@ -251,7 +252,7 @@ def resolve_checkpointing(
         say(f"gradient_checkpointing: auto is on. {error}")
         return recipe.model_copy(update={"gradient_checkpointing": True})
     if resolved.gradient_checkpointing:
-        say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {format_gb(memory)}.")
+        say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {size(memory)}.")
     return resolved
 
 
@@ -268,8 +269,3 @@ def parse_size(text: str, name: str) -> int:
         raise RecipeError(
             f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB."
         ) from error
-
-
-def format_gb(size: float) -> str:
-    """Format bytes in units of 10⁹, or of 10⁶ for small sizes."""
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
