@@ -87,7 +87,7 @@ FAULTS: list[tuple[str, str]] = [
     ("for most in (pretraining_length, context_length)", "for most in (context_length, context_length)"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
-    ("token_digest(document) != found[document.name].sha256", "False"),
+    ("token_digest(document) != of_evaluator[document.name].sha256", "False"),
     ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
     ("rank, margin = 1 + int((wrong >= right).sum())", "rank, margin = 1 + int((wrong > right).sum())"),
     # data

@@ -293,7 +293,7 @@ def collect(
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
         progress = Progress(unread // workers.count, advice)
         for number, job in enumerate(jobs):
-            scalings = [other.subject for other in jobs if other.subject.checkpoint is job.subject.checkpoint]
+            scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
             with contextlib.ExitStack() as stack:
                 reader = None
                 for place, task in enumerate(job.tasks):

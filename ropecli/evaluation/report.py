@@ -78,11 +78,6 @@ class Cell:
     tokens_per_second: Amount = field(default=0.0, compare=False)
     peak_memory: Count = field(default=0, compare=False)
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for numbers that no measurement has, as a damaged file may."""
-        if not abs(self.value) <= LARGEST_NLL:
-            raise ValueError(f"the mean of its sums is {self.value:.4g}")
-
     @property
     def value(self) -> float:
         """Mean loss in nats, or mean score."""
@@ -98,10 +93,10 @@ class Cell:
         return len(self.sums)
 
 
-def score_cell(task: str, length: int, scores: Sequence[float], **others: Any) -> Cell:
+def score_cell(task: str, length: int, scores: Sequence[float], **statistics: Any) -> Cell:
     """The cell of a task whose samples are scored from 0 to 1, with Wilson's interval."""
     low, high = wilson(math.fsum(scores), len(scores))
-    return Cell(task, length, tuple(map(float, scores)), (1.0,) * len(scores), low, high, **others)
+    return Cell(task, length, tuple(map(float, scores)), (1.0,) * len(scores), low, high, **statistics)
 
 
 @dataclass(frozen=True)
@@ -222,10 +217,13 @@ class Report:
         cells, base_cells = self.cells_at(length), base.cells_at(length)
         if self.kind == "perplexity":
             return loss_change(cells[0], base_cells[0])
-        keys, base_keys = ([(cell.task, cell.depth, cell.samples) for cell in at] for at in (cells, base_cells))
-        if self.fingerprint != base.fingerprint or keys != base_keys:
+        prompts, base_prompts = (
+            (report.fingerprint, [(cell.task, cell.depth, cell.samples) for cell in report.cells_at(length)])
+            for report in (self, base)
+        )
+        if prompts != base_prompts:
             raise RopecliError("Cannot compare scores of different prompts.")
-        scores, base_scores = (np.concatenate([cell.sums for cell in at]) for at in (cells, base_cells))
+        scores, base_scores = (np.concatenate([cell.sums for cell in row]) for row in (cells, base_cells))
         return Change(*score_difference(scores - base_scores))
 
     @property

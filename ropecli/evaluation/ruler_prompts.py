@@ -48,12 +48,12 @@ Generator = np.random.Generator
 class RulerPrompt:
     """ids: shape (tokens,), int64; with the tokens to generate, they have the asked length.
 
-    references: the right answers. others: wrong candidates for the mode rank.
+    references: the right answers. wrong: other candidates for the mode rank.
     """
 
     ids: np.ndarray
     references: tuple[str, ...]
-    others: tuple[str, ...]
+    wrong: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _RulerDraft:
             self.tail = tokenizer.inside(wording.tail + frame.after + wording.answer.lstrip())
         return self.length - self.task.generated - len(self.head) - len(self.tail)
 
-    def finish(self, context: Sequence[TokenIds], references: Sequence[str], others: Sequence[str] = ()) -> RulerPrompt:
+    def finish(self, context: Sequence[TokenIds], references: Sequence[str], wrong: Sequence[str] = ()) -> RulerPrompt:
         """Fill what the context leaves with line breaks, before it."""
         body, tokenizer = list(chain(*context)), self.tokenizer
         free = self.length - self.task.generated - len(self.head) - len(self.tail) - len(body)
@@ -120,7 +120,7 @@ class _RulerDraft:
             raise self.too_short()
         line_break = (tokenizer.inside("\n") or tokenizer.opening(" .") or tokenizer.opening("0"))[-1]
         ids = [*self.head, *[line_break] * free, *body, *self.tail]
-        return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(others))
+        return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(wrong))
 
     def too_short(self) -> DataError:
         return DataError(

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import chain, cycle, islice
 from typing import Literal
 
-from ropecli.errors import DataError, MethodError, did_you_mean, shown
+from ropecli.errors import MethodError, did_you_mean, shown
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, TokenIds
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -188,7 +188,7 @@ class Essay:
 
 
 def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest: int) -> Essay:
-    """Split the documents of a source into sentences, enough for `longest` tokens. Raises DataError if empty."""
+    """Split the documents of a source into sentences, enough for `longest` tokens."""
     sentences: list[str] = []
     characters = 0
     for _, text in texts:
@@ -199,7 +199,4 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest
         characters += len(text)
         if characters > 12 * longest:  # more characters than these tokens can have
             break
-    tokens = [ids for ids in pieces.insides(sentences) if ids] if sentences else []
-    if not tokens:
-        raise DataError("The source is empty. Set --data to a source with text.")
-    return Essay(tokens, pieces.inside(sentences[0].removeprefix(" ")))
+    return Essay([ids for ids in pieces.insides(sentences) if ids], pieces.inside(sentences[0].removeprefix(" ")))

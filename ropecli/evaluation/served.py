@@ -400,11 +400,11 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
     """Say which reading the server computes."""
     blocks = list(_blocks(answers, reference))
     comparisons = [_compare(reading.role, reading.label, blocks) for reading in reference.readings]
-    checkpoint, *others = comparisons
+    checkpoint, *rest = comparisons
     nearest = min(comparisons, key=lambda comparison: comparison.difference)
     apart = max(
-        _mean_difference(block.readings[other.role] - block.readings[CHECKPOINT] for block in blocks)
-        for other in others
+        _mean_difference(block.readings[comparison.role] - block.readings[CHECKPOINT] for block in blocks)
+        for comparison in rest
     )
     after_single = _mean_difference(
         np.array(list(values.values()))
@@ -412,7 +412,8 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
         for values, single in zip(answers.singles, reference.singles, strict=True)
     )
     rounding = _EXPLAINED * max(after_single, _LEAST)
-    unsure = ", ".join(other.label for other in others if not -_CLOSE < other.low <= other.high < _CLOSE)
+    close = [comparison for comparison in rest if not -_CLOSE < comparison.low <= comparison.high < _CLOSE]
+    unsure = ", ".join(comparison.label for comparison in close)
     differs = (
         f"The server differs from {checkpoint.label} by {checkpoint.difference:.2g} nats, and after a single token, "
         f"where no scaling matters, by {after_single:.2g}: "
@@ -425,7 +426,7 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
     elif checkpoint.difference > max(apart, rounding):
         same = "its weights are the checkpoint's, as far as single tokens tell, but not its scaling."
         verdict, reason = NOT_SERVED, f"{differs}{same} Nearest: {nearest.label}."
-    elif any(other.low > _APART or other.high < -_APART for other in others):
+    elif any(comparison.low > _APART or comparison.high < -_APART for comparison in rest):
         verdict, reason = NOT_SERVED, f"The server does not compute as {checkpoint.label}"
         reason += "." if nearest is checkpoint else f"; the nearest reading is {nearest.label}."
     elif unsure:

@@ -14,7 +14,7 @@ from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, read_essay
 from ropecli.evaluation.tasks.asking import score_of_ranks
-from ropecli.evaluation.tasks.retrieval import Retrieval
+from ropecli.evaluation.tasks.retrieval import Retrieval, RetrievalChoice
 from ropecli.evaluation.tasks.ruler import Ruler, RulerChoice
 
 
@@ -146,7 +146,7 @@ def test_every_model_gets_the_same_prompts(prompts, llama, patched, loaded):
 
 def test_unsuitable_prompts_and_models_are_refused(prompts, loaded, build):
     with pytest.raises(MethodError, match="rank, generate"):
-        Retrieval(prompts, [80], [0.5], mode="guess")
+        RetrievalChoice(mode="guess")
     with pytest.raises(DataError, match="too short"):
         Retrieval(prompts, [10], [0.5])
     task, reader = Retrieval(prompts, [80], [0.5]), LiveReader(loaded(build("llama", head_dim=32, vocab_size=60)))

@@ -98,7 +98,7 @@ class EndpointReader(Reader):
             yield cost
         finally:
             self._share_time()
-            self._measured = [other for other in self._measured if other is not cost]
+            self._measured = [running for running in self._measured if running is not cost]
 
     def _share_time(self) -> None:
         now = time.perf_counter()

@@ -38,7 +38,7 @@ class Retrieval(Asking):
     """prompts: makes the prompts. lengths: tokens of prompt and answer together, in both modes.
 
     depths: 0 puts the needle right after the introduction, 1 right before the question. samples: prompts for each
-    length and depth. others: further settings for the report. Raises DataError for a length that is too short.
+    length and depth. settings: further ones for the report. Raises DataError for a length that is too short.
     """
 
     guess = 1 / KEY_COUNT  # any key of five digits
@@ -52,10 +52,9 @@ class Retrieval(Asking):
         samples: int = 5,
         mode: str = "rank",
         source: str = "",
-        **others: Any,
+        **settings: Any,
     ) -> None:
-        check_mode(mode)
-        self.prompts, self.mode, self.source, self._others = prompts, mode, source, others
+        self.prompts, self.mode, self.source, self._settings = prompts, mode, source, settings
         self.name = prompts.name
         self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
         for length in self.lengths:
@@ -74,7 +73,7 @@ class Retrieval(Asking):
             "samples": self.count,
             "seed": prompts.seed,
             "chat_template": prompts.frame is not None,
-            **self._others,
+            **self._settings,
         }
 
     def request(self) -> dict[str, Any]:
@@ -133,11 +132,11 @@ def make_passkey(subject: Subject, choice: RetrievalChoice) -> tuple[Retrieval, 
 
 
 def make_needle(
-    subject: Subject, choice: RetrievalChoice, source: Source, templates: Templates | None = None, **others: Any
+    subject: Subject, choice: RetrievalChoice, source: Source, templates: Templates | None = None, **settings: Any
 ) -> tuple[Retrieval, Any]:
     """A key in a source, and the tokenizer.
 
-    templates: default: the style for this data. others: further settings for the report.
+    templates: default: the style for this data. settings: further ones for the report.
     """
     pieces = PieceTokenizer(load_tokenizer(subject.checkpoint))
     lengths = sorted(set(choice.lengths or default_lengths([subject])))
@@ -146,8 +145,8 @@ def make_needle(
     if len(haystack.ids) < lengths[-1]:
         warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {lengths[-1]}.")
     templates = templates or STYLES[default_style(source.place)]
-    others |= {"text_column": source.column, "split": source.split}
-    return _make("needle", templates, haystack, pieces, lengths, choice, source.place, **others), pieces.tokenizer
+    settings |= {"text_column": source.column, "split": source.split}
+    return _make("needle", templates, haystack, pieces, lengths, choice, source.place, **settings), pieces.tokenizer
 
 
 def _make(
@@ -158,7 +157,7 @@ def _make(
     lengths: list[int],
     choice: RetrievalChoice,
     source: str,
-    **others: Any,
+    **settings: Any,
 ) -> Retrieval:
     """Without default lengths that are too short. lengths: ascending."""
     # for generate, the smallest number that the prompts accept
@@ -171,4 +170,4 @@ def _make(
         while len(lengths) > 1 and not prompts.has_room(lengths[0], choice.depths, choice.samples):
             lengths = lengths[1:]
     options: dict[str, Any] = {"samples": choice.samples, "mode": choice.mode, "source": source}
-    return Retrieval(prompts, lengths, choice.depths, **options, **others)
+    return Retrieval(prompts, lengths, choice.depths, **options, **settings)
