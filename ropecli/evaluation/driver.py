@@ -50,7 +50,7 @@ class Task:
 
     @property
     def needs_losses(self) -> bool:
-        """Whether it scores given tokens; else the reader's own answers."""
+        """True if it scores given tokens, False if the reader's own answers."""
         return True
 
     @property

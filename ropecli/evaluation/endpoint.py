@@ -165,7 +165,7 @@ class Endpoint:
             return False
 
     def forces_exactly(self, ids: Sequence[int]) -> bool:
-        """Whether a token that it is made to generate has the log-probability of a token that it reads."""
+        """Return whether a token that it is made to generate has the log-probability of a token that it reads."""
         probe = ids[:_PROBED]
         forced, read = self._losses(probe, force=True), self._losses(probe)
         return bool(forced and read and abs(forced[-1] - read[-1]) < _ROUNDED)

@@ -47,7 +47,7 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a task gave at one length, and at one depth of the key (0: start, 1: end).
+    """The result of a task at one length, and at one depth of the key (0: start, 1: end).
 
     sums, weights: shape (samples,), of each document or prompt. Σ sums / Σ weights is the mean loss in nats per token
     (of the windows' means for the protocol `yarn`), or the mean score, 0 to 1. Cells of reports with the same

@@ -59,7 +59,7 @@ single token, and 0.006 nats; scripts/check_served_noise.py measures less."""
 
 @dataclass(frozen=True)
 class Reading:
-    """What one scaling gives for the tokens.
+    """The log-probabilities of the tokens with one scaling.
 
     role: checkpoint, unpatched, half or double. losses: by length of the prompt, -ln p of each of its tokens but the
     first, nats. next_tokens: by length, ln p of the most probable next tokens, by id.

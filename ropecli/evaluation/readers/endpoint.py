@@ -30,7 +30,7 @@ _HEAD = 8
 
 
 class Identity(TypedDict):
-    """What a model gives for ids. values: ln p by token, at each place that is read or generated. text: the answer."""
+    """A model's answer to ids. values: ln p by token, at each place that is read or generated. text: the answer."""
 
     ids: list[int]
     read: bool

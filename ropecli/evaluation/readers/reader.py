@@ -1,4 +1,4 @@
-"""What a task asks of a reader: losses, log-probabilities of answers, and answers.
+"""Readers give a task losses, log-probabilities of answers, and answers.
 
 Readers: a model in this process (live.py), vLLM in this process (vllm.py), a server (endpoint.py).
 """
@@ -51,11 +51,11 @@ class Reader:
         raise NotImplementedError
 
     def identity(self, ids: np.ndarray) -> Any:
-        """What the model gives for these ids, as JSON, to recognize it later; None if the request names its weights."""
+        """The model's answer to these ids, as JSON, to recognize it later; None if the request names its weights."""
         return None
 
     def difference_from(self, identity: Any) -> str:
-        """How the model that answers now differs from the one of this identity, a sentence; empty if it does not."""
+        """A sentence if another model than that of this identity answers now; else empty."""
         return ""
 
     def properties(self) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
 
 
 def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, samples: int) -> bool:
-    """Whether all prompts of a task fit their lengths."""
+    """Return whether all prompts of a task fit their lengths."""
     return all(_has_room(maker, task, length, samples) for length in lengths)
 
 
