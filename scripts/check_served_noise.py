@@ -19,7 +19,7 @@ import torch
 
 import ropecli
 from ropecli.evaluation import served
-from ropecli.evaluation.subject import LiveReaders
+from ropecli.evaluation.subject import LiveReaderFactory
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
 
@@ -96,10 +96,10 @@ def references(method: str, seeds: int) -> Iterator[served.Reference]:
         checkpoint = ropecli.open_checkpoint(Path(folder) / "patched")
         subjects, tokenizer = served.alternatives(checkpoint), load_tokenizer(checkpoint)
         ids = served.read_tokens(TextChoice("demo").texts(), tokenizer, seeds * 10 * LENGTH)
-        readers = LiveReaders({"dtype": "float32", "device": "cpu", "attn": "sdpa"})
+        factory = LiveReaderFactory({"dtype": "float32", "device": "cpu", "attn": "sdpa"})
         for seed in range(seeds):
             part = ids[seed * 10 * LENGTH :][:LENGTH]
-            yield served.make_reference(checkpoint, subjects, readers, tokenizer, part)
+            yield served.make_reference(checkpoint, subjects, factory, tokenizer, part)
 
 
 def main() -> None:
@@ -128,12 +128,14 @@ def main() -> None:
             for kind, (values, noise) in logits.items():
                 for given in answers(values, reference, noise, random):
                     verdict = served.judge(given, reference)
-                    verdicts[given.prompt, kind, name][verdict.verdict] += 1
+                    verdicts[given.gives_losses, kind, name][verdict.verdict] += 1
                     checkpoint, *others = verdict.comparisons
-                    times[given.prompt, kind, name].append(checkpoint.difference / max(verdict.after_single, 1e-9))
+                    times[given.gives_losses, kind, name].append(
+                        checkpoint.difference / max(verdict.after_single, 1e-9)
+                    )
                     if name == "right":
-                        differences[given.prompt, kind].append(checkpoint.difference)
-                        holding[given.prompt, kind] += [other.low <= 0 <= other.high for other in others]
+                        differences[given.gives_losses, kind].append(checkpoint.difference)
+                        holding[given.gives_losses, kind] += [other.low <= 0 <= other.high for other in others]
     for prompt in (True, False):
         print(f"\nCompared by {'the prompt' if prompt else 'next tokens'}: served, unclear, not served.\n")
         *_, last = scalings

@@ -73,7 +73,7 @@ FAULTS: list[tuple[str, str]] = [
     ("done = int(equal.cumprod(0).sum())", "done = tokens"),
     ("kept=kept.get(padding)", "kept=None"),
     # evaluate
-    ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),
+    ('ids = _with_prefix(special.prefix, document.ids[longest - length : longest])', 'ids = _with_prefix(special.prefix, document.ids[:length])'),
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),
     ("ids[start:stop]) if start else ids[:stop], stop - scored, stop)", "ids[start:stop]) if start else ids[:stop], stop - start - 1, stop)"),
     ("text[max(0, stop - length) : stop + 1], stop - scored", "text[scored : stop + 1], stop - scored"),
@@ -87,7 +87,7 @@ FAULTS: list[tuple[str, str]] = [
     ("for most in (pretraining_length, context_length)", "for most in (context_length, context_length)"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
-    ("token_digest(document) != found[document.name].sha256", "False"),
+    ("token_digest(document) != of_evaluator[document.name].sha256", "False"),
     ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
     ("rank, margin = 1 + int((wrong >= right).sum())", "rank, margin = 1 + int((wrong > right).sum())"),
     # data

@@ -26,7 +26,7 @@ from ropecli.attention import load_model
 from ropecli.data.documents import read_documents
 from ropecli.demo import FOLDER
 from ropecli.demo.corpus import HELD_OUT, held_out_files, line_windows, sample_windows, training_files
-from ropecli.evaluation.driver import read
+from ropecli.evaluation.driver import score_samples
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.loading import load_tokenizer
@@ -229,7 +229,7 @@ def measure(folder: Path) -> dict[str, dict[int, float]]:
     results = {}
     for protocol in ("prefix", "tail"):
         task = Perplexity(documents, lengths, protocol)
-        results[protocol] = {cell.length: cell.ppl for cell in task.cells(read(task, LiveReader(model)))}
+        results[protocol] = {cell.length: cell.ppl for cell in task.cells(score_samples(task, LiveReader(model)))}
     return results
 
 

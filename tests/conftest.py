@@ -306,13 +306,13 @@ def written(tmp_path):
 @pytest.fixture(scope="session")
 def evaluate():
     """evaluate(model, documents, lengths, "tail", batch_size=3, ...) -> perplexities, as cells. Options: LiveReader."""
-    from ropecli.evaluation.driver import read
+    from ropecli.evaluation.driver import score_samples
     from ropecli.evaluation.readers.live import LiveReader
     from ropecli.evaluation.tasks.perplexity import Perplexity
 
     def measure(model, documents, lengths, protocol="prefix", **options):
         task = Perplexity(documents, lengths, protocol)
-        return task.cells(read(task, LiveReader(model, **options)))
+        return task.cells(score_samples(task, LiveReader(model, **options)))
 
     return measure
 

@@ -15,7 +15,7 @@ LIVES = """
 import os, pathlib, random, shutil, signal, sys, time
 import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
 import ropecli.training.stages, ropecli.training.finetuning, ropecli.tuning.procedure
-from ropecli.evaluation.tasks import keys
+from ropecli.evaluation.tasks import key_tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from ropecli.cli.app import main
 
@@ -30,7 +30,7 @@ def begin(name):
 def end_of(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-keys.MIN_GAIN, keys.MAX_LOSS = 0.5, 8.0  # random weights have no loss below 2 nats
+key_tokens.MIN_GAIN, key_tokens.MAX_LOSS = 0.5, 8.0  # random weights have no loss below 2 nats
 random.seed(0)
 kills, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 assert end_of(begin("first")) == 0  # the text is tokenised now

@@ -324,7 +324,7 @@ def show_comparison(comparison: "Reports") -> None:
 def show_served(check: "ServedCheck") -> None:
     """The table of readings, the verdict, and what to do about it."""
     place = f"{check.model} at {check.url}, compared by the log-probabilities of "
-    place += "the prompt" if check.answers.prompt else "the next token after several prompts"
+    place += "the prompt" if check.answers.gives_losses else "the next token after several prompts"
     heads = ["reading", "within", "beyond", "share (95% interval)"]
     rows = [
         [

@@ -56,7 +56,7 @@ class ServedCheck:
             "model": self.model,
             "engine": self.engine,
             "max_length": self.max_length,
-            "compared": "prompt" if self.answers.prompt else "next token",
+            "compared": "prompt" if self.answers.gives_losses else "next token",
             "lengths": sorted(self.answers.losses or self.answers.next_tokens),
             "after_single": self.verdict.after_single,
             "readings": [asdict(comparison) for comparison in self.verdict.comparisons],
@@ -113,7 +113,7 @@ def check_served(
 
     from ropecli.data.sources import Source
     from ropecli.evaluation import served  # torch is loaded only once the server answers
-    from ropecli.evaluation.subject import LiveReaders
+    from ropecli.evaluation.subject import LiveReaderFactory
     from ropecli.live.loading import load_tokenizer
 
     tokenizer = load_tokenizer(opened)
@@ -121,7 +121,7 @@ def check_served(
         known = served.load_reference(file, opened)
         if length not in (None, len(known.ids)):
             raise MethodError(f"{file} was made with --length {len(known.ids)}; delete it, or leave out --length.")
-        prompt = endpoint.gives_prompt_losses(known.ids)
+        gives_losses = endpoint.gives_prompt_losses(known.ids)
     else:
         subjects = served.alternatives(opened)
         most = engine_input.length
@@ -132,11 +132,11 @@ def check_served(
         if longest > most:
             raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
         ids = served.read_tokens(Source(data).texts(), tokenizer, longest)
-        prompt = endpoint.gives_prompt_losses(ids)  # before the long reading
-        known = served.make_reference(opened, subjects, LiveReaders(loading), tokenizer, ids)
+        gives_losses = endpoint.gives_prompt_losses(ids)  # before the long reading
+        known = served.make_reference(opened, subjects, LiveReaderFactory(loading), tokenizer, ids)
         if file:
             served.save_reference(known, file)
-    answers = served.ask(endpoint, known, tokenizer, prompt=prompt)
+    answers = served.ask(endpoint, known, tokenizer, gives_losses=gives_losses)
     verdict = served.judge(answers, known)
     engine, fix = _ENGINES.get(endpoint.model.owner), ""
     notes: tuple[str, ...] = ()

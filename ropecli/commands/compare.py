@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
     from ropecli.scaling.spec import ScalingSpec
 
-    Made = Sequence[tuple[Task, Any]]
+    SubjectTasks = Sequence[tuple[Task, Any]]
     """The task and the tokenizer of each subject."""
 
 MEASURES = ("ppl", "longppl", "needle", "ruler")
@@ -81,7 +81,7 @@ def compare(
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.subject import Subject, default_lengths, refuse_attention, refuse_several_revisions
-    from ropecli.evaluation.tasks.keys import refuse_key_options
+    from ropecli.evaluation.tasks.key_tokens import refuse_key_token_options
     from ropecli.evaluation.tasks.perplexity import make_perplexity
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice, make_needle
     from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
@@ -89,7 +89,10 @@ def compare(
 
     outputs = Outputs(*map(options.optional_path, (shared["output"], plot, shared["keys"])))
     outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
-    readers, texts = options.readers_of(shared, shared["batch_size"], shared["evaluator"]), options.texts_of(shared)
+    factory, texts = (
+        options.reader_factory_of(shared, shared["batch_size"], shared["evaluator"]),
+        options.texts_of(shared),
+    )
     names, measures = list(dict.fromkeys(options.listed(checkpoints))), list(dict.fromkeys(options.listed(measure)))
     for name in measures:
         if name not in MEASURES:
@@ -99,9 +102,9 @@ def compare(
     refuse_several_revisions(names, shared["revision"])
     evaluator = shared["evaluator"]
     if "longppl" not in (*measures, *([protocol.name] if "ppl" in measures else [])):
-        refuse_key_options(protocol, evaluator, outputs.keys)
+        refuse_key_token_options(protocol, evaluator, outputs.keys)
 
-    needed = {"weights": readers.loads_weights, "tokenizer": True}
+    needed = {"weights": factory.loads_weights, "tokenizer": True}
     opened = [open_checkpoint(name, **needed, revision=shared["revision"], adapters=True) for name in names]
     specs = method_specs(options.listed(methods), sorted(set(factors)), settings)
     subjects = [Subject(checkpoint, plan) for checkpoint in opened for plan in plan_comparison(checkpoint, specs)]
@@ -116,12 +119,12 @@ def compare(
     ruler = RulerChoice(texts.source, lengths, None if tasks is None else options.listed(tasks), **asking)
     search = RetrievalChoice(lengths, **asking)
 
-    def perplexity(protocol: Protocol) -> "Made":
+    def perplexity(protocol: Protocol) -> "SubjectTasks":
         keys: dict[str, Any] = {"evaluator": evaluator, "key_file": outputs.keys, "output": outputs.report}
         keys = keys if protocol.name == "longppl" else {}
-        return make_perplexity(subjects, texts, shared["lengths"], protocol, readers, workers, **keys)
+        return make_perplexity(subjects, texts, shared["lengths"], protocol, factory, workers, **keys)
 
-    makers: dict[str, Callable[[], Made]] = {
+    makers: dict[str, Callable[[], SubjectTasks]] = {
         "ppl": lambda: perplexity(protocol),
         "longppl": lambda: perplexity(Protocol("longppl")),
         "needle": lambda: _by_checkpoint(subjects, lambda subject: make_needle(subject, search, texts.source)),
@@ -132,7 +135,7 @@ def compare(
         Job(subject, [task for task, _ in of_subject], of_subject[0][1])
         for subject, of_subject in zip(subjects, zip(*made, strict=True), strict=True)
     ]
-    reports = make_reports(jobs, readers, outputs.report, workers)
+    reports = make_reports(jobs, factory, outputs.report, workers)
     by_measure = [report for place in range(len(measures)) for report in reports[place :: len(measures)]]
     return outputs.write(by_measure, workers)
 
@@ -154,7 +157,7 @@ def plan_comparison(checkpoint: "Checkpoint", specs: "Iterable[ScalingSpec | Non
     return [make_plan(checkpoint, spec) if spec else None for spec in distinct]
 
 
-def _by_checkpoint(subjects: "Sequence[Subject]", make: "Callable[[Subject], tuple[Task, Any]]") -> "Made":
+def _by_checkpoint(subjects: "Sequence[Subject]", make: "Callable[[Subject], tuple[Task, Any]]") -> "SubjectTasks":
     """The scalings of a checkpoint share its task."""
     made = {id(subject.checkpoint): subject for subject in subjects}
     tasks = {key: make(subject) for key, subject in made.items()}

@@ -45,9 +45,9 @@ def eval_ppl(
 
     outputs = Outputs(options.optional_path(shared["output"]), keys=options.optional_path(shared["keys"]))
     outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
-    readers = options.readers_of(shared, shared["batch_size"], baseline, shared["evaluator"])
+    factory = options.reader_factory_of(shared, shared["batch_size"], baseline, shared["evaluator"])
     revision, attn = shared["revision"], shared["attn"]
-    scaling = {**options.scaling_of(shared), "weights": readers.loads_weights}
+    scaling = {**options.scaling_of(shared), "weights": factory.loads_weights}
     [subject] = open_subjects([checkpoint], revision=revision, attn=attn, **scaling)
     base = open_subjects([baseline], revision=None, attn=attn, prefix="the baseline: ")[0] if baseline else None
     workers = join_workers()
@@ -56,7 +56,7 @@ def eval_ppl(
         options.texts_of(shared),
         shared["lengths"],
         protocol,
-        readers,
+        factory,
         workers,
         evaluator=shared["evaluator"],
         key_file=outputs.keys,
@@ -66,7 +66,7 @@ def eval_ppl(
     if base:
         _refuse_another_vocabulary(task, tokenizer, base)
         jobs.append(Job(base, [task.up_to(base.positions.context_length)], tokenizer, optional=True))
-    report, *measured = make_reports(jobs, readers, outputs.report, workers)
+    report, *measured = make_reports(jobs, factory, outputs.report, workers)
     if base and measured:
         pretraining_length = min(each.positions.pretraining_length for each in (subject, base))
         headlines = pair(report, measured[0], pretraining_length, base.positions.context_length)

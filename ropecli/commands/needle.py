@@ -70,11 +70,11 @@ def needle(
     choice = options.retrieval_of(shared, num_needles)
     default = default_style(source.place)
     templates = choose_templates(style, needle, question, default)
-    templates.check_keys(num_needles)
+    templates.check_needles(num_needles)
     style = (style or default) if needle is None else None
 
     def make(subject: "Subject") -> "tuple[Retrieval, Any]":
         return make_needle(subject, choice, source, templates, style=style)
 
-    readers, scaling = options.readers_of(shared), options.scaling_of(shared)
-    return measure_subjects(options.listed(checkpoints), make, readers, shared, scaling, single=True)
+    factory, scaling = options.reader_factory_of(shared), options.scaling_of(shared)
+    return measure_subjects(options.listed(checkpoints), make, factory, shared, scaling, single=True)

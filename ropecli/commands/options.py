@@ -21,7 +21,7 @@ from ropecli.launch import read_launch
 if TYPE_CHECKING:
     from ropecli.data.sources import Source
     from ropecli.evaluation.endpoint import Endpoint
-    from ropecli.evaluation.subject import Readers
+    from ropecli.evaluation.subject import ReaderFactory
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice
     from ropecli.evaluation.texts import TextChoice
 
@@ -395,7 +395,7 @@ def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
     return {name: options.get(name) for name in InMemoryOptions.__annotations__}
 
 
-def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) -> "Readers":
+def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *others: object) -> "ReaderFactory":
     """What reads: a model in this process, or a server. others: options that need a model here; None if not set.
 
     Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
@@ -410,9 +410,9 @@ def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) 
     if engine not in (None, "vllm") or (engine and url):
         raise MethodError(f"--engine is {engine!r}; expected vllm, without --endpoint.")
     if url is None and engine is None:
-        from ropecli.evaluation.subject import LiveReaders
+        from ropecli.evaluation.subject import LiveReaderFactory
 
-        return LiveReaders(loading, chunk=options["chunk"], batch_size=batch_size)
+        return LiveReaderFactory(loading, chunk=options["chunk"], batch_size=batch_size)
     arguments = dict(options["engine_arg"] or {})
     if engine and (dtype := loading.pop("dtype")) != "auto":
         arguments["dtype"] = dtype
@@ -423,14 +423,14 @@ def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) 
         )
     if url is None:
         from ropecli.engines.engine_export import vllm_overrides
-        from ropecli.evaluation.readers.vllm import VllmReaders
+        from ropecli.evaluation.readers.vllm import VllmReaderFactory
 
-        return VllmReaders(arguments, vllm_overrides)
+        return VllmReaderFactory(arguments, vllm_overrides)
     endpoint = endpoint_of(url, options)
 
-    from ropecli.evaluation.readers.endpoint import EndpointReaders
+    from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
 
-    return EndpointReaders(endpoint, in_flight=options["requests"] or 16)
+    return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)
 
 
 def endpoint_of(url: str, options: ServerOptions) -> "Endpoint":
@@ -456,12 +456,12 @@ def source_of(data: str, options: TextOptions, split: str | None) -> "Source":
     return Source(place, options["text_column"], split, skip_faulty=options["skip_faulty"])
 
 
-def retrieval_of(options: SearchOptions, keys: int = 1) -> "RetrievalChoice":
-    """keys: number of needles. Raises MethodError."""
+def retrieval_of(options: SearchOptions, num_needles: int = 1) -> "RetrievalChoice":
+    """num_needles: number of needles. Raises MethodError."""
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice
 
     names = ("lengths", "depths", "samples", "mode", "candidates", "chat_template", "seed")
-    return RetrievalChoice(**{name: options[name] for name in names}, keys=keys)  # type: ignore[literal-required]
+    return RetrievalChoice(**{name: options[name] for name in names}, num_needles=num_needles)  # type: ignore[literal-required]
 
 
 def loading_of(options: LoadingOptions) -> dict[str, Any]:

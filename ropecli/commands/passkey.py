@@ -24,7 +24,7 @@ def passkey(checkpoints: options.Checkpoints, **shared: Unpack[options.SearchOpt
     return measure_subjects(
         options.listed(checkpoints),
         lambda subject: make_passkey(subject, choice),
-        options.readers_of(shared),
+        options.reader_factory_of(shared),
         shared,
         options.scaling_of(shared),
         single=True,

@@ -27,7 +27,7 @@ class Document:
     name: str
     ids: np.ndarray
     ends: np.ndarray | None = None
-    keys: np.ndarray | None = None
+    key_tokens: np.ndarray | None = None
     trained: np.ndarray | None = None
     compression: float | None = None
 
@@ -90,8 +90,8 @@ class Documents:
             ids = document.ids[:length]
             sha.update(len(ids).to_bytes(8, "little"))
             sha.update(ids.astype("<i8").tobytes())
-            if document.keys is not None:
-                sha.update(document.keys.astype("<i8").tobytes())
+            if document.key_tokens is not None:
+                sha.update(document.key_tokens.astype("<i8").tobytes())
         return sha.hexdigest()
 
 

@@ -18,21 +18,21 @@ from ropecli.errors import EndpointError, NotFiniteError
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Report
-from ropecli.evaluation.subject import Readers, Subject
+from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import command_line, duration, progress_bar, say, warn
 from ropecli.resume import append_record, open_state, read_records, state_folder
 from ropecli.signals import terminated_by_signals
 
-Key = tuple[Any, ...]
-"""Names a sample: strings and numbers. Samples share a batch only if their keys differ in the last place alone."""
-Values = dict[Key, Any]
+SampleId = tuple[Any, ...]
+"""Strings and numbers. Samples share a batch only if their ids differ in the last place alone."""
+Values = dict[SampleId, Any]
 """The JSON value that a task keeps of each sample."""
-_ABOUT: Key = ("about",)
+_READER: SampleId = ("reader",)
 _RUN = "run"
-"""The part of what belongs to no task."""
+"""The part of the values that belong to no task."""
 _IDENTITY, _MIXED = ("identity",), ("mixed",)
 _SECONDS_BEFORE_ESTIMATE = 30
-_SECONDS_PER_MODEL = 300.0
+_SECONDS_BETWEEN_CHECKS = 300.0
 """A model that changes within a run is noticed after this time, not only at its end."""
 
 
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def needs_losses(self) -> bool:
-        """Whether it scores given tokens; else the reader's own answers."""
+        """True if it scores given tokens, False if the reader's own answers."""
         return True
 
     @property
@@ -65,15 +65,15 @@ class Task:
         """The ids of the longest sample, its length with an answer, and the largest id of all samples that is known."""
         raise NotImplementedError
 
-    def samples(self, *, one_pass: bool) -> list[Key]:
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
         """one_pass: whether one pass may serve several lengths."""
         raise NotImplementedError
 
-    def tokens(self, key: Key) -> int:
+    def tokens(self, sample: SampleId) -> int:
         """Tokens that the reader reads for a sample, to show progress."""
         raise NotImplementedError
 
-    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """One value per sample of a batch. Raises RopecliError if the model overflows or memory runs out."""
         raise NotImplementedError
 
@@ -102,24 +102,24 @@ class Store:
         self.folder = folder
         self._file = folder / f"samples-{rank}.jsonl" if folder else None
         for path in sorted(folder.glob("samples-*.jsonl")) if folder else []:
-            for part, key, value in read_records(path):
-                self._values.setdefault(part, {})[tuple(key)] = value
+            for part, sample, value in read_records(path):
+                self._values.setdefault(part, {})[tuple(sample)] = value
 
     @property
     def is_empty(self) -> bool:
         return not self._values
 
-    def of(self, part: str) -> Values:
+    def values(self, part: str) -> Values:
         return self._values.setdefault(part, {})
 
-    def add(self, part: str, key: Key, value: Any, *, later: bool = False) -> None:
+    def add(self, part: str, sample: SampleId, value: Any, *, later: bool = False) -> None:
         """Add and save a value, unless it has numbers that are not finite. Raises OSError.
 
-        later: save it with the next one: a state has a result.
+        later: save it together with the next one, since a saved state must have a result.
         """
-        self.of(part)[key] = value
+        self.values(part)[sample] = value
         if self._file:
-            self._unsaved.append([part, key, value])
+            self._unsaved.append([part, sample, value])
         while self._file and self._unsaved and not later:
             with contextlib.suppress(ValueError):
                 append_record(self._file, self._unsaved.pop(0))
@@ -135,7 +135,7 @@ class Job:
     optional: bool = False
 
 
-def read(
+def score_samples(
     task: Task,
     reader: Reader,
     store: Store | None = None,
@@ -157,32 +157,34 @@ def read(
             f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "
             "use --mode generate in passkey, needle and ruler."
         )
-    _recognize(reader, store, longest)
-    samples, done = task.samples(one_pass=not reader.follows_length), store.of(part)
+    _check_model(reader, store, longest)
+    samples, done = task.samples(one_pass=not reader.follows_length), store.values(part)
     share = workers.share(samples)
-    unread = [batch for batch in batches(share, lambda key: key[:-1], reader.batch_size) if not done.keys() >= {*batch}]
+    unread = [
+        batch for batch in batches(share, lambda sample: sample[:-1], reader.batch_size) if not done.keys() >= {*batch}
+    ]
     sizes = [sum(map(task.tokens, batch)) for batch in unread] if progress else []
-    recognized = time.monotonic()
+    checked = time.monotonic()
     with progress.bar(bar, sum(sizes), reader) if progress else contextlib.nullcontext():
         for batch, scores in _scored(task, reader, unread, progress, sizes):
-            for key, value in zip(batch, scores, strict=True):
-                store.add(part, key, value)
-            if time.monotonic() - recognized > _SECONDS_PER_MODEL:
-                _recognize(reader, store, longest, after=True)
-                recognized = time.monotonic()
+            for sample, value in zip(batch, scores, strict=True):
+                store.add(part, sample, value)
+            if time.monotonic() - checked > _SECONDS_BETWEEN_CHECKS:
+                _check_model(reader, store, longest, after=True)
+                checked = time.monotonic()
     if unread:
-        _recognize(reader, store, longest, after=True)
-    store.add(part, _ABOUT, reader.about())
-    values = workers.gather({key: done[key] for key in share})
-    return {key: values[key] for key in samples}
+        _check_model(reader, store, longest, after=True)
+    store.add(part, _READER, reader.properties())
+    values = workers.gather({sample: done[sample] for sample in share})
+    return {sample: values[sample] for sample in samples}
 
 
-def _recognize(reader: Reader, store: Store, ids: np.ndarray, *, after: bool = False) -> None:
+def _check_model(reader: Reader, store: Store, ids: np.ndarray, *, after: bool = False) -> None:
     """Remember which model answers, or refuse another than the one that the run began with.
 
     ids: to ask it with. after: whether samples were read since the last time.
     """
-    run = store.of(_RUN)
+    run = store.values(_RUN)
     if _IDENTITY not in run:
         if (identity := reader.identity(ids)) is not None:
             store.add(_RUN, _IDENTITY, identity, later=True)
@@ -200,8 +202,8 @@ def _recognize(reader: Reader, store: Store, ids: np.ndarray, *, after: bool = F
 
 
 def _scored(
-    task: Task, reader: Reader, unread: Sequence[Sequence[Key]], progress: "Progress | None", sizes: Sequence[int]
-) -> Iterator[tuple[Sequence[Key], list[Any]]]:
+    task: Task, reader: Reader, unread: Sequence[Sequence[SampleId]], progress: "Progress | None", sizes: Sequence[int]
+) -> Iterator[tuple[Sequence[SampleId], list[Any]]]:
     """Each batch and its scores, as they come; `in_flight` at a time."""
     if reader.in_flight == 1:
         for number, batch in enumerate(unread):
@@ -210,8 +212,8 @@ def _scored(
             yield batch, task.score(reader, batch)
         return
 
-    def score(batch: Sequence[Key]) -> tuple[Sequence[Key], list[Any]]:
-        with reader.turn():
+    def score(batch: Sequence[SampleId]) -> tuple[Sequence[SampleId], list[Any]]:
+        with reader.task_lock():
             return batch, task.score(reader, batch)
 
     if progress:
@@ -260,60 +262,66 @@ class Progress:
 
 
 def collect(
-    jobs: Sequence[Job], readers: Readers, output: Path | None = None, workers: Workers | None = None
+    jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
 ) -> Iterator[tuple[Job, Task, Values, dict[str, Any]]]:
-    """Yield the values of each task of each job, with what the reader says of itself. One model in memory at a time.
+    """Yield the values of each task of each job, with the reader's properties. One model in memory at a time.
 
     output: where the result will be written; progress is saved next to it, and an earlier run of the same request is
     resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
     """
     workers = workers or Workers()
-    readers.check([job.subject for job in jobs])
+    factory.check([job.subject for job in jobs])
     tasks = {id(task): task for job in jobs for task in job.tasks}
     requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
     request = {
         "jobs": [{**job.subject.request(), "tasks": [requests[id(task)] for task in job.tasks]} for job in jobs],
-        **readers.request(),
+        **factory.request(),
     }
     state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
-        sizes = {place: {key: task.tokens(key) for key in task.samples(one_pass=True)} for place, task in tasks.items()}
+        sizes = {
+            key: {sample: task.tokens(sample) for sample in task.samples(one_pass=True)} for key, task in tasks.items()
+        }
         unread = sum(
             size
             for number, job in enumerate(jobs)
             for place, task in enumerate(job.tasks)
-            for key, size in sizes[id(task)].items()
-            if key not in store.of(f"{number}.{place}")
+            for sample, size in sizes[id(task)].items()
+            if sample not in store.values(f"{number}.{place}")
         )
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
         progress = Progress(unread // workers.count, advice)
         for number, job in enumerate(jobs):
-            alike = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
+            scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
             with contextlib.ExitStack() as stack:
                 reader = None
                 for place, task in enumerate(job.tasks):
                     part = f"{number}.{place}"
-                    if (values := _finished(task, store.of(part), workers)) is None:
-                        reader = reader or stack.enter_context(readers.open(job.subject, job.tokenizer, alike))
-                        values = read(task, reader, store, part, workers, progress, f"{task.name}, {job.subject.label}")
-                    yield job, task, values, store.of(part)[_ABOUT]
+                    if (values := _finished(task, store.values(part), workers)) is None:
+                        reader = reader or stack.enter_context(factory.open(job.subject, job.tokenizer, scalings))
+                        values = score_samples(
+                            task, reader, store, part, workers, progress, f"{task.name}, {job.subject.label}"
+                        )
+                    yield job, task, values, store.values(part)[_READER]
 
 
 def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
     """All values, if an earlier run has saved them; then no model is loaded."""
-    samples = task.samples(one_pass=not done[_ABOUT]["follows_length"]) if _ABOUT in done else []
-    finished = bool(samples) and all(key in done for key in samples)
+    samples = task.samples(one_pass=not done[_READER]["follows_length"]) if _READER in done else []
+    finished = bool(samples) and all(sample in done for sample in samples)
     # another process may have seen the files earlier
-    return {key: done[key] for key in samples} if all(workers.gather({workers.rank: finished}).values()) else None
+    return (
+        {sample: done[sample] for sample in samples} if all(workers.gather({workers.rank: finished}).values()) else None
+    )
 
 
 def make_reports(
-    jobs: Sequence[Job], readers: Readers, output: Path | None = None, workers: Workers | None = None
+    jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
 ) -> list[Report]:
     """The reports of all jobs, by job and task. Arguments and errors: see `collect`; and NotFiniteError."""
     workers, reports = workers or Workers(), []
-    for job, task, values, about in collect(jobs, readers, output, workers):
+    for job, task, values, reader in collect(jobs, factory, output, workers):
         try:
             cells = task.cells(values)
         except NotFiniteError as error:
@@ -321,16 +329,16 @@ def make_reports(
                 raise
             warn(f"{job.subject.checkpoint.name} was not measured: {error}")
             continue
-        settings = {**task.settings, "chunk": about["chunk"], **readers.settings, "processes": workers.count}
+        settings = {**task.settings, "chunk": reader["chunk"], **factory.settings, "processes": workers.count}
         if task.answers:
-            settings["prompts_read_once"] = about["continues"]
+            settings["prompts_read_once"] = reader["cache_is_exact"]
         report = Report(
             kind=task.kind,  # type: ignore[arg-type]
             task=task.name,
             **job.subject.report_fields(),
             source=task.source,
-            dtype=about["dtype"],
-            device=about["device"],
+            dtype=reader["dtype"],
+            device=reader["device"],
             command=list(command_line.get()),
             settings=settings,
             fingerprint=task.fingerprint(values),

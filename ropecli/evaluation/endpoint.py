@@ -27,7 +27,7 @@ _PROBED = 16
 """Tokens."""
 _ROUNDED = 0.1
 """Nats. A server that gives log-probabilities after the bias would give 0."""
-_BUSY = (408, 429, 500, 502, 503, 504)
+_BUSY, _REFUSED = (408, 429, 500, 502, 503, 504), (400, 413, 422)
 _PART, _PARTS = 2**16, 2**13
 """Bytes, and how many of them are read of one answer: 512 MiB. A token takes some 100 bytes."""
 
@@ -137,10 +137,11 @@ class Endpoint:
             address = httpx.URL(url.rstrip("/").removesuffix("/v1"))
         except httpx.InvalidURL:
             address = httpx.URL()
-        if address.scheme not in ("http", "https") or not address.host:
-            raise EndpointError("The server's address must be one such as http://localhost:8000.")
-        if address.userinfo or address.query:
-            raise EndpointError("The address may hold a key. Pass it in an environment variable: --api-key-env NAME.")
+        if address.scheme not in ("http", "https") or not address.host or address.userinfo or address.query:
+            raise EndpointError(
+                "The server's address must be one such as http://localhost:8000. Pass a key in an environment "
+                "variable: --api-key-env NAME."
+            )
         self.url, self._served_name, self._timeout = str(address), served_name, timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         times, limits = httpx.Timeout(timeout, connect=10.0), httpx.Limits(max_connections=None)
@@ -164,7 +165,7 @@ class Endpoint:
             return False
 
     def forces_exactly(self, ids: Sequence[int]) -> bool:
-        """Whether a token that it is made to generate has the log-probability of a token that it reads."""
+        """Return whether a token that it is made to generate has the log-probability of a token that it reads."""
         probe = ids[:_PROBED]
         forced, read = self._losses(probe, force=True), self._losses(probe)
         return bool(forced and read and abs(forced[-1] - read[-1]) < _ROUNDED)
@@ -253,7 +254,9 @@ class Endpoint:
 
     def _ask(self, method: str, path: str, kind: type[_Answer], **content: Any) -> _Answer:
         """Send a request; repeat it with growing pauses while the server is busy or loses the connection."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        attempt = 0
+        while True:
+            attempt += 1
             last, pause = attempt == _ATTEMPTS, _PAUSE * 2 ** (attempt - 1)
             try:
                 response, body = self._receive(method, path, **content)
@@ -262,16 +265,11 @@ class Endpoint:
                     f"{self.url} did not answer within {self._timeout:g} seconds. Increase --timeout, or ask for "
                     "shorter prompts."
                 ) from None
-            except httpx.ConnectError as error:
-                reason = self._quote(reason_of(error))
-                raise EndpointError(
-                    f"No server answers at {self.url} ({reason}). Start it, or correct the address."
-                ) from None
             except httpx.HTTPError as error:
-                if last:
+                if last or isinstance(error, httpx.ConnectError):
                     raise EndpointError(
-                        f"{self.url} closed the connection {attempt} times, or sent no HTTP "
-                        f"({self._quote(reason_of(error))})."
+                        f"{self.url} gives no answer: {self._quote(reason_of(error))}. Start the server, or correct "
+                        "the address."
                     ) from None
             else:
                 if response.status_code not in _BUSY or last:
@@ -281,7 +279,6 @@ class Endpoint:
                 self._quiet_until = time.monotonic() + pause
                 say(f"{self.url} is busy; asking again in {pause:g} seconds.")
             time.sleep(pause)
-        raise AssertionError
 
     def _receive(self, method: str, path: str, **content: Any) -> tuple[httpx.Response, bytes]:
         """Wait for a whole answer. Raises TimeoutError, httpx.HTTPError.
@@ -303,22 +300,18 @@ class Endpoint:
 
     def _pause(self, response: httpx.Response, usual: float) -> float:
         """Seconds until the next attempt, as the server asks."""
-        try:
-            asked = float(response.headers["Retry-After"])
-        except (KeyError, ValueError):
-            return usual
-        return min(asked, _LONGEST_WAIT) if asked >= 0 else usual  # not for nan
+        seconds = response.headers.get("Retry-After", "")
+        return min(float(seconds), _LONGEST_WAIT) if seconds.isdecimal() else usual
 
     def _read(self, status: int, body: bytes, path: str, kind: type[_Answer]) -> _Answer:
-        if status in (401, 403):
-            remedy = "Correct the key in" if self._key_variable else "Set --api-key-env to"
-            variable = self._key_variable or "the environment variable that holds the API key"
-            raise EndpointError(f"{self.url} refuses the request ({status}). {remedy} {variable}.")
-        if status in (400, 413, 422):
-            raise PromptRefusedError(f"{self.url} refuses the request ({status}): {self._reason(body)}")
         if status >= 300:
             again = f" {_ATTEMPTS} times" if status in _BUSY else ""
-            raise EndpointError(f"{self.url}{path} answered {status}{again}: {self._reason(body)}")
+            remedy = ""
+            if status in (401, 403):
+                key = f"Correct the key in {self._key_variable}" if self._key else "Pass a key with --api-key-env NAME"
+                remedy = f". {key}."
+            error_type = PromptRefusedError if status in _REFUSED else EndpointError
+            raise error_type(f"{self.url}{path} answered {status}{again}: {self._reason(body)}{remedy}")
         try:
             return _adapter(kind).validate_json(body)  # type: ignore[arg-type]
         except ValidationError as error:

@@ -123,7 +123,7 @@ class Protocol:
             return special.eos if special.bos is None else special.bos
         return None
 
-    def resolved(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
+    def for_lengths(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
         """Return the protocol with stride and targets set. lengths: ascending. Raises DataError if they do not fit."""
         unscored = 1 if self.name in ("disjoint", "yarn") else special.first_scored
         if not lengths or lengths[0] <= unscored:
@@ -145,7 +145,7 @@ class Protocol:
             case "prefix":
                 yield Window(document.ids[:length], length - special.first_scored, length)
             case "tail":
-                ids = _begun(special.prefix, document.ids[longest - length : longest])
+                ids = _with_prefix(special.prefix, document.ids[longest - length : longest])
                 yield Window(ids, self.targets or 0, longest)
             case "sliding":
                 yield from _sliding(special.ended(document.ids), special, length, self.stride or length // 2)
@@ -161,17 +161,13 @@ def _sliding(ids: np.ndarray, special: SpecialTokens, length: int, stride: int) 
     scored = special.first_scored
     for start in range(0, len(ids), stride):
         stop = min(start + length, len(ids))
-        yield Window(_begun(special.prefix, ids[start:stop]) if start else ids[:stop], stop - scored, stop)
+        yield Window(_with_prefix(special.prefix, ids[start:stop]) if start else ids[:stop], stop - scored, stop)
         scored = stop
         if stop == len(ids):
             return
 
 
 def _disjoint(special: SpecialTokens, ids: np.ndarray, length: int, first: int | None) -> Iterator[Window]:
-    if first is None:
-        raise DataError(
-            "The protocol disjoint requires a token before the first scored one, but this tokenizer has no <s>."
-        )
     skipped = len(special.prefix)
     text = np.concatenate([[first], special.bare(ids)])
     for scored in range(0, len(text) - 1, length):
@@ -195,10 +191,9 @@ def _yarn(special: SpecialTokens, ids: np.ndarray, length: int, first: int | Non
 
 
 def _longppl(document: Document, special: SpecialTokens, length: int) -> Iterator[Window]:
-    if document.keys is None:
-        raise DataError("The protocol longppl needs documents with key tokens.")
+    assert document.key_tokens is not None
     for window in _sliding(special.ended(document.ids), special, length, length // 2):
-        scored = document.keys - (window.stop - window.targets)
+        scored = document.key_tokens - (window.stop - window.targets)
         picked = scored[(scored >= 0) & (scored < window.targets)]
         if len(picked):
             yield replace(window, picked=picked)
@@ -232,7 +227,7 @@ def short_context(pretraining_length: int) -> ShortContext:
     return ShortContext(tokens, max(1, tokens // 4))
 
 
-def _begun(prefix: tuple[int, ...], ids: np.ndarray) -> np.ndarray:
+def _with_prefix(prefix: tuple[int, ...], ids: np.ndarray) -> np.ndarray:
     """Replace the first tokens of the window by the tokenizer's prefix.
 
     Models rely on their <s>. Without it in every window, its effect would be mixed with that of more context.

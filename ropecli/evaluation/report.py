@@ -47,7 +47,7 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a task gave at one length, and at one depth of the key (0: start, 1: end).
+    """The result of a task at one length, and at one depth of the key (0: start, 1: end).
 
     sums, weights: shape (samples,), of each document or prompt. Σ sums / Σ weights is the mean loss in nats per token
     (of the windows' means for the protocol `yarn`), or the mean score, 0 to 1. Cells of reports with the same
@@ -78,11 +78,6 @@ class Cell:
     tokens_per_second: Amount = field(default=0.0, compare=False)
     peak_memory: Count = field(default=0, compare=False)
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for numbers that no measurement has, as a damaged file may."""
-        if not abs(self.value) <= LARGEST_NLL:
-            raise ValueError(f"the mean of its sums is {self.value:.4g}")
-
     @property
     def value(self) -> float:
         """Mean loss in nats, or mean score."""
@@ -98,10 +93,10 @@ class Cell:
         return len(self.sums)
 
 
-def score_cell(task: str, length: int, scores: Sequence[float], **others: Any) -> Cell:
+def score_cell(task: str, length: int, scores: Sequence[float], **statistics: Any) -> Cell:
     """The cell of a task whose samples are scored from 0 to 1, with Wilson's interval."""
     low, high = wilson(math.fsum(scores), len(scores))
-    return Cell(task, length, tuple(map(float, scores)), (1.0,) * len(scores), low, high, **others)
+    return Cell(task, length, tuple(map(float, scores)), (1.0,) * len(scores), low, high, **statistics)
 
 
 @dataclass(frozen=True)
@@ -193,12 +188,12 @@ class Report:
         """The tasks of its cells; RULER has several."""
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
-    def at(self, length: int) -> list[Cell]:
+    def cells_at(self, length: int) -> list[Cell]:
         return [cell for cell in self.cells if cell.length == length]
 
     def mean(self, length: int) -> tuple[float, int]:
         """Mean score over tasks and depths at a length, and the number of samples."""
-        cells = self.at(length)
+        cells = self.cells_at(length)
         return sum(cell.value for cell in cells) / len(cells), sum(cell.samples for cell in cells)
 
     def interval(self, length: int) -> tuple[float, float]:
@@ -208,7 +203,7 @@ class Report:
 
     def chance(self, length: int) -> float:
         """Mean score of guessing at a length; 0 if it is unknown."""
-        chances = [cell.chance or 0.0 for cell in self.at(length)]
+        chances = [cell.chance or 0.0 for cell in self.cells_at(length)]
         return sum(chances) / len(chances)
 
     def above_chance(self) -> bool:
@@ -219,13 +214,16 @@ class Report:
 
     def change_from(self, base: "Report", length: int) -> Change:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
-        cells, base_cells = self.at(length), base.at(length)
+        cells, base_cells = self.cells_at(length), base.cells_at(length)
         if self.kind == "perplexity":
             return loss_change(cells[0], base_cells[0])
-        keys, base_keys = ([(cell.task, cell.depth, cell.samples) for cell in at] for at in (cells, base_cells))
-        if self.fingerprint != base.fingerprint or keys != base_keys:
+        prompts, base_prompts = (
+            (report.fingerprint, [(cell.task, cell.depth, cell.samples) for cell in report.cells_at(length)])
+            for report in (self, base)
+        )
+        if prompts != base_prompts:
             raise RopecliError("Cannot compare scores of different prompts.")
-        scores, base_scores = (np.concatenate([cell.sums for cell in at]) for at in (cells, base_cells))
+        scores, base_scores = (np.concatenate([cell.sums for cell in row]) for row in (cells, base_cells))
         return Change(*score_difference(scores - base_scores))
 
     @property
@@ -266,7 +264,9 @@ def pair(report: Report, base: Report, pretraining_length: int, context_length: 
     """
 
     def headline(name: str, length: int, base_length: int) -> Headline:
-        return Headline(name, length, base_length, loss_change(report.at(length)[0], base.at(base_length)[0]))
+        return Headline(
+            name, length, base_length, loss_change(report.cells_at(length)[0], base.cells_at(base_length)[0])
+        )
 
     inside, read = (
         max((length for length in base.lengths if length <= most), default=None)

@@ -2,7 +2,7 @@
 
 The keys are random numbers of five digits. Each needle is a separate line. The question is the last line, which the key
 completes. Each piece is tokenized separately, so no needle is cut and its position is exact. The same task, length,
-depth, trial and seed give the same prompt for every model with the same tokenizer.
+depth, index and seed give the same prompt for every model with the same tokenizer.
 """
 
 import hashlib
@@ -36,15 +36,17 @@ _TRIES = 10_000
 _NUMBER = re.compile("(?=([1-9][0-9]{4}))")
 
 
-def _fields(what: str, template: str) -> set[str]:
+def _fields(what: str, template: str, *allowed: str) -> set[str]:
+    """The fields of a template. Raises MethodError for one that is not allowed, and for a single brace."""
     try:
         parts = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
+    except ValueError:
+        parts = [("{", None, None)]
+    if any(field not in allowed or spec or conversion for field, spec, conversion in parts):
+        known = " and ".join(f"{{{field}}}" for field in allowed)
         raise MethodError(
-            f"The {what} {template!r} is not a valid template: {error}. Write a literal brace as {{{{ or }}}}."
-        ) from error
-    if any(field not in ("key", "name") or spec or conversion for field, spec, conversion in parts):
-        raise MethodError(f"The {what} is {template!r}; only {{key}} and {{name}} are allowed in braces.")
+            f"The {what} is {template!r}; expected only {known} in braces. Write a literal brace as {{{{ or }}}}."
+        )
     return {str(field) for field, _, _ in parts}
 
 
@@ -61,18 +63,18 @@ class Templates:
     names: tuple[str, ...] = _NAMES
 
     def __post_init__(self) -> None:
-        if "key" not in _fields("needle", self.needle):
+        _fields("question", self.question, "name")
+        if "key" not in _fields("needle", self.needle, "key", "name"):
             raise MethodError(f"The needle is {self.needle!r}; expected {{key}} in it.")
-        if "key" in _fields("question", self.question):
-            raise MethodError(f"The question is {self.question!r}; remove {{key}}, which is the answer.")
 
-    def check_keys(self, count: int) -> None:
+    def check_needles(self, count: int) -> None:
         """Raise MethodError if the templates do not distinguish `count` needles."""
         if not 0 < count <= len(self.names):
             raise MethodError(f"The number of needles is {count}; expected 1 to {len(self.names)}.")
-        if count > 1 and "name" not in _fields("needle", self.needle) & _fields("question", self.question):
+        in_both = _fields("needle", self.needle, "key", "name") & _fields("question", self.question, "name")
+        if count > 1 and not in_both:
             raise MethodError(
-                f"{count} keys require {{name}} in the needle and in the question; they are {self.needle!r} and "
+                f"{count} needles require {{name}} in the needle and in the question; they are {self.needle!r} and "
                 f"{self.question!r}."
             )
 
@@ -114,29 +116,27 @@ def default_style(source: str) -> str:
 def choose_templates(style: str | None, needle: str | None, question: str | None, default: str) -> Templates:
     """Return the templates of a style, or the user's own with the names of the style `default`.
 
-    Raises MethodError for an unknown style, for only one of two templates, and for a style together with templates.
+    Raises MethodError for an unknown style, and for templates that are not both given, or together with a style.
     """
     if needle is None and question is None:
         style = style or default
         if style not in STYLES:
             raise MethodError(f"Unknown style {style!r}. Known: {', '.join(STYLES)}.{did_you_mean(style, STYLES)}")
         return STYLES[style]
-    if needle is None or question is None:
-        raise MethodError("--needle and --question must be given together.")
-    if style is not None:
-        raise MethodError(f"--style {style} cannot be used with --needle and --question.")
+    if needle is None or question is None or style is not None:
+        raise MethodError("--needle and --question must be given together, and without --style.")
     return Templates(needle, question, names=STYLES[default].names)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """ids: shape (tokens,), int64, without the answer. keys: the candidates' texts, the true key first.
+    """ids: shape (tokens,), int64, without the answer. candidates: the texts to rank, the true key first.
 
     answers: tokens of the candidates; ids and the first answer together have `length` tokens.
     """
 
     ids: np.ndarray
-    keys: tuple[str, ...]
+    candidates: tuple[str, ...]
     answers: tuple[TokenIds, ...]
 
     def digest(self) -> str:
@@ -146,58 +146,61 @@ class Prompt:
 
 @dataclass(frozen=True)
 class RetrievalPrompts:
-    """name: passkey or needle. keys: number of needles in a prompt; the question asks for one. candidates: number of
-    answers to rank, including the keys of all needles. frame: of the chat template, if the model is asked through one.
+    """Makes prompts. name: passkey or needle. num_needles: needles in a prompt; the question asks for one.
+
+    num_candidates: answers to rank, including the keys of all needles. frame: of the chat template, if the model is
+    asked through one.
     """
 
     name: str
     templates: Templates
     haystack: Haystack
     pieces: PieceTokenizer
-    keys: int = 1
-    candidates: int = 10
+    num_needles: int = 1
+    num_candidates: int = 10
     seed: int = 0
     frame: Frame | None = None
 
     def __post_init__(self) -> None:
-        self.templates.check_keys(self.keys)
-        if self.candidates <= self.keys:
+        self.templates.check_needles(self.num_needles)
+        if self.num_candidates <= self.num_needles:
             raise DataError(
-                f"--candidates is {self.candidates}; expected at least {self.keys + 1} for {self.keys} keys."
+                f"--candidates is {self.num_candidates}; expected at least {self.num_needles + 1} for "
+                f"{self.num_needles} needles."
             )
 
-    def prompt(self, length: int, depth: float, trial: int) -> Prompt:
+    def prompt(self, length: int, depth: float, index: int) -> Prompt:
         """Build a prompt. Raises DataError for a length too short for needles and question.
 
         The number of candidates does not change the tokens of the prompt.
         """
-        draft = self._draft(length, depth, trial)
-        if draft.words > length:
-            raise _too_short(length, draft.words)
+        draft = self._draft(length, depth, index)
+        if draft.tokens > length:
+            raise _too_short(length, draft.tokens)
         return draft.finish()
 
-    def check_room(self, length: int, depths: Sequence[float], trials: int) -> None:
+    def check_room(self, length: int, depths: Sequence[float], samples: int) -> None:
         """Raise DataError for a length that is too short for some prompt, naming one that fits all of them."""
         least = length
         # prompts of another length have other names and keys, which may take more tokens
-        while (needed := self._most_words(least, depths, trials)) > least:
+        while (needed := self._most_tokens(least, depths, samples)) > least:
             least = needed
         if least > length:
             raise _too_short(length, least)
 
-    def has_room(self, length: int, depths: Sequence[float], trials: int) -> bool:
-        return self._most_words(length, depths, trials) <= length
+    def has_room(self, length: int, depths: Sequence[float], samples: int) -> bool:
+        return self._most_tokens(length, depths, samples) <= length
 
-    def _most_words(self, length: int, depths: Sequence[float], trials: int) -> int:
+    def _most_tokens(self, length: int, depths: Sequence[float], samples: int) -> int:
         """Tokens of the longest prompt without its haystack. Other names and keys never take twice as many."""
-        first = self._draft(length, depths[0], 0).words
+        first = self._draft(length, depths[0], 0).tokens
         if 2 * first < length:
             return first
-        return max(self._draft(length, depth, trial).words for depth in depths for trial in range(trials))
+        return max(self._draft(length, depth, index).tokens for depth in depths for index in range(samples))
 
-    def _draft(self, length: int, depth: float, trial: int) -> "_Draft":
-        seed = (self.seed, length, round(depth * _DEPTH_STEPS), trial)
-        return _Draft(self, np.random.default_rng(seed), length, depth)
+    def _draft(self, length: int, depth: float, index: int) -> "_RetrievalDraft":
+        seed = (self.seed, length, round(depth * _DEPTH_STEPS), index)
+        return _RetrievalDraft(self, np.random.default_rng(seed), length, depth)
 
 
 def _too_short(length: int, least: int) -> DataError:
@@ -207,13 +210,13 @@ def _too_short(length: int, least: int) -> DataError:
     )
 
 
-class _Draft:
-    """A prompt under construction. words: number of tokens without the haystack, answer included."""
+class _RetrievalDraft:
+    """A prompt under construction. tokens: without the haystack, answer included."""
 
     def __init__(self, task: RetrievalPrompts, rng: np.random.Generator, length: int, depth: float) -> None:
         self.task, self.length = task, length
         pieces, templates = task.pieces, task.templates
-        self.names = [templates.names[index] for index in rng.permutation(len(templates.names))[: task.keys]]
+        self.names = [templates.names[index] for index in rng.permutation(len(templates.names))[: task.num_needles]]
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
         self.line = templates.question_line(self.names[0])
         if task.frame:
@@ -223,55 +226,55 @@ class _Draft:
             self.head = pieces.opening(task.frame.before + introduction)
         else:
             self.head = pieces.prefix + pieces.opening(introduction)
-        self.asked = pieces.inside(self.line)
+        self.question = pieces.inside(self.line)
         # before it is cut to size, so that keys missing in it are missing in every part of it
         self.text = task.haystack.stretch(length, rng)
-        self.keys = self._draw_keys(rng)
-        self.completed = [self._completed(key) for key in self.keys]
+        self.candidates = self._draw_candidates(rng)
+        self.completed = [self._completed(key) for key in self.candidates]
         # (depth, tokens) of each needle: first the one asked for; the others are spread evenly over the text
-        distractors = task.keys - 1
+        distractors = task.num_needles - 1
         depths = [depth, *((index + 0.5) / distractors for index in range(distractors))]
-        self.needles = list(zip(depths, map(pieces.inside, self._needle_lines(self.keys)), strict=True))
-        self.words = len(self.head) + sum(len(tokens) for _, tokens in self.needles) + len(self.completed[0])
+        self.needles = list(zip(depths, map(pieces.inside, self._needle_lines(self.candidates)), strict=True))
+        self.tokens = len(self.head) + sum(len(tokens) for _, tokens in self.needles) + len(self.completed[0])
 
-    def _draw_keys(self, rng: np.random.Generator) -> tuple[str, ...]:
+    def _draw_candidates(self, rng: np.random.Generator) -> tuple[str, ...]:
         """The keys to hide, and candidates that appear nowhere in the prompt."""
         task, templates = self.task, self.task.templates
         text = [task.pieces.text(self.text), templates.introduction, templates.needle, templates.question]
         drawn = draw_keys(rng, numbers_in("\n".join(text)), self._form)
-        hidden = tuple(islice(drawn, task.keys))
+        hidden = tuple(islice(drawn, task.num_needles))
         in_needles = numbers_in("".join(self._needle_lines(hidden)))  # '1{key}' contains other numbers
         unused = (key for key in drawn if key not in in_needles)
-        return (*hidden, *islice(unused, task.candidates - task.keys))
+        return (*hidden, *islice(unused, task.num_candidates - task.num_needles))
 
     def _completed(self, key: str) -> TokenIds:
         return self.task.pieces.inside(self.line + key)
 
     def _form(self, key: str) -> tuple[int, int]:
         completed = self._completed(key)
-        return len(completed), _common_beginning([self.asked, completed])
+        return len(completed), _common_beginning([self.question, completed])
 
     def _needle_lines(self, keys: Sequence[str]) -> list[str]:
         return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
 
     def finish(self) -> Prompt:
         # if the tokenizer merges the end of the question with a key, that token belongs to the answer
-        shared = _common_beginning([self.asked, *self.completed])
+        shared = _common_beginning([self.question, *self.completed])
         answers = tuple(tokens[shared:] for tokens in self.completed)
-        text = self.text[: self.length - self.words]
+        text = self.text[: self.length - self.tokens]
         ids, read = list(self.head), 0
         for depth, needle in sorted(self.needles, key=lambda pair: pair[0]):
             cut = round(depth * len(text))
             ids += [*text[read:cut].tolist(), *needle]
             read = cut
         ids += [*text[read:].tolist(), *self.completed[0][:shared]]
-        return Prompt(np.array(ids, dtype=np.int64), self.keys, answers)
+        return Prompt(np.array(ids, dtype=np.int64), self.candidates, answers)
 
 
 def _common_beginning(sequences: Sequence[TokenIds]) -> int:
     """Length of the longest common prefix, tokens."""
-    alike = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
-    return next((index for index, same in enumerate(alike) if not same), min(map(len, sequences)))
+    differ = (len(set(tokens)) > 1 for tokens in zip(*sequences, strict=False))
+    return next((index for index, differs in enumerate(differ) if differs), min(map(len, sequences)))
 
 
 def numbers_in(text: str) -> set[str]:

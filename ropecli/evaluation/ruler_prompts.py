@@ -48,12 +48,12 @@ Generator = np.random.Generator
 class RulerPrompt:
     """ids: shape (tokens,), int64; with the tokens to generate, they have the asked length.
 
-    references: the right answers. others: wrong candidates for the mode rank.
+    references: the right answers. wrong: other candidates for the mode rank.
     """
 
     ids: np.ndarray
     references: tuple[str, ...]
-    others: tuple[str, ...]
+    wrong: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PromptMaker:
     def make(self, task: RulerTask, length: int, index: int) -> RulerPrompt:
         """Raises DataError for a length that is too short for the task."""
         rng = np.random.default_rng((self.seed, zlib.crc32(task.name.encode()), length, index))
-        draft = _Draft(self, task, length, rng)
+        draft = _RulerDraft(self, task, length, rng)
         match task:
             case Needles():
                 return _needles(draft, task)
@@ -85,14 +85,14 @@ class PromptMaker:
         return _frequent_words(draft, task)
 
 
-class _Draft:
+class _RulerDraft:
     """A prompt under construction: everything but its context."""
 
     def __init__(self, maker: PromptMaker, task: RulerTask, length: int, rng: Generator) -> None:
         self.maker, self.task, self.length, self.rng = maker, task, length, rng
         self.tokenizer = maker.tokenizer
 
-    def words(self, **values: object) -> Wording:
+    def wording(self, **values: object) -> Wording:
         wording = self.task.wording
         return Wording(*(text.format(**values) for text in (wording.head, wording.tail, wording.answer)))
 
@@ -112,7 +112,7 @@ class _Draft:
             self.tail = tokenizer.inside(wording.tail + frame.after + wording.answer.lstrip())
         return self.length - self.task.generated - len(self.head) - len(self.tail)
 
-    def finish(self, context: Sequence[TokenIds], references: Sequence[str], others: Sequence[str] = ()) -> RulerPrompt:
+    def finish(self, context: Sequence[TokenIds], references: Sequence[str], wrong: Sequence[str] = ()) -> RulerPrompt:
         """Fill what the context leaves with line breaks, before it."""
         body, tokenizer = list(chain(*context)), self.tokenizer
         free = self.length - self.task.generated - len(self.head) - len(self.tail) - len(body)
@@ -120,7 +120,7 @@ class _Draft:
             raise self.too_short()
         line_break = (tokenizer.inside("\n") or tokenizer.opening(" .") or tokenizer.opening("0"))[-1]
         ids = [*self.head, *[line_break] * free, *body, *self.tail]
-        return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(others))
+        return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(wrong))
 
     def too_short(self) -> DataError:
         return DataError(
@@ -149,38 +149,36 @@ class _Draft:
         return np.sort(self.rng.choice(population, count, replace=False))
 
 
-def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
+def _needles(draft: _RulerDraft, task: Needles) -> RulerPrompt:
     rng = draft.rng
-    keys = draft.fresh(lambda: _text_of(task.key, rng), task.keys, ())
-    values = [draft.fresh(lambda: _text_of(task.value, rng), task.values, ()) for _ in keys]
-    needles = [(key, value) for key, of_key in zip(keys, values, strict=True) for value in of_key]
+    keys = draft.fresh(lambda: _text_of(task.key, rng), task.num_keys, ())
+    values = [draft.fresh(lambda: _text_of(task.value, rng), task.num_values, ()) for _ in keys]
+    needles = [(key, value) for key, its_values in zip(keys, values, strict=True) for value in its_values]
     needles = [needles[index] for index in rng.permutation(len(needles))]
-    queried = rng.permutation(task.keys)[: task.asked]
+    queried = rng.permutation(task.num_keys)[: task.num_queries]
     names = [keys[index] for index in queried]
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
-    form = task.value[:-1] if task.asked * task.values == 1 else task.value
+    form = task.value[:-1] if task.num_queries * task.num_values == 1 else task.value
     essay = draft.maker.essay if task.haystack == "essay" else None
     lines = draft.tokenizer.insides([_needle(task, " " if essay else "\n", *pair) for pair in needles])
-    room = draft.frame(draft.words(values=form, asked=listed), lines=not essay) - sum(map(len, lines))
-    if room < 0:
-        raise draft.too_short()
+    room = draft.frame(draft.wording(values=form, asked=listed), lines=not essay) - sum(map(len, lines))
     hidden: list[str] = []
     if essay:
         context = essay.read(room)
-        at = np.sort(len(context) * rng.choice(_DEPTHS, len(lines), replace=False) // 100)
-        if at[0] == 0:  # the needle opens the text, without a space
+        places = np.sort(len(context) * rng.choice(_DEPTHS, len(lines), replace=False) // 100)
+        if places[0] == 0:  # the needle opens the text, without a space
             room += len(lines[0])
             lines[0] = draft.tokenizer.inside(_needle(task, "", *needles[0]))
             context = essay.read(room - len(lines[0]), after_needle=True)
     elif task.haystack == "noise":
         context = draft.noise(room)
-        at = draft.sample(len(context), len(lines))
+        places = draft.sample(len(context), len(lines))
     else:
         context, hidden = _other_needles(draft, task, room)
-        at = draft.sample(len(context), len(lines))
-    _insert(context, at, lines)
+        places = draft.sample(len(context), len(lines))
+    _insert(context, places, lines)
     references = [value for index in queried for value in values[index]]
-    wrong = [value for of_key in values for value in of_key if value not in references]
+    wrong = [value for its_values in values for value in its_values if value not in references]
     rng.shuffle(hidden)
     wrong = list(dict.fromkeys([*wrong, *hidden]))[: (CANDIDATES - 1) * len(references)]
     more = (CANDIDATES - 1) * len(references) - len(wrong)
@@ -192,7 +190,7 @@ def _needle(task: Needles, before: str, key: str, value: str) -> str:
     return before + NEEDLE.format(values=task.value, key=key, value=value)
 
 
-def _other_needles(draft: _Draft, task: Needles, room: int) -> tuple[list[TokenIds], list[str]]:
+def _other_needles(draft: _RulerDraft, task: Needles, room: int) -> tuple[list[TokenIds], list[str]]:
     """Lines with other needles that fill `room` tokens, and their values."""
     lines: list[TokenIds] = []
     values: list[str] = []
@@ -224,7 +222,7 @@ def _insert(context: list[Any], places: np.ndarray, pieces: Sequence[Any]) -> No
         context.insert(place, piece)
 
 
-def _variables(draft: _Draft, task: Variables) -> RulerPrompt:
+def _variables(draft: _RulerDraft, task: Variables) -> RulerPrompt:
     """Begins with a solved example: variables of three letters in five lines of noise, or up to 500 tokens in RULER."""
     rng, count = draft.rng, task.hops + 1
 
@@ -233,7 +231,7 @@ def _variables(draft: _Draft, task: Variables) -> RulerPrompt:
         names = draft.fresh(lambda: "".join(rng.choice(_UPPER, letters)), count, ())
         value = str(rng.integers(10_000, 99_999))
         later = [f"\nVAR {name} = VAR {before} " for before, name in pairwise(names)]
-        wording = draft.words(value=value, count=count)
+        wording = draft.wording(value=value, count=count)
         return names, [f"\nVAR {names[0]} = {value}", *later], wording
 
     names, lines, wording = assignments(5)
@@ -252,7 +250,7 @@ def _variables(draft: _Draft, task: Variables) -> RulerPrompt:
     return draft.finish(context, names, wrong)
 
 
-def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
+def _common_words(draft: _RulerDraft, task: CommonWords) -> RulerPrompt:
     """The larger of RULER's two sizes that fits. Once all words are in the list, pairs like RULER's keys follow."""
     for size in task.sizes if draft.length >= SMALL else task.sizes[-1:]:
         if prompt := _words_of_size(draft, task, size):
@@ -260,56 +258,58 @@ def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
     raise draft.too_short()
 
 
-def _words_of_size(draft: _Draft, task: CommonWords, size: ListSize) -> RulerPrompt | None:
+def _words_of_size(draft: _RulerDraft, task: CommonWords, size: ListSize) -> RulerPrompt | None:
     rng, tokenizer, wording = draft.rng, draft.tokenizer, task.wording
     known = sorted({word for kind in ("nouns", "adjectives", "verbs") for word in word_list(kind)})
     words = [known[index] for index in rng.permutation(len(known))]
-    listed, common = _list_of_words(rng, words[: size.example], task.common, *size.in_example)
-    example, answer = (" ".join(f"{number}. {word}" for number, word in enumerate(of, 1)) for of in (listed, common))
+    listed, common = _list_of_words(rng, words[: size.example], task.num_common, *size.in_example)
+    example, answer = (
+        " ".join(f"{number}. {word}" for number, word in enumerate(group, 1)) for group in (listed, common)
+    )
     solved = f"{wording.head}{example}{wording.tail}{wording.answer} {answer}\n"
     room = draft.frame(Wording(solved + wording.head, wording.tail, wording.answer))
     words = words[size.example :]
     ids = dict(zip(words, tokenizer.insides_once([f" {word}" for word in words]), strict=True))
-    while (count := _most_words(draft, [*map(len, ids.values())], task.common, size, room)) == len(ids):
+    while (count := _most_words(draft, [*map(len, ids.values())], task.num_common, size, room)) == len(ids):
         pairs = draft.fresh(lambda: _text_of("words", rng), len(ids), ids)
         # an answer with such a pair would seem to have the common word
-        pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[: task.common])]
+        pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[: task.num_common])]
         ids.update(zip(pairs, tokenizer.insides([f" {pair}" for pair in pairs]), strict=True))
-    if count < 2 * task.common:
+    if count < 2 * task.num_common:
         return None
     used = list(ids)[:count]
-    listed, common = _list_of_words(rng, used, task.common, *size.in_list)
+    listed, common = _list_of_words(rng, used, task.num_common, *size.in_list)
     numbers = _entry_numbers(draft, len(listed))
     context = [piece for number, word in zip(numbers, listed, strict=True) for piece in (number, ids[word])]
-    return draft.finish(context, common, used[task.common :][: (CANDIDATES - 1) * task.common])
+    return draft.finish(context, common, used[task.num_common :][: (CANDIDATES - 1) * task.num_common])
 
 
-def _most_words(draft: _Draft, tokens: Sequence[int], common: int, size: ListSize, room: int) -> int:
+def _most_words(draft: _RulerDraft, tokens: Sequence[int], num_common: int, size: ListSize, room: int) -> int:
     """Return the number of words, from the first on, whose list fits. tokens: of each word."""
     often, seldom = size.in_list
-    repeats = np.array([often] * common + [seldom] * (len(tokens) - common))
-    of_words = (repeats * tokens).cumsum()
+    repeats = np.array([often] * num_common + [seldom] * (len(tokens) - num_common))
+    word_tokens = (repeats * tokens).cumsum()
     entries = repeats.cumsum()
     entries = entries[entries <= max(0, room)]  # an entry has at least one token
     numbers = _entry_numbers(draft, int(entries.max(initial=0)))
-    of_numbers = np.array([len(ids) for ids in numbers]).cumsum()
-    return int((of_words[: len(entries)] + of_numbers[entries - 1] <= room).sum()) if len(entries) else 0
+    number_tokens = np.array([len(ids) for ids in numbers]).cumsum()
+    return int((word_tokens[: len(entries)] + number_tokens[entries - 1] <= room).sum()) if len(entries) else 0
 
 
-def _entry_numbers(draft: _Draft, count: int) -> list[TokenIds]:
+def _entry_numbers(draft: _RulerDraft, count: int) -> list[TokenIds]:
     """The numbers of a list, with the space before each but the first."""
     return draft.tokenizer.insides_once([f" {number}."[number == 1 :] for number in range(1, count + 1)])
 
 
 def _list_of_words(
-    rng: Generator, words: list[str], common: int, often: int, seldom: int
+    rng: Generator, words: list[str], num_common: int, often: int, seldom: int
 ) -> tuple[list[str], list[str]]:
-    """The words in random order, the first `common` more often. Returns the list and the common words."""
-    repeated = words[:common] * often + words[common:] * seldom
-    return [repeated[index] for index in rng.permutation(len(repeated))], words[:common]
+    """The words in random order, the first `num_common` more often. Returns the list and the common words."""
+    repeated = words[:num_common] * often + words[num_common:] * seldom
+    return [repeated[index] for index in rng.permutation(len(repeated))], words[:num_common]
 
 
-def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
+def _frequent_words(draft: _RulerDraft, task: FrequentWords) -> RulerPrompt:
     rng = draft.rng
     size = max(10, (draft.length - task.generated) // 50)
     coded = draft.fresh(lambda: "".join(rng.choice(_LOWER, task.letters)), size - 1, ())
@@ -324,13 +324,13 @@ def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
         fits = ((middle * shares).astype(int) * tokens).sum() <= room
         low, high = (middle, high) if fits else (low, middle - 1)
     counts = (low * shares).astype(int)
-    if counts[task.asked] <= counts[task.asked + 1]:
+    if counts[task.num_frequent] <= counts[task.num_frequent + 1]:
         raise draft.too_short()
     which = rng.permutation(np.repeat(np.arange(size), counts))
     context = [ids[index] for index in which]
     noise = (room - sum(map(len, context))) // len(ids[0])
     return draft.finish(
         [*context, *[ids[0]] * noise],
-        words[1 : 1 + task.asked],
-        words[1 + task.asked :][: (CANDIDATES - 1) * task.asked],
+        words[1 : 1 + task.num_frequent],
+        words[1 + task.num_frequent :][: (CANDIDATES - 1) * task.num_frequent],
     )

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import chain, cycle, islice
 from typing import Literal
 
-from ropecli.errors import DataError, MethodError, did_you_mean, shown
+from ropecli.errors import MethodError, did_you_mean, shown
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, TokenIds
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -47,15 +47,15 @@ class RulerTask:
 class Needles(RulerTask):
     """Needles in a haystack. haystack: essay, noise, or other needles. key, value: their form.
 
-    keys: needles with different keys. values: needles of each key. asked: keys that the question asks for.
+    num_keys: needles with different keys. num_values: needles of each key. num_queries: keys that are asked for.
     """
 
     haystack: Literal["noise", "essay", "needles"] = "essay"
     key: Words = "words"
     value: Words = "numbers"
-    keys: int = 1
-    values: int = 1
-    asked: int = 1
+    num_keys: int = 1
+    num_values: int = 1
+    num_queries: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class ListSize:
 class CommonWords(RulerTask):
     """A numbered list in which ten words are more frequent than the others. Begins with a solved example.
 
-    sizes: the second one below 4,096 tokens, and wherever the first does not fit.
+    num_common: the ten. sizes: the second one below 4,096 tokens, and wherever the first does not fit.
     """
 
-    common: int = 10
+    num_common: int = 10
     sizes: tuple[ListSize, ...] = (ListSize((30, 3), 40, (10, 3)), ListSize((6, 1), 20, (3, 1)))
 
 
@@ -91,7 +91,7 @@ class FrequentWords(RulerTask):
 
     alpha: float = 2.0
     letters: int = 6
-    asked: int = 3
+    num_frequent: int = 3
 
 
 _NEEDLES = Wording(
@@ -131,11 +131,11 @@ TASKS: dict[str, RulerTask] = {
         Needles("niah_single_1", _NEEDLE, 128, haystack="noise"),
         Needles("niah_single_2", _NEEDLE, 128),
         Needles("niah_single_3", _NEEDLE, 128, value="uuids"),
-        Needles("niah_multikey_1", _NEEDLE, 128, keys=4),
+        Needles("niah_multikey_1", _NEEDLE, 128, num_keys=4),
         Needles("niah_multikey_2", _NEEDLE, 128, haystack="needles"),
         Needles("niah_multikey_3", _NEEDLE, 128, haystack="needles", key="uuids", value="uuids"),
-        Needles("niah_multivalue", _NEEDLES, 128, values=4),
-        Needles("niah_multiquery", _NEEDLES, 128, keys=4, asked=4),
+        Needles("niah_multivalue", _NEEDLES, 128, num_values=4),
+        Needles("niah_multiquery", _NEEDLES, 128, num_keys=4, num_queries=4),
         Variables("vt", _VARIABLES, 30),
         CommonWords("cwe", _COMMON, 120),
         FrequentWords("fwe", _FREQUENT, 50),
@@ -188,7 +188,7 @@ class Essay:
 
 
 def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest: int) -> Essay:
-    """Split the documents of a source into sentences, enough for `longest` tokens. Raises DataError if empty."""
+    """Split the documents of a source into sentences, enough for `longest` tokens."""
     sentences: list[str] = []
     characters = 0
     for _, text in texts:
@@ -199,7 +199,4 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest
         characters += len(text)
         if characters > 12 * longest:  # more characters than these tokens can have
             break
-    tokens = [ids for ids in pieces.insides(sentences) if ids] if sentences else []
-    if not tokens:
-        raise DataError("The source is empty. Set --data to a source with text.")
-    return Essay(tokens, pieces.inside(sentences[0].removeprefix(" ")))
+    return Essay([ids for ids in pieces.insides(sentences) if ids], pieces.inside(sentences[0].removeprefix(" ")))

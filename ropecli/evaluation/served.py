@@ -13,7 +13,6 @@ checkpoint is its rounding, or other weights.
 """
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +35,7 @@ from ropecli.evaluation.driver import Progress
 from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError, logprobs_of
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
-from ropecli.evaluation.subject import LiveReaders, Subject
+from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.messages import progress_bar, warn
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, make_spec
@@ -60,7 +59,7 @@ single token, and 0.006 nats; scripts/check_served_noise.py measures less."""
 
 @dataclass(frozen=True)
 class Reading:
-    """What one scaling gives for the tokens.
+    """The log-probabilities of the tokens with one scaling.
 
     role: checkpoint, unpatched, half or double. losses: by length of the prompt, -ln p of each of its tokens but the
     first, nats. next_tokens: by length, ln p of the most probable next tokens, by id.
@@ -143,14 +142,14 @@ def alternatives(checkpoint: Checkpoint) -> dict[str, Subject]:
     state = read_state(checkpoint)
     spec, patched = state.positions.main.spec, state.note is not None
     subjects, tables = {CHECKPOINT: Subject(checkpoint)}, [_tables(state.positions.ropes)]
-    wanted = {UNPATCHED: make_spec("none" if patched else "unscaled")}
+    specs = {UNPATCHED: make_spec("none" if patched else "unscaled")}
     if spec.method.uses_factor:
-        wanted |= {HALF: replace(spec, factor=spec.factor / 2), DOUBLE: replace(spec, factor=2 * spec.factor)}
-    for role, scaling in wanted.items():
-        if scaling.factor < 1:
+        specs |= {HALF: replace(spec, factor=spec.factor / 2), DOUBLE: replace(spec, factor=2 * spec.factor)}
+    for role, alternative in specs.items():
+        if alternative.factor < 1:
             continue
         try:
-            plan = make_plan(checkpoint, scaling)
+            plan = make_plan(checkpoint, alternative)
         except (MethodError, PatchError):  # ×1 has no effect: unpatched stands for it
             continue
         if _tables(plan.positions.ropes) not in tables:
@@ -183,32 +182,31 @@ def read_tokens(texts: Iterable[tuple[str, str]], tokenizer: Any, count: int) ->
 
 
 def make_reference(
-    checkpoint: Checkpoint, subjects: Mapping[str, Subject], readers: LiveReaders, tokenizer: Any, ids: list[int]
+    checkpoint: Checkpoint, subjects: Mapping[str, Subject], factory: LiveReaderFactory, tokenizer: Any, ids: list[int]
 ) -> Reference:
     """Read the tokens with every scaling. Raises CheckpointError, PatchError."""
     pretraining, longest = subjects[CHECKPOINT].positions.pretraining_length, len(ids)
     alone = any(varies_with_length(subject.positions.main) for subject in subjects.values())
     count = _PREFIXES_READ_ALONE if alone else _PREFIXES
     lengths = sorted({max(1, longest * (index + 1) // count) for index in range(count)})
-    within = [length for length in lengths if length < pretraining][
-        -1:
-    ]  # room for one more, if the server is unpatched
+    # room for one more token, if the server is unpatched
+    within = [length for length in lengths if length < pretraining][-1:]
     scored_lengths = sorted({*within, longest})
     tokens, readings = np.array(ids, dtype=np.int64), []
     singles: list[Single] = []
     progress = Progress(longest * len(subjects))
     for role, subject in subjects.items():
         label = subject.spec.label if role != UNPATCHED else "unpatched"
-        with readers.open(subject, tokenizer) as reader:
+        with factory.open(subject, tokenizer) as reader:
             reader.prepare(tokens, longest)
             with progress.bar(f"reading with transformers, {label}", longest, reader):
                 progress.begin(longest)
-                readings.append(_read(reader, tokens, lengths, scored_lengths, role, label))
+                readings.append(_read_scaling(reader, tokens, lengths, scored_lengths, role, label))
             singles = singles or _read_singles(reader, tokens)
     return Reference(checkpoint.digest(), ids, pretraining, singles, readings)
 
 
-def _read(
+def _read_scaling(
     reader: LiveReader, ids: np.ndarray, lengths: list[int], scored_lengths: list[int], role: str, label: str
 ) -> Reading:
     """One pass serves all lengths, unless the frequencies follow the length."""
@@ -228,7 +226,7 @@ def _pass(reader: LiveReader, ids: np.ndarray, ends: list[int]) -> tuple[list[fl
     tops: dict[int, dict[int, float]] = {}
     with torch.inference_mode():
         tokens = torch.from_numpy(ids)[None].to(reader.device)
-        for start, outputs in reader.decode(tokens, reader.chunk if reader.continues else None):
+        for start, outputs in reader.decode(tokens, reader.chunk if reader.cache_is_exact else None):
             hidden = outputs.last_hidden_state
             stop = start + hidden.shape[1]
             targets = tokens[:, start + 1 : stop + 1]
@@ -277,12 +275,12 @@ def load_reference(path: Path, checkpoint: Checkpoint) -> Reference:
 class Answers:
     """The server's side.
 
-    prompt: whether it gives log-probabilities of the prompt's tokens; else those of the next token. losses,
+    gives_losses: whether it gives log-probabilities of the prompt's tokens; else those of the next token. losses,
     next_tokens: see Reading. singles: ln p by id after the single tokens of the reference. accepted: the longest
     prompt, tokens, 0 if none.
     """
 
-    prompt: bool
+    gives_losses: bool
     losses: dict[int, list[float]]
     next_tokens: dict[int, dict[int, float]]
     singles: list[dict[int, float]]
@@ -292,13 +290,13 @@ class Answers:
         return max([0, *self.losses, *self.next_tokens])
 
 
-def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: bool) -> Answers:
+def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, gives_losses: bool) -> Answers:
     """Ask the server for the lengths of the reference that it accepts. Raises EndpointError.
 
-    prompt: see Endpoint.gives_prompt_losses.
+    gives_losses: see Endpoint.gives_prompt_losses.
     """
-    answers = Answers(prompt, {}, {}, [])
-    lengths = reference.scored_lengths if answers.prompt else reference.lengths
+    answers = Answers(gives_losses, {}, {}, [])
+    lengths = reference.scored_lengths if answers.gives_losses else reference.lengths
     most = endpoint.model.max_length
     if most is not None and (lengths := [length for length in lengths if length < most]) == []:
         raise EndpointError(
@@ -309,7 +307,7 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: boo
         for length in lengths:
             ids = reference.ids[:length]
             try:
-                if answers.prompt:
+                if answers.gives_losses:
                     answers.losses[length] = endpoint.prompt_losses(ids)
                 else:
                     answers.next_tokens[length] = _next_tokens(endpoint, ids, ids_by_text)
@@ -320,13 +318,13 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, prompt: boo
                 break
             step()
         for single in reference.singles:
-            if answers.prompt:
+            if answers.gives_losses:
                 (following,) = single.following
                 answers.singles.append({following: -endpoint.prompt_losses([single.token, following])[0]})
             else:
                 answers.singles.append(_next_tokens(endpoint, [single.token], ids_by_text))
             step()
-    if not answers.prompt and not (any(answers.next_tokens.values()) and any(answers.singles)):
+    if not answers.gives_losses and not (any(answers.next_tokens.values()) and any(answers.singles)):
         raise EndpointError(
             f"{endpoint.url} names tokens by texts that do not tell the checkpoint's tokens. It serves another "
             "model, or needs an option to name them by id, such as vLLM's --return-tokens-as-token-ids."
@@ -339,19 +337,16 @@ def _next_tokens(
 ) -> dict[int, float]:
     """ln p of the server's most probable next tokens, by id; without those whose text does not tell the id."""
     logprobs = logprobs_of(endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP))
-    try:
-        if entries := logprobs.get("content"):  # llama-server
-            found = [(int(entry["id"]), float(entry["logprob"])) for entry in entries[0]["top_logprobs"]]
-        else:
-            by_text = logprobs["top_logprobs"][-1].items()
-            found = [(ids_by_text().get(text, -1), float(value)) for text, value in by_text]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        found = []
-    if not (finite := [(token, value) for token, value in found if math.isfinite(value)]):
+    if entries := logprobs.get("content"):  # llama-server
+        values = [(entry.get("id", -1), entry["logprob"]) for entry in entries[0]["top_logprobs"]]
+    else:
+        by_text = (logprobs.get("top_logprobs") or [None])[-1] or {}
+        values = [(ids_by_text().get(text, -1), value) for text, value in by_text.items()]
+    if not values:
         raise EndpointError(
             f"{endpoint.url} gives no log-probabilities of the next token. Start the server with log-probabilities."
         )
-    return {token: value for token, value in finite if token >= 0}
+    return {token: value for token, value in values if token >= 0}
 
 
 def _ids_by_text(tokenizer: Any) -> dict[str, int]:
@@ -366,7 +361,7 @@ def _ids_by_text(tokenizer: Any) -> dict[str, int]:
             names.add(piece.replace("▁", " "))
         for name in names:
             ids[name].add(token)
-    return {name: found.pop() for name, found in ids.items() if len(found) == 1}
+    return {name: tokens.pop() for name, tokens in ids.items() if len(tokens) == 1}
 
 
 @dataclass(frozen=True)
@@ -379,11 +374,11 @@ class _Block:
 
 
 def _blocks(answers: Answers, reference: Reference) -> Iterator[_Block]:
-    if not answers.prompt:
+    if not answers.gives_losses:
         for length, tokens in sorted(answers.next_tokens.items()):
             if not tokens:
                 continue
-            values = {reading.role: _of(tokens, reading.next_tokens[length]) for reading in reference.readings}
+            values = {reading.role: _values_of(tokens, reading.next_tokens[length]) for reading in reference.readings}
             yield _Block(length > reference.pretraining_length, np.array(list(tokens.values())), values)
         return
     first = 1
@@ -395,28 +390,30 @@ def _blocks(answers: Answers, reference: Reference) -> Iterator[_Block]:
         first = length
 
 
-def _of(tokens: Iterable[int], kept: Mapping[int, float]) -> np.ndarray:
+def _values_of(tokens: Iterable[int], kept: Mapping[int, float]) -> np.ndarray:
     """ln p of the tokens. One that was not kept is at most as probable as the least one that was."""
     least = min(kept.values())
     return np.array([kept.get(token, least) for token in tokens])
 
 
 def judge(answers: Answers, reference: Reference) -> Verdict:
-    """Say which reading the server computes. Raises EndpointError if it accepted too few tokens."""
+    """Say which reading the server computes."""
     blocks = list(_blocks(answers, reference))
     comparisons = [_compare(reading.role, reading.label, blocks) for reading in reference.readings]
-    checkpoint, *others = comparisons
+    checkpoint, *rest = comparisons
     nearest = min(comparisons, key=lambda comparison: comparison.difference)
     apart = max(
-        _mean_difference(block.readings[other.role] - block.readings[CHECKPOINT] for block in blocks)
-        for other in others
+        _mean_difference(block.readings[comparison.role] - block.readings[CHECKPOINT] for block in blocks)
+        for comparison in rest
     )
     after_single = _mean_difference(
-        np.array(list(found.values())) - _of(found, single.following if answers.prompt else single.next_tokens)
-        for found, single in zip(answers.singles, reference.singles, strict=True)
+        np.array(list(values.values()))
+        - _values_of(values, single.following if answers.gives_losses else single.next_tokens)
+        for values, single in zip(answers.singles, reference.singles, strict=True)
     )
     rounding = _EXPLAINED * max(after_single, _LEAST)
-    unsure = ", ".join(other.label for other in others if not -_CLOSE < other.low <= other.high < _CLOSE)
+    close = [comparison for comparison in rest if not -_CLOSE < comparison.low <= comparison.high < _CLOSE]
+    unsure = ", ".join(comparison.label for comparison in close)
     differs = (
         f"The server differs from {checkpoint.label} by {checkpoint.difference:.2g} nats, and after a single token, "
         f"where no scaling matters, by {after_single:.2g}: "
@@ -429,7 +426,7 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
     elif checkpoint.difference > max(apart, rounding):
         same = "its weights are the checkpoint's, as far as single tokens tell, but not its scaling."
         verdict, reason = NOT_SERVED, f"{differs}{same} Nearest: {nearest.label}."
-    elif any(other.low > _APART or other.high < -_APART for other in others):
+    elif any(comparison.low > _APART or comparison.high < -_APART for comparison in rest):
         verdict, reason = NOT_SERVED, f"The server does not compute as {checkpoint.label}"
         reason += "." if nearest is checkpoint else f"; the nearest reading is {nearest.label}."
     elif unsure:
@@ -454,14 +451,12 @@ def _compare(role: str, label: str, blocks: Sequence[_Block]) -> Comparison:
     base = np.concatenate([block.readings[CHECKPOINT] for block in blocks])
     toward = _off_line(np.concatenate([block.readings[role] for block in blocks]) - base, base)
     away = _off_line(np.concatenate([block.server for block in blocks]) - base, base)
-    # the same for these tokens, as dynamic NTK at the beginning
-    if np.abs(toward).mean() <= np.abs(away).mean() / 20:
-        return Comparison(role, label, difference, within, beyond, 0.0, -1.0, 1.0)
     starts = np.cumsum([0, *(len(block.server) for block in blocks[:-1])])
     sums, weights = np.add.reduceat(away * toward, starts), np.add.reduceat(toward * toward, starts)
     low, high = ratio_interval(sums, weights)
-    if low is None or high is None:
-        raise EndpointError("The server accepted too few tokens to compare.")
+    # too few tokens, or the same for these tokens, as dynamic NTK at the beginning
+    if low is None or high is None or np.abs(toward).mean() <= np.abs(away).mean() / 20:
+        return Comparison(role, label, difference, within, beyond, 0.0, -1.0, 1.0)
     return Comparison(role, label, difference, within, beyond, float(sums.sum() / weights.sum()), low, high)
 
 

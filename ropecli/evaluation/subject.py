@@ -195,7 +195,7 @@ def _attention_and_bits(loading: Mapping[str, Any]) -> dict[str, Any]:
     return {"attn": "auto", **{key: loading[key] for key in ("attn", "bits") if key in loading}}
 
 
-class Readers:
+class ReaderFactory:
     """Opens a reader for each subject. loads_weights: whether it needs the checkpoint's weights."""
 
     loads_weights = True
@@ -212,12 +212,14 @@ class Readers:
     def check(self, subjects: Sequence[Subject]) -> None:
         """Raises MethodError for subjects that cannot be read."""
 
-    def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> AbstractContextManager[Reader]:
-        """Yield a reader. alike: all subjects of this checkpoint."""
+    def open(
+        self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()
+    ) -> AbstractContextManager[Reader]:
+        """Yield a reader. scalings: all subjects of this checkpoint."""
         raise NotImplementedError
 
 
-class LiveReaders(Readers):
+class LiveReaderFactory(ReaderFactory):
     """Opens a reader for each subject: one model in memory at a time, loaded once for the scalings of a checkpoint.
 
     loading: see load_model. chunk, batch_size: see LiveReader.
@@ -235,18 +237,18 @@ class LiveReaders(Readers):
         return {"batch_size": self.batch_size, **_attention_and_bits(self.loading)}
 
     @contextlib.contextmanager
-    def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> Iterator[LiveReader]:
+    def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[LiveReader]:
         """Yield a reader; the model is unpatched afterwards.
 
-        alike: all subjects of this checkpoint, tried before the first is measured. Raises PatchError if the model does
-        not support one of them.
+        scalings: all subjects of this checkpoint, tried before the first is measured. Raises PatchError if the model
+        does not support one of them.
         """
         if self._loaded is None or self._loaded[0] is not subject.checkpoint:
             self._loaded = None  # free its memory first
             self._loaded = subject.checkpoint, load(subject.checkpoint, tokenizer, **self.loading)
-            for peer in alike:
+            for scaling in scalings:
                 with unpatched_after(self._loaded[1]):
-                    peer.patch(self._loaded[1])
+                    scaling.patch(self._loaded[1])
         model = self._loaded[1]
         with unpatched_after(model):
             follows = subject.patch(model)

@@ -18,7 +18,7 @@ _ENOUGH_DOCUMENTS = 8
 
 @dataclass(frozen=True)
 class TextChoice:
-    """Which documents to read from a source. min_tokens, max_tokens: for protocols that read whole documents."""
+    """The documents to read from a source. min_tokens, max_tokens: for protocols that read whole documents."""
 
     source: Source
     max_documents: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ropecli.evaluation.report import Change, Report
-from ropecli.reporting.wording import number, reading, sample_count, task_name
+from ropecli.reporting.wording import number, sample_count, scoring, task_name
 from ropecli.table import clean
 
 AS_GOOD = 1e-5
@@ -33,7 +33,7 @@ class Metric:
         return "–" if value is None else number(value, self.places)
 
 
-PPL = Metric("perplexity (lower is better)", lambda report, length: report.at(length)[0].ppl, logarithmic=True)
+PPL = Metric("perplexity (lower is better)", lambda report, length: report.cells_at(length)[0].ppl, logarithmic=True)
 SCORE = Metric("score (%, higher is better)", lambda report, length: 100 * report.mean(length)[0], places=1)
 
 
@@ -71,10 +71,10 @@ class Line:
 
 def comparable(one: Report, other: Report) -> bool:
     """Return whether both scored the same tokens or prompts in the same way."""
-    keys = [(report.kind, task_name(report), reading(report), report.fingerprint) for report in (one, other)]
+    keys = [(report.kind, task_name(report), scoring(report), report.fingerprint) for report in (one, other)]
     return keys[0] == keys[1] and all(
-        [(cell.task, cell.depth, cell.weights) for cell in one.at(length)]
-        == [(cell.task, cell.depth, cell.weights) for cell in other.at(length)]
+        [(cell.task, cell.depth, cell.weights) for cell in one.cells_at(length)]
+        == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length)]
         for length in set(one.lengths) & set(other.lengths)
     )
 
@@ -181,4 +181,4 @@ def title_of(lines: Sequence[Line], what: str = "") -> str:
     checkpoints, sources = ({getattr(line.report, key) for line in lines} for key in ("checkpoint", "source"))
     checkpoint = clean(report.checkpoint, 120) if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
     source = clean(report.source, 120) if len(sources) == 1 else f"{len(sources)} sources"
-    return f"{checkpoint}{what}, {reading(report)}, data {source}, {sample_count(report)}"
+    return f"{checkpoint}{what}, {scoring(report)}, data {source}, {sample_count(report)}"

@@ -21,7 +21,7 @@ from ropecli.resume import refuse_interrupted, remove_state
 if TYPE_CHECKING:
     from ropecli.evaluation.driver import Task
     from ropecli.evaluation.processes import Workers
-    from ropecli.evaluation.subject import Readers, Subject
+    from ropecli.evaluation.subject import ReaderFactory, Subject
 
 _REPORTS = ("perplexity", "scores")
 _LARGEST = 256 * 2**20
@@ -91,7 +91,7 @@ class Outputs:
 def measure_subjects(
     names: Sequence[str],
     make_task: "Callable[[Subject], tuple[Task, Any]]",
-    readers: "Readers",
+    factory: "ReaderFactory",
     options: Mapping[str, Any],
     scaling: Mapping[str, Any],
     *,
@@ -108,12 +108,12 @@ def measure_subjects(
 
     outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
     outputs.refuse(resume=options["resume"], overwrite=options["overwrite"])
-    needed = {"attn": options["attn"], "weights": readers.loads_weights}
+    needed = {"attn": options["attn"], "weights": factory.loads_weights}
     subjects = open_subjects(names, revision=options["revision"], **needed, **scaling)
     made = [make_task(subject) for subject in subjects]
     workers = join_workers()
     jobs = [Job(subject, [task], tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]
-    reports = make_reports(jobs, readers, outputs.report, workers)
+    reports = make_reports(jobs, factory, outputs.report, workers)
     return outputs.write(reports, workers, single=single and len(reports) == 1)
 
 

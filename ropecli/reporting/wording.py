@@ -26,7 +26,7 @@ def protocol_name(report: "Report") -> str:
     return clean(report.task + (f" ({', '.join(settings)})" if settings else ""), 120)
 
 
-def reading(report: "Report") -> str:
+def scoring(report: "Report") -> str:
     """How the task was measured: the protocol, or how answers were found."""
     if report.kind == "perplexity":
         return f"protocol {protocol_name(report)}"

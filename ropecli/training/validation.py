@@ -123,7 +123,7 @@ def make_validation(
         say(f"warning: eval_data {recipe.eval_data} is not held out: training uses it, so perplexity is too low.")
     listed = ", ".join(map(str, lengths))
     say(f"Measuring perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {listed} tokens.")
-    protocol = Protocol("tail").resolved(list(lengths), documents.special)
+    protocol = Protocol("tail").for_lengths(list(lengths), documents.special)
     return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
 
 

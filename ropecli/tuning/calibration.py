@@ -20,7 +20,7 @@ from ropecli.checkpoint.state import Positions
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sources import Source, refuse_held_out
 from ropecli.errors import DataError
-from ropecli.evaluation.driver import Store, Task, read
+from ropecli.evaluation.driver import Store, Task, score_samples
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import loading_request
@@ -113,7 +113,7 @@ class TuningTask:
         return {
             **asdict(self.settings),
             "methods": list(self.settings.methods),
-            "targets": protocol.resolved(lengths, self.calibration.evaluated.special).targets,
+            "targets": protocol.for_lengths(lengths, self.calibration.evaluated.special).targets,
             "evaluated": len(self.calibration.evaluated.kept),
             "sequences": len(self.calibration.sequences),
         }
@@ -132,7 +132,7 @@ class TuningTask:
 
 
 @dataclass(frozen=True)
-class Evaluator:
+class PointScorer:
     """Scores a model on documents.
 
     original_length, target_length: tokens. short_weight: weight of the loss at the pretraining length, relative to that
@@ -154,7 +154,7 @@ class Evaluator:
         """
         documents = replace(self.documents, kept=self.documents.kept[:count])
         task = self.objective(documents)
-        cells = task.cells(read(task, LiveReader(model), self.store, part))
+        cells = task.cells(score_samples(task, LiveReader(model), self.store, part))
         short, target = cells[0].value, cells[-1].value
         score = Score(target, short, target + self.short_weight * short, len(documents.kept))
         return score, sum(cell.seconds for cell in cells)

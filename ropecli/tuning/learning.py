@@ -23,7 +23,7 @@ from ropecli.training.distributed import make_accelerator
 from ropecli.training.loop import TrainingLoop, TrainingProgress
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
 from ropecli.training.run_folder import TrainingCheckpoints
-from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.calibration import PointScorer
 from ropecli.tuning.task import Score, TuneSettings
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def learn(
     model: "PreTrainedModel",
     groups: Groups,
     sequences: Tensor,
-    evaluator: Evaluator,
+    scorer: PointScorer,
     settings: TuneSettings,
     *,
     start: Score,
@@ -138,7 +138,7 @@ def learn(
 
     def measure(step: int) -> Score:
         model.eval()
-        score, _ = evaluator.score(model, f"{settings.level} {step}")
+        score, _ = scorer.score(model, f"{settings.level} {step}")
         model.train()
         return score
 

@@ -31,7 +31,7 @@ from ropecli.live.devices import device_names
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Evaluator, TuningTask, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, PointScorer, TuningTask, read_calibration
 from ropecli.tuning.folding import (
     Folded,
     StoredWeight,
@@ -183,7 +183,7 @@ class _Tuning:
         self.points: list[Point] = []
         documents = task.calibration.evaluated
         self.probe = torch.from_numpy(documents.kept[0].ids[:_PROBE_TOKENS])[None]
-        self.evaluator = Evaluator(
+        self.scorer = PointScorer(
             documents,
             task.positions.pretraining_length,
             task.positions.context_length,
@@ -191,14 +191,14 @@ class _Tuning:
             task.settings.targets,
             Store(folder),
         )
-        refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
+        refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the scorer checks the others
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Show the tokens that the search reads, and say if the whole run takes hours."""
         read = trained = 0
-        if self.evaluator.store.is_empty:  # the rest of a resumed run is not known
-            at = self.evaluator
+        if self.scorer.store.is_empty:  # the rest of a resumed run is not known
+            at = self.scorer
             read, trained = planned_tokens(
                 self.task.settings, len(at.documents.kept), at.original_length, at.target_length
             )
@@ -224,7 +224,7 @@ class _Tuning:
         """The score of the model with this patch, and its seconds. The model is restored."""
         with unpatched_after(self.model):
             live_patch(self.model, plan.positions.ropes)
-            return self.evaluator.score(self.model, str(plan.spec), documents)
+            return self.scorer.score(self.model, str(plan.spec), documents)
 
     def search(self) -> ScalingSpec:
         """Find the best constants, or for --level search the best factors."""
@@ -256,7 +256,7 @@ class _Tuning:
                 self.model,
                 gains.groups,
                 self.task.calibration.sequences,
-                self.evaluator,
+                self.scorer,
                 self.task.settings,
                 start=start,
                 snapshots=self._folder / "learned" if self._folder else None,

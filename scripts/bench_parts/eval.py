@@ -11,7 +11,7 @@ from ropecli import open_checkpoint
 from ropecli.attention import load_model
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import Source
-from ropecli.evaluation.driver import read
+from ropecli.evaluation.driver import score_samples
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.loading import load_tokenizer
@@ -36,7 +36,7 @@ def pass_per_length(model: torch.nn.Module, documents: Documents, lengths: Seque
 
 def one_pass(model: torch.nn.Module, documents: Documents, lengths: Sequence[int]) -> list[float]:
     task = Perplexity(documents, lengths)
-    return [cell.ppl for cell in task.cells(read(task, LiveReader(model)))]
+    return [cell.ppl for cell in task.cells(score_samples(task, LiveReader(model)))]
 
 
 @torch.inference_mode()

@@ -15,12 +15,12 @@ import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import read_documents
 from ropecli.data.sources import DEMO, DEMO_TRAIN, Source
-from ropecli.evaluation.driver import Store, read
+from ropecli.evaluation.driver import Store, score_samples
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.report import Cell, loss_change
 from ropecli.evaluation.tasks.perplexity import Perplexity
-from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.calibration import PointScorer
 from ropecli.tuning.learning import learn
 from ropecli.tuning.procedure import make_task, run_task
 from ropecli.tuning.task import TuneSettings
@@ -49,9 +49,9 @@ def tune(level: str, factor: float, seed: int, data: str, sequences: int | None)
     task = make_task(checkpoint, factor, data, settings)
     begun = time.perf_counter()
     if level == "full":
-        evaluator = Evaluator(task.calibration.evaluated, WINDOW, round(WINDOW * factor), 0.25, TARGETS, Store())
-        weights, start = list(model.parameters()), evaluator.score(model, "0")[0]
-        learn(model, [(weights, FULL_RATE)], task.calibration.sequences, evaluator, settings, start=start)
+        scorer = PointScorer(task.calibration.evaluated, WINDOW, round(WINDOW * factor), 0.25, TARGETS, Store())
+        weights, start = list(model.parameters()), scorer.score(model, "0")[0]
+        learn(model, [(weights, FULL_RATE)], task.calibration.sequences, scorer, settings, start=start)
         learned, params = sum(weight.numel() for weight in weights), {}
     else:
         report = run_task(task, model).report
@@ -66,7 +66,7 @@ def judge_model(model: Any, target: int, source: str) -> list[dict[str, Any]]:
     tokenizer = ropecli.load_tokenizer(ropecli.open_checkpoint("demo"))
     documents = read_documents(Source(source).texts(), tokenizer, target, most=32, cut=target)
     task = Perplexity(documents, [WINDOW, target], Protocol("tail", targets=TARGETS))
-    cells = task.cells(read(task, LiveReader(model)))
+    cells = task.cells(score_samples(task, LiveReader(model)))
     return [{"length": cell.length, "sums": cell.sums, "weights": cell.weights} for cell in cells]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from gpu_parts.measuring import Part, measured_flops
 from ropecli.data.documents import Document, Documents
-from ropecli.evaluation.driver import read
+from ropecli.evaluation.driver import score_samples
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.devices import peak_memory, reset_peak
@@ -57,8 +57,8 @@ def cost(part: Part, work: Callable[[], Any], tokens: int) -> dict[str, Any]:
 def score(model: Any, document: Documents, lengths: list[int], chunk: int | None = None) -> float:
     """Seconds of scoring by the protocol prefix. The test that chunks give the same losses is not counted."""
     task, reader = Perplexity(document, lengths), LiveReader(model, chunk=chunk)
-    cells = task.cells(read(task, reader))
-    if chunk and not reader.continues:
+    cells = task.cells(score_samples(task, reader))
+    if chunk and not reader.cache_is_exact:
         raise RuntimeError(f"The model was not read in chunks of {chunk} tokens.")
     return cells[-1].seconds
 

@@ -62,7 +62,7 @@ def same_length(name: str, lines: Lines) -> Table:
     rows = [
         [
             label,
-            *(f"{report.at(length)[0].ppl:.2f}" if length in report.lengths else "" for length in lengths),
+            *(f"{report.cells_at(length)[0].ppl:.2f}" if length in report.lengths else "" for length in lengths),
             *("" if report is base else percent(report.change_from(base, length)) for length in lengths[-2:]),
         ]
         for label, report in lines
@@ -86,7 +86,7 @@ def same_targets(name: str, lines: Lines, control: Report | None = None) -> Tabl
     against["itself"] = lambda report: report
     rows = []
     for label, report in lines:
-        values = [f"{report.at(length)[0].ppl:.2f}" if length in report.lengths else "" for length in lengths]
+        values = [f"{report.cells_at(length)[0].ppl:.2f}" if length in report.lengths else "" for length in lengths]
         changes = [
             "" if other(report) is report and report.lengths[-1] == at else _change(report, other(report), at)
             for other in against.values()
@@ -98,7 +98,7 @@ def same_targets(name: str, lines: Lines, control: Report | None = None) -> Tabl
 
 def _change(report: Report, other: Report, at: int) -> str:
     """The longest length of a report against another one at the length `at`."""
-    return percent(loss_change(report.cells[-1], other.at(at)[0]))
+    return percent(loss_change(report.cells[-1], other.cells_at(at)[0]))
 
 
 def scores(name: str, lines: Lines) -> Table:
@@ -106,7 +106,7 @@ def scores(name: str, lines: Lines) -> Table:
     rows = []
     for report, length in ((line, length) for _, line in lines for length in line.lengths):
         low, high = report.interval(length)
-        cells = [f"{100 * cell.value:.0f}" for cell in report.at(length)]
+        cells = [f"{100 * cell.value:.0f}" for cell in report.cells_at(length)]
         mean = f"{100 * report.mean(length)[0]:.0f} ({100 * low:.0f} to {100 * high:.0f})"
         rows.append([Path(report.checkpoint).name, f"{length:,}", *cells, mean])
     report = lines[0][1]

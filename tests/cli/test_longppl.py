@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ropecli.evaluation.tasks import keys as key_tokens
+from ropecli.evaluation.tasks import key_tokens
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_keys_are_found_once_and_read_for_other_models(ropecli, repeating, yarn,
     assert f"{count} key tokens give wide intervals" in outcome.err
     assert "┃ tokens ┃" in outcome.out
     search = {"length": 640, "short_context": 256, "stride": 64, "min_gain": 2.0, "max_loss": 2.0}
-    assert first["settings"]["keys"] == {"evaluator": str(yarn), "digest": first["digest"], **search}
+    assert first["settings"]["key_tokens"] == {"evaluator": str(yarn), "digest": first["digest"], **search}
     # the evaluator uses more than the demo's 256 tokens
     assert first["baseline"]["rows"][0]["nll"] > 2 > first["rows"][1]["nll"]
     assert [one["name"] for one in first["headlines"]] == ["short-context cost", "long-context gain"]

@@ -276,7 +276,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (NEEDLE + "--needle x --question y", "expected {key} in it"),
     (NEEDLE + "--needle {key} --question y --num-needles 2", "{name}"),
     (NEEDLE + "--needle {name}{key} --question {name} --num-needles 10", "at least 11"),
-    (NEEDLE + "--needle {key} --question y --style code", "--style code cannot be used"),
+    (NEEDLE + "--needle {key} --question y --style code", "must be given together, and without --style"),
     (NEEDLE + "--mode generate --candidates 10", "--candidates has no effect"),
     (NEEDLE + "--data data.txt --split train", "data.txt has no splits. Remove the split 'train'."),
     ("passkey source --lengths 20", "at least"),

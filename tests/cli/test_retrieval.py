@@ -70,7 +70,7 @@ def test_a_report_of_needle(needle, corpus):
 def test_the_users_own_needles(needle):
     own = ("--needle", "the {name} is {key}", "--question", "what is the {name}? it is")
     report = needle("--json", *own, "--num-needles", 3, "--candidates", 5, lengths="250").json()
-    settings = {"needle": own[1], "question": own[3], "keys": 3, "candidates": 5, "style": None}
+    settings = {"needle": own[1], "question": own[3], "num_needles": 3, "candidates": 5, "style": None}
     assert settings.items() <= report["settings"].items()
     assert report["cells"][0]["chance"] == 0.2
 

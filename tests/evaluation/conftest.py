@@ -37,7 +37,7 @@ def uneven(corpus, tokenizer):
         for one, count in zip(whole, tokens, strict=False):
             ids = np.concatenate([prefix, one.ids]).astype(np.int64)[:count]
             ends = np.concatenate([np.zeros(len(prefix), dtype=np.int64), one.ends])[:count]
-            kept.append(Document(one.name, ids, ends, keys=np.arange(7, count, 7)))
+            kept.append(Document(one.name, ids, ends, key_tokens=np.arange(7, count, 7)))
         assert [len(one.ids) for one in kept] == list(tokens)
         return Documents(tuple(kept), 0, SpecialTokens(tuple(prefix), 0, 0))
 

@@ -7,14 +7,14 @@ import pytest
 
 from ropecli.data.sources import Source
 from ropecli.errors import DataError, MethodError, RopecliError
-from ropecli.evaluation.driver import Store, read
+from ropecli.evaluation.driver import Store, score_samples
 from ropecli.evaluation.prompt_pieces import PieceTokenizer
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, read_essay
 from ropecli.evaluation.tasks.asking import score_of_ranks
-from ropecli.evaluation.tasks.retrieval import Retrieval
+from ropecli.evaluation.tasks.retrieval import Retrieval, RetrievalChoice
 from ropecli.evaluation.tasks.ruler import Ruler, RulerChoice
 
 
@@ -91,7 +91,7 @@ def test_a_log_probability_that_is_not_finite_is_refused(ask, bad):
 
 
 def test_generated_keys_by_hand(ask, prompts):
-    key, another = prompts.prompt(100, 0.5, 0).keys[:2]
+    key, another = prompts.prompt(100, 0.5, 0).candidates[:2]
     answers = {
         key: True,
         f"  {key} and more": True,
@@ -122,7 +122,7 @@ def test_answers_of_ruler_end_once_nothing_can_change(ruler_maker):
 @pytest.mark.parametrize("mode", ["rank", "generate"])
 def test_batches_give_the_same_scores(llama, loaded, prompts, mode):
     task = Retrieval(prompts, [100, 80], [1, 0], samples=3, mode=mode)
-    values = [read(task, LiveReader(loaded(llama), batch_size=size)) for size in (1, 3)]
+    values = [score_samples(task, LiveReader(loaded(llama), batch_size=size)) for size in (1, 3)]
     if mode == "generate":
         assert values[0] == values[1]
     cells = [task.cells(each) for each in values]
@@ -136,21 +136,21 @@ def test_every_model_gets_the_same_prompts(prompts, llama, patched, loaded):
     task, fingerprints, continues = Retrieval(prompts, [80], [0.5], samples=2), [], []
     for folder in (llama, patched(llama, "dynamic")):
         store = Store()
-        fingerprints.append(task.fingerprint(read(task, LiveReader(loaded(folder)), store)))
-        continues.append(store.of("")["about",]["continues"])
+        fingerprints.append(task.fingerprint(score_samples(task, LiveReader(loaded(folder)), store)))
+        continues.append(store.values("")["reader",]["cache_is_exact"])
     assert fingerprints[0] == fingerprints[1]
     assert continues == [True, False]
     other = Retrieval(prompts, [81], [0.5], samples=2)
-    assert other.fingerprint(read(other, LiveReader(loaded(llama)))) != fingerprints[0]
+    assert other.fingerprint(score_samples(other, LiveReader(loaded(llama)))) != fingerprints[0]
 
 
 def test_unsuitable_prompts_and_models_are_refused(prompts, loaded, build):
     with pytest.raises(MethodError, match="rank, generate"):
-        Retrieval(prompts, [80], [0.5], mode="guess")
+        RetrievalChoice(mode="guess")
     with pytest.raises(DataError, match="too short"):
         Retrieval(prompts, [10], [0.5])
     task, reader = Retrieval(prompts, [80], [0.5]), LiveReader(loaded(build("llama", head_dim=32, vocab_size=60)))
     with pytest.raises(DataError, match="do not match"):
-        read(task, reader)
+        score_samples(task, reader)
     with pytest.raises(DataError, match="at least 5"):
-        RetrievalPrompts("needle", STYLES["code"], prompts.haystack, prompts.pieces, keys=4, candidates=4)
+        RetrievalPrompts("needle", STYLES["code"], prompts.haystack, prompts.pieces, num_needles=4, num_candidates=4)

@@ -10,12 +10,12 @@ import pytest
 
 from ropecli import messages
 from ropecli.evaluation import driver
-from ropecli.evaluation.driver import Job, Task, collect, read
+from ropecli.evaluation.driver import Job, Task, collect, score_samples
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.readers.live import LiveReader
-from ropecli.evaluation.subject import LiveReaders, open_subject
-from ropecli.evaluation.tasks.keys import FindKeys
+from ropecli.evaluation.subject import LiveReaderFactory, open_subject
+from ropecli.evaluation.tasks.key_tokens import FindKeyTokens
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.retrieval import Retrieval
 from ropecli.live.lm_head import SplitModel
@@ -72,7 +72,7 @@ def make(documents, uneven, prompts):
             case "retrieval", *mode:
                 return Retrieval(prompts, [80, 100], [0, 1], samples=3, mode=mode[0] if mode else "rank")
             case "key tokens", *_:
-                return FindKeys(uneven(150, 150, 150, 150, 150), SHORT, 150)
+                return FindKeyTokens(uneven(150, 150, 150, 150, 150), SHORT, 150)
         return Perplexity(documents, [24, 64], name)
 
     return make
@@ -90,8 +90,11 @@ def run(make, subject, tokenizer, passes):
     def run(name, output=None, workers=None, batch_size=2):
         passes.clear()
         passes.counting = False
-        job, readers = Job(subject, [make(name)], tokenizer), LiveReaders({"device": "cpu"}, batch_size=batch_size)
-        ((_, _, values, _),) = collect([job], readers, output, workers)
+        job, factory = (
+            Job(subject, [make(name)], tokenizer),
+            LiveReaderFactory({"device": "cpu"}, batch_size=batch_size),
+        )
+        ((_, _, values, _),) = collect([job], factory, output, workers)
         for value in values.values():
             for tally in value.values() if isinstance(value, dict) else ():
                 assert all(tally.pop(name) > 0 for name in COST)
@@ -108,7 +111,7 @@ def output(tmp_path):
 def records(output):
     """(part, key, value) of every saved sample."""
     saved = [read_records(path) for path in sorted(state_folder(output).glob("samples-*"))]
-    return [record for records in saved for record in records if record[1] != ["about"]]
+    return [record for records in saved for record in records if record[1] != ["reader"]]
 
 
 @pytest.mark.parametrize(("name", "stop"), TASKS.items(), ids=TASKS)
@@ -226,7 +229,7 @@ def test_one_pass_serves_all_lengths_of_prefix(llama, patched, loaded, uneven, e
 
 
 def test_key_tokens_take_a_pass_per_window(make, llama, loaded, passes):
-    read(make("key tokens"), LiveReader(loaded(llama), batch_size=3))
+    score_samples(make("key tokens"), LiveReader(loaded(llama), batch_size=3))
     # 14 windows of 40 tokens, of which the last has 38
     assert passes == [(1, 150), *[(3, 40)] * 4, (1, 40), (1, 38)] * 5
 
@@ -235,7 +238,7 @@ def test_key_tokens_take_a_pass_per_window(make, llama, loaded, passes):
 def test_a_prompt_is_read_once_for_all_its_candidates(method, make, llama, patched, loaded, passes):
     """If the frequencies follow the length, with each."""
     task = make("retrieval")
-    read(task, LiveReader(loaded(patched(llama, method) if method else llama)))
+    score_samples(task, LiveReader(loaded(patched(llama, method) if method else llama)))
     expected = []
     for key in task.samples(one_pass=False):
         question = task.question(key)

@@ -172,10 +172,10 @@ def test_a_model_that_changes_within_a_run_gives_no_report(measure, served, othe
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "yarn", "--factor", 4], "A server computes the scaling that it was started with."),
+        (["--method", "yarn", "--factor", 4], "A server has one checkpoint, and the scaling that it was started with."),
         (["--dtype", "bfloat16"], "With --endpoint ropecli loads no model."),
         (["--baseline", "demo"], "With --endpoint ropecli loads no model."),
-        (["--lengths", "24,257"], "accepts 256 tokens; --lengths asks for 257."),
+        (["--lengths", "24,257"], "reads up to 256 tokens; --lengths asks for 257."),
         (["--served-name", "other"], "does not serve 'other'. Served: served."),
     ],
 )
@@ -197,7 +197,7 @@ def test_another_tokenizer_and_a_second_checkpoint_are_refused(measure, served, 
         measure("eval-ppl", "--endpoint", server.url, checkpoint="demo").is_refused("is not that of demo.")
         data = ["--data", corpus, "--lengths", 24]
         asked = ropecli("compare", llama, "demo", "--methods", "as-is", *data, "--endpoint", server.url)
-        asked.is_refused("serves one checkpoint. Measure the others in runs of their own.")
+        asked.is_refused("measure it alone and without --method")
         ropecli("compare", llama, "--methods", "as-is", *data, "--endpoint", server.url).succeeds()
     ropecli("eval-ppl", llama, *data, "--requests", 3).is_refused("--requests needs --endpoint.")
 
@@ -286,11 +286,11 @@ def test_nan_of_a_server_is_not_taken_for_an_overflow_of_the_model(measure, serv
         (MODELS, b'{"data": "\xff"}', {}, "body: Invalid JSON"),
         (MODELS, [1], {}, "body: Input should be an object): [1]"),
         (MODELS, b"moved", {"status": 302, "Location": "/elsewhere"}, "/v1/models answered 302: moved"),
-        (MODELS, b"\x1f\x8b garbage", {"Content_Encoding": "gzip"}, "sent no HTTP (Error -3 while decompressing"),
+        (MODELS, b"\x1f\x8b garbage", {"Content_Encoding": "gzip"}, "gives no answer: Error -3 while decompressing"),
         (COMPLETIONS, {"choices": []}, {}, "choices: List should have at least 1 item"),
         (COMPLETIONS, {"choices": [{"text": "\udc80"}]}, {}, "body: Invalid JSON"),
         (COMPLETIONS, {"choices": [{"text": 5}]}, {}, "choices.0.text: Input should be a valid string): 5"),
-        (COMPLETIONS, {"error": [{"message": 5}]}, {"status": 400}, '(400): [{"message":5}]'),
+        (COMPLETIONS, {"error": [{"message": 5}]}, {"status": 400}, 'answered 400: [{"message":5}]'),
         (COMPLETIONS, b'{"error": "\\ud800"}', {"status": 500, "Retry_After": "0"}, "answered 500 4 times"),
         (COMPLETIONS, b"", {"status": 429, "Retry_After": "nan"}, "answered 429 4 times"),
         (COMPLETIONS, b"", {"status": 503, "Retry_After": "-1"}, "answered 503 4 times"),

@@ -12,9 +12,9 @@ from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
-from ropecli.evaluation.subject import LiveReaders
-from ropecli.evaluation.tasks import keys as key_tokens
-from ropecli.evaluation.tasks.keys import KeyDocument, Keys, get_keys, read_marked, token_digest
+from ropecli.evaluation.subject import LiveReaderFactory
+from ropecli.evaluation.tasks import key_tokens
+from ropecli.evaluation.tasks.key_tokens import DocumentKeyTokens, KeyTokens, get_key_tokens, read_marked, token_digest
 from ropecli.evaluation.texts import TextChoice
 
 LENGTH = 200
@@ -60,8 +60,13 @@ def brute_force_keys(model, plain_nll, ids):
 def test_longppl_is_that_of_brute_force(build, loaded, plain_nll, corpus, texts, begun, evaluate):
     folder, judged = build("llama", head_dim=32), build("llama", head_dim=32, num_key_value_heads=1)
     begun.save_pretrained(folder)
-    choice, readers = TextChoice(Source(str(corpus)), max_documents=3), LiveReaders({"device": "cpu"}, batch_size=3)
-    keys, _ = get_keys(str(folder), None, choice, [LENGTH], readers, Workers(), {"judged": begun}, drop_rare=False)
+    choice, factory = (
+        TextChoice(Source(str(corpus)), max_documents=3),
+        LiveReaderFactory({"device": "cpu"}, batch_size=3),
+    )
+    keys, _ = get_key_tokens(
+        str(folder), None, choice, [LENGTH], factory, Workers(), {"judged": begun}, drop_rare=False
+    )
     documents = read_marked(choice, begun, keys)
     cells = evaluate(loaded(judged), documents, [64, LENGTH], "longppl", batch_size=2)
 
@@ -85,7 +90,7 @@ def test_longppl_is_that_of_brute_force(build, loaded, plain_nll, corpus, texts,
 
 
 def keys_of(name, sha256, *positions):
-    return Keys("e", "d", "v", 20, 4, 1, 2.0, 2.0, (KeyDocument(name, 20, sha256, positions),))
+    return KeyTokens("e", "d", "v", 20, 4, 1, 2.0, 2.0, (DocumentKeyTokens(name, 20, sha256, positions),))
 
 
 def test_keys_of_another_text_are_refused(corpus, texts, tokenizer):
@@ -94,7 +99,7 @@ def test_keys_of_another_text_are_refused(corpus, texts, tokenizer):
         read_marked(choice, tokenizer, keys_of(name, "f", 7))
     ids = np.array(tokenizer(texts[name])["input_ids"][:20])
     [document] = read_marked(choice, tokenizer, keys_of(name, token_digest(Document(name, ids)), 7)).kept
-    assert (document.ids.tolist(), document.keys.tolist()) == (ids.tolist(), [7])
+    assert (document.ids.tolist(), document.key_tokens.tolist()) == (ids.tolist(), [7])
     with pytest.raises(DataError, match="other is not in --data"):
         read_marked(choice, tokenizer, keys_of("other", "f", 7))
 
@@ -107,11 +112,11 @@ def test_added_tokens_make_no_other_vocabulary(tokenizer):
 
 def test_only_an_undamaged_file_of_keys_is_read(tmp_path):
     keys = keys_of("a", "f", 3, 19)
-    key_tokens.write_keys(tmp_path / "keys.json", keys)
-    assert key_tokens.read_keys(tmp_path / "keys.json") == keys
+    key_tokens.write_key_tokens(tmp_path / "keys.json", keys)
+    assert key_tokens.read_key_tokens(tmp_path / "keys.json") == keys
     assert json.loads((tmp_path / "keys.json").read_text())["documents"][0]["positions"] == [3, 19]
     damaged = (tmp_path / "keys.json").read_text().replace("19", "18")
     for text, reason in (("{}", "Field required"), ("[", "cannot be read"), (damaged, "does not match its checksum")):
         (tmp_path / "keys.json").write_text(text)
         with pytest.raises(DataError, match=reason):
-            key_tokens.read_keys(tmp_path / "keys.json")
+            key_tokens.read_key_tokens(tmp_path / "keys.json")

@@ -64,7 +64,7 @@ def test_every_token_scores_as_in_one_pass(model, at_once, caplog):
     for chunk in (7, 75):
         reader = LiveReader(model, chunk=chunk)
         reader.prepare(IDS[0].numpy(), 200)
-        assert reader.continues
+        assert reader.cache_is_exact
     assert not caplog.records
 
 
@@ -129,7 +129,7 @@ def test_a_failing_cache_is_not_used(fault, llama, loaded, uneven, evaluate, exp
     assert "cache" in sentence
     assert cells == evaluate(model, documents, [24, 100])
     reader = prepared(model, chunk=16)
-    assert not reader.continues
+    assert not reader.cache_is_exact
     np.testing.assert_allclose(ranked(reader), expected(llama), rtol=0, atol=1e-4)
 
 
@@ -176,10 +176,10 @@ def test_answers_have_the_probability_of_a_plain_pass(build, loaded, expected, n
         monkeypatch.setattr(live, "_COPIED_AT_ONCE", at_once)
         monkeypatch.setattr(live, "_TOKENS_AT_ONCE", at_once)
         reader = prepared(model, chunk=chunk)
-        assert reader.continues
+        assert reader.cache_is_exact
         for _ in range(2):  # nothing remains of the first
             np.testing.assert_allclose(ranked(reader), values, rtol=0, atol=1e-4)
-        reader.continues = False
+        reader.cache_is_exact = False
         np.testing.assert_allclose(ranked(reader), values, rtol=0, atol=1e-4)
 
 
@@ -200,9 +200,9 @@ def test_generated_answers_are_those_of_transformers(llama, loaded):
         for ids in prompts
     ]
     reader = prepared(model, chunk=16, batch_size=2)
-    assert reader.continues
+    assert reader.cache_is_exact
     assert reader.generate(prompts, 12, lambda index, tokens: False) == expected
-    reader.continues = False
+    reader.cache_is_exact = False
     assert reader.generate(prompts, 12, lambda index, tokens: False) == expected
     # each ends by itself, and the others stay the same
     early = reader.generate(prompts, 12, lambda index, tokens: len(tokens) == 3 * (index + 1))

@@ -39,7 +39,7 @@ def losses(model, window):
 def test_losses_equal_those_of_a_fresh_model_for_every_window(checkpoint, protocol, loaded, uneven, evaluate):
     """Also if the tables follow the length: they must not remember a longer window."""
     documents = uneven(130, 101)
-    definition = Protocol(protocol).resolved(LENGTHS, documents.special)
+    definition = Protocol(protocol).for_lengths(LENGTHS, documents.special)
     for cell in evaluate(loaded(checkpoint), documents, LENGTHS, protocol):
         sums, weights = [], []
         for document in documents.kept:
@@ -66,13 +66,11 @@ def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
     with torch.no_grad():
         model.model.norm.weight.mul_(float("nan"))
     for protocol in PROTOCOLS:
-        with pytest.raises(RopecliError, match=r"not finite at length 24 in text00\.txt and 3 more"):
+        with pytest.raises(RopecliError, match=r"not finite, .* at length 24 in text00\.txt and 3 more"):
             evaluate(model, uneven(60, 50, 40, 30), [24], protocol)
 
 
-def test_unknown_ids_and_short_documents_are_refused(llama, loaded, documents, evaluate):
-    with pytest.raises(DataError, match="the longest length is 100000"):
-        Perplexity(documents, [24, 100_000], "tail")
+def test_unknown_ids_are_refused(llama, loaded, documents, evaluate):
     ids = documents.kept[0].ids.copy()
     ids[30] = 512
     foreign = Documents((Document("foreign", ids),), 0)

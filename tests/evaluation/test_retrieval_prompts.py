@@ -40,9 +40,9 @@ def tasks(pieces, corpus):
     return {
         "passkey": RetrievalPrompts("passkey", PASSKEY, repeat_sentences(PASSKEY_FILLER, pieces, 900), pieces),
         "code": RetrievalPrompts("needle", STYLES["code"], haystack, pieces),
-        "prose": RetrievalPrompts("needle", STYLES["prose"], haystack, pieces, keys=4, candidates=6),
+        "prose": RetrievalPrompts("needle", STYLES["prose"], haystack, pieces, num_needles=4, num_candidates=6),
         "quoted": RetrievalPrompts(
-            "needle", Templates('word = "{key}"', 'assert word == "'), haystack, pieces, candidates=2
+            "needle", Templates('word = "{key}"', 'assert word == "'), haystack, pieces, num_candidates=2
         ),
     }
 
@@ -54,12 +54,12 @@ TASKS = ["passkey", "prose", "quoted"]
 def test_the_text_is_what_the_templates_say(tasks, name):
     task = tasks[name]
     prompt = task.prompt(600, 0.5, 0)
-    text, key = task.pieces.text(prompt.ids), prompt.keys[0]
+    text, key = task.pieces.text(prompt.ids), prompt.candidates[0]
     lines = text.removeprefix(task.pieces.text(task.pieces.prefix)).split("\n")
     names = [one for one in task.templates.names if task.templates.needle.format(name=one, key=key) in lines]
     assert names
     assert lines[0] == task.templates.introduction or not task.templates.introduction
-    for answer, candidate in zip(prompt.answers, prompt.keys, strict=True):
+    for answer, candidate in zip(prompt.answers, prompt.candidates, strict=True):
         end = task.pieces.text([*prompt.ids, *answer]).split("\n")[-1]
         assert end in {
             task.templates.question.format(name=one).rstrip() + space + candidate
@@ -71,15 +71,17 @@ def test_the_text_is_what_the_templates_say(tasks, name):
 @pytest.mark.parametrize("name", TASKS)
 def test_prompt_with_answer_has_the_requested_length_and_one_key(tasks, name):
     task = tasks[name]
-    for trial, (length, depth) in enumerate([(601, 0), (601, 0.3), (601, 1), (900, 0), (900, 0.3), (900, 1)]):
-        prompt = task.prompt(length, depth, trial)
+    for index, (length, depth) in enumerate([(601, 0), (601, 0.3), (601, 1), (900, 0), (900, 0.3), (900, 1)]):
+        prompt = task.prompt(length, depth, index)
         assert len(prompt.ids) + len(prompt.answers[0]) == length
         assert len({len(answer) for answer in prompt.answers}) == 1
         assert tuple(prompt.ids[: len(task.pieces.prefix)]) == task.pieces.prefix
         assert 0 not in prompt.ids[len(task.pieces.prefix) :]
         text = task.pieces.text(prompt.ids)
-        assert len(set(prompt.keys)) == task.candidates
-        assert [key in text for key in prompt.keys] == [index < task.keys for index in range(task.candidates)]
+        assert len(set(prompt.candidates)) == task.num_candidates
+        assert [key in text for key in prompt.candidates] == [
+            place < task.num_needles for place in range(task.num_candidates)
+        ]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -88,7 +90,7 @@ def test_depth_places_the_needle(tasks, name):
     for depth in (0, 0.5, 1):
         prompt = task.prompt(900, depth, 0)
         text = task.pieces.text(prompt.ids).removeprefix(task.pieces.text(task.pieces.prefix))
-        needle = next(line for line in text.split("\n") if prompt.keys[0] in line)
+        needle = next(line for line in text.split("\n") if prompt.candidates[0] in line)
         before, after = text.split(needle, 1)
         if depth == 0:
             assert before.strip("\n") == task.templates.introduction
@@ -100,18 +102,18 @@ def test_depth_places_the_needle(tasks, name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_prompt_has_room_at_the_recommended_length(tasks, name):
-    task, depths, trials = tasks[name], (0, 0.3, 1), 2
+    task, depths, samples = tasks[name], (0, 0.3, 1), 2
     with pytest.raises(DataError, match="30 tokens is too short") as refusal:
-        task.check_room(30, depths, trials)
+        task.check_room(30, depths, samples)
     least = int(str(refusal.value).split("at least ")[1].rstrip("."))
-    task.check_room(least, depths, trials)
-    for depth, trial in product(depths, range(trials)):
-        task.prompt(least, depth, trial)
+    task.check_room(least, depths, samples)
+    for depth, index in product(depths, range(samples)):
+        task.prompt(least, depth, index)
 
 
 def test_the_number_of_candidates_does_not_change_a_prompt(tasks):
     task = tasks["code"]
-    few, many = (replace(task, candidates=count).prompt(600, 0.5, 3) for count in (2, 100))
+    few, many = (replace(task, num_candidates=count).prompt(600, 0.5, 3) for count in (2, 100))
     assert few.digest() == many.digest()
     np.testing.assert_array_equal(few.ids, many.ids)
 
@@ -134,9 +136,9 @@ def test_keys_have_the_most_common_form_and_are_not_in_the_text():
     ("needle", "question", "message"),
     [
         ("secret", "is", "expected {key} in it"),
-        ("{key}", "is {key}", "remove {key}"),
+        ("{key}", "is {key}", "expected only {name} in braces"),
         ("{key.__class__}", "is", "{key.__class__}"),
-        ("{key} {", "is", "not a valid template"),
+        ("{key} {", "is", "Write a literal brace as {{ or }}"),
     ],
 )
 def test_invalid_templates_are_refused(needle, question, message):

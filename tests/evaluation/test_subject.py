@@ -11,7 +11,7 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
 from ropecli.evaluation.driver import Job, make_reports
-from ropecli.evaluation.subject import LiveReaders, Subject
+from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.registry import scaling_methods
@@ -52,7 +52,7 @@ def compare(documents, tokenizer):
         checkpoint, task = open_checkpoint(folder), Perplexity(few, LENGTHS, protocol)
         plans = [make_plan(checkpoint, spec) if spec else None for spec in specs]
         jobs = [Job(Subject(checkpoint, plan), [task], tokenizer) for plan in plans]
-        return [report.cells for report in make_reports(jobs, LiveReaders({"device": "cpu"}))]
+        return [report.cells for report in make_reports(jobs, LiveReaderFactory({"device": "cpu"}))]
 
     return measured
 
@@ -117,7 +117,7 @@ def test_a_patched_checkpoint_is_compared_from_its_original(llama, patched, comp
 
 def test_unsupported_methods_are_refused_before_anything_is_measured(build, compare, monkeypatch):
     folder = build("smollm3", no_rope_layers=[1, 0])
-    monkeypatch.setattr("ropecli.evaluation.driver.read", pytest.fail)
+    monkeypatch.setattr("ropecli.evaluation.driver.score_samples", pytest.fail)
     with pytest.raises(PatchError, match="do not rotate by the rotary tables"):
         compare(folder, [make_spec("none"), make_spec("rerope", 4.0)])
 

@@ -21,23 +21,23 @@ def documents(corpus, tokenizer):
 
 
 @pytest.fixture
-def evaluator(documents):
-    """evaluator(3) -> an evaluator on the first `count` documents."""
+def scorer(documents):
+    """scorer(3) -> a scorer on the first `count` documents."""
     from dataclasses import replace
 
     from ropecli.evaluation.driver import Store
-    from ropecli.tuning.calibration import Evaluator
+    from ropecli.tuning.calibration import PointScorer
 
-    def make(count: int = 3, target: int = TARGET) -> Evaluator:
+    def make(count: int = 3, target: int = TARGET) -> PointScorer:
         few = replace(documents, kept=documents.kept[:count])
-        return Evaluator(few, WINDOW, target, 0.25, 32, Store())
+        return PointScorer(few, WINDOW, target, 0.25, 32, Store())
 
     return make
 
 
 @pytest.fixture
 def sequences(documents) -> torch.Tensor:
-    """The evaluator's documents are among them, so that a few steps improve its score; shape (8, 128)."""
+    """The scorer's documents are among them, so that a few steps improve its score; shape (8, 128)."""
     return torch.from_numpy(np.stack([document.ids for document in documents.kept[:8]]))
 
 
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
     task: Any
     model: Any
-    evaluator: Any
+    scorer: Any
     on_point: Callable[[Any], None]
 
     @property
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture
-def make_run(evaluator, sequences):
+def make_run(scorer, sequences):
     """make_run(folder, level="grid", points=4, ...) -> a run on the model in the folder, freshly loaded, at ×2."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
@@ -82,7 +82,7 @@ def make_run(evaluator, sequences):
         **settings: Any,
     ) -> Run:
         checkpoint = open_checkpoint(folder, weights=True)
-        scored_by = evaluator(target=round(WINDOW * factor))
+        scored_by = scorer(target=round(WINDOW * factor))
         calibration = Calibration(scored_by.documents, sequences[:, : scored_by.target_length])
         chosen = TuneSettings(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, "targets": 32, **settings})
         baseline = make_plan(checkpoint, make_spec("yarn", factor))

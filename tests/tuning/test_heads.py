@@ -20,9 +20,9 @@ SETTINGS = TuneSettings(steps=6, batch_size=2, evaluate_every=2)
 class Learner:
     """A model with its gains, and its scores so far."""
 
-    def __init__(self, folder, evaluator, sequences):
+    def __init__(self, folder, scorer, sequences):
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self.gains, self.evaluator, self.sequences = HeadGains(self.model, (None,)), evaluator, sequences
+        self.gains, self.scorer, self.sequences = HeadGains(self.model, (None,)), scorer, sequences
         self.scores = []
 
     def learn(self, settings=SETTINGS, snapshots=None, on_score=None):
@@ -32,7 +32,7 @@ class Learner:
                 self.model,
                 self.gains.groups,
                 self.sequences,
-                self.evaluator,
+                self.scorer,
                 settings,
                 start=START,
                 snapshots=snapshots,
@@ -45,8 +45,8 @@ class Learner:
 
 
 @pytest.fixture
-def learner(llama, evaluator, sequences):
-    return lambda folder=llama: Learner(folder, evaluator(), sequences)
+def learner(llama, scorer, sequences):
+    return lambda folder=llama: Learner(folder, scorer(), sequences)
 
 
 def same(tensors, others):
@@ -56,7 +56,7 @@ def same(tensors, others):
 def test_the_best_score_is_kept_and_the_model_stays_as_it_was(learner):
     run, seen = learner(), []
     weights = [parameter.detach().clone() for parameter in run.model.parameters()]
-    before, _ = run.evaluator.score(run.model, "before")
+    before, _ = run.scorer.score(run.model, "before")
 
     def on_score(learned):
         run.scores.append(learned[:2])
@@ -69,7 +69,7 @@ def test_the_best_score_is_kept_and_the_model_stays_as_it_was(learner):
     assert best.score == min((score for _, score in run.scores), key=lambda score: score.objective)
     assert best.score.objective < before.objective
     with run.gains.live():
-        assert run.evaluator.score(run.model, "after")[0] == best.score
+        assert run.scorer.score(run.model, "after")[0] == best.score
     assert not any(module.training or getattr(module, "gradient_checkpointing", 0) for module in run.model.modules())
     assert same(run.model.parameters(), weights)
 
@@ -95,7 +95,7 @@ def test_training_stops_without_improvement_and_keeps_the_best(learner, monkeypa
     run, values = learner(), []
     objectives = iter([5.0, 4.0, 4.5, 4.25, 1.0])
     monkeypatch.setattr(
-        type(run.evaluator), "score", lambda *arguments: (Score(value := next(objectives), 0.0, value, 3), 0.0)
+        type(run.scorer), "score", lambda *arguments: (Score(value := next(objectives), 0.0, value, 3), 0.0)
     )
 
     def on_score(learned):

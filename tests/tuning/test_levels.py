@@ -9,14 +9,14 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import NotFiniteError
-from ropecli.evaluation.driver import read
+from ropecli.evaluation.driver import score_samples
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.rotary import unpatched_after
 from ropecli.resume import read_records
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.calibration import PointScorer
 from ropecli.tuning.folding import difference, logits_of
 from ropecli.tuning.learning import Learned
 from ropecli.tuning.procedure import write_tuned
@@ -35,11 +35,11 @@ def state_of(model):
 
 
 def objective_of(run, spec):
-    """The objective of the checkpoint with this scaling, on the evaluator's documents."""
+    """The objective of the checkpoint with this scaling, on the scorer's documents."""
     model = AutoModelForCausalLM.from_pretrained(run.checkpoint.folder).eval()
     live_patch(model, make_plan(run.checkpoint, spec).positions.ropes)
-    task = Perplexity(run.evaluator.documents, [64, 128], Protocol("tail", targets=32))
-    short, target = task.cells(read(task, LiveReader(model)))
+    task = Perplexity(run.scorer.documents, [64, 128], Protocol("tail", targets=32))
+    short, target = task.cells(score_samples(task, LiveReader(model)))
     return target.value + 0.25 * short.value
 
 
@@ -96,7 +96,7 @@ def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
 def test_no_scaling_reads_a_document_twice(llama, make_run, tmp_path):
     points = []
     make_run(llama, level="grid", points=4, on_point=points.append).tune(tmp_path)
-    read = [(part, *key) for part, key, _ in read_records(tmp_path / "samples-0.jsonl") if key != ["about"]]
+    read = [(part, *key) for part, key, _ in read_records(tmp_path / "samples-0.jsonl") if key != ["reader"]]
     assert len(set(read)) == len(read)
     specs = [make_spec("none"), *(make_spec("yarn", 2.0, point.params) for point in points)]
     assert {part for part, *_ in read} == {str(spec) for spec in specs}
@@ -154,14 +154,14 @@ def test_a_patched_checkpoint_is_tuned_like_its_original(llama, make_run, tmp_pa
 
 
 def test_points_that_overflow_have_an_infinite_loss(llama, make_run, monkeypatch):
-    evaluator_score, points = Evaluator.score, []
+    scorer_score, points = PointScorer.score, []
 
     def score(self, model, part, count=None, name=""):
         if "beta_fast" in part:
             raise NotFiniteError("too much")
-        return evaluator_score(self, model, part, count)
+        return scorer_score(self, model, part, count)
 
-    monkeypatch.setattr(Evaluator, "score", score)
+    monkeypatch.setattr(PointScorer, "score", score)
     tuned = make_run(llama, level="grid", points=4, on_point=points.append).tune()
     assert tuned.plan.spec.params == {}
     assert {point.score.objective == float("inf") for point in points} == {True, False}

@@ -12,16 +12,16 @@ from ropecli.errors import CheckpointError, MethodError
 from ropecli.evaluation.endpoint import Endpoint
 from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader
-from ropecli.evaluation.subject import Readers, Subject
+from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import warn
 
 _READ, _CONTINUED = 8192, 16
-"""Tokens of the longest sample that recognize a model: they are read, or continued where a server gives no losses.
+"""Tokens of the longest sample by which a model is recognized: read, or generated where a server gives no losses.
 
 Scalings that follow the length, and longrope's long factors, show only in long prompts.
 """
 _TOP = 5
-_MOST = 0.1
+_SAME_MODEL = 0.1
 """Mean |Δ ln p| between two answers of one model, nats. Rounding in bfloat16 gives up to 0.05 where tokens are read and
 0.08 where they are generated; twice or half the factor of yarn at least 0.15 and 0.23 (SmolLM2-135M).
 """
@@ -30,7 +30,7 @@ _HEAD = 8
 
 
 class Identity(TypedDict):
-    """What a model gives for ids. values: ln p by token, at each place that is read or generated. text: the answer."""
+    """A model's answer to ids. values: ln p by token, at each place that is read or generated. text: the answer."""
 
     ids: list[int]
     read: bool
@@ -47,17 +47,17 @@ class EndpointReader(Reader):
 
     def __init__(self, endpoint: Endpoint, tokenizer: Any, *, in_flight: int) -> None:
         self.endpoint, self.tokenizer, self.in_flight = endpoint, tokenizer, in_flight
-        self._turn, self._inside = threading.Lock(), threading.local()
+        self._lock, self._thread = threading.Lock(), threading.local()
         self._measured: list[Cost] = []
         self._since = 0.0
 
     def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
         self.gives_losses = self.endpoint.gives_prompt_losses(longest.tolist())
         most = self.endpoint.model.max_length
-        if most is not None and length > most:
-            raise MethodError(f"{self.endpoint.url} accepts {most} tokens; --lengths asks for {length}.")
         if length == most and self.gives_losses and not self.endpoint.forces_exactly(longest.tolist()):
-            raise MethodError(f"{self.endpoint.url} generates at least one token, so it reads at most {most - 1}.")
+            most -= 1  # it always generates a token
+        if most is not None and length > most:
+            raise MethodError(f"{self.endpoint.url} reads up to {most} tokens; --lengths asks for {length}.")
 
     def identity(self, ids: np.ndarray) -> Identity:
         room = 0 if self.gives_losses else _CONTINUED
@@ -73,17 +73,20 @@ class EndpointReader(Reader):
     def difference_from(self, identity: Identity) -> str:
         now = self._identity(identity["ids"], read=identity["read"])
         if now["values"] and identity["values"]:
-            apart = mean_difference(identity["values"], now["values"])
-            how = f"log-probabilities of the same tokens differ by {apart:.2g} nats; rounding gives less than {_MOST}"
-            same = apart < _MOST
+            difference = mean_difference(identity["values"], now["values"])
+            how = (
+                f"log-probabilities of the same tokens differ by {difference:.2g} nats; rounding gives less than "
+                f"{_SAME_MODEL}"
+            )
+            same = difference < _SAME_MODEL
         else:
             how = f"it continues the same prompt with {now['text']!r}, not {identity['text']!r}"
             same = now["text"][:_HEAD] == identity["text"][:_HEAD]
         return "" if same else f"{self.endpoint.url} serves another model or scaling than when this run began: {how}."
 
-    def about(self) -> dict[str, Any]:
+    def properties(self) -> dict[str, Any]:
         device = f"{self.endpoint.engine} at {self.endpoint.url}"
-        return {"dtype": "as served", "device": device, "follows_length": False, "continues": False, "chunk": None}
+        return {"dtype": "as served", "device": device, "follows_length": False, "cache_is_exact": False, "chunk": None}
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[Cost]:
@@ -95,7 +98,7 @@ class EndpointReader(Reader):
             yield cost
         finally:
             self._share_time()
-            self._measured = [other for other in self._measured if other is not cost]
+            self._measured = [running for running in self._measured if running is not cost]
 
     def _share_time(self) -> None:
         now = time.perf_counter()
@@ -104,25 +107,25 @@ class EndpointReader(Reader):
         self._since = now
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        with self._turn:
-            self._inside.value = True
+    def task_lock(self) -> Iterator[None]:
+        with self._lock:
+            self._thread.has_lock = True
             try:
                 yield
             finally:
-                self._inside.value = False
+                self._thread.has_lock = False
 
     @contextlib.contextmanager
     def _waiting(self, tokens: int) -> Iterator[None]:
-        """While the server reads these tokens, another thread has the turn."""
-        lent = getattr(self._inside, "value", False)
-        if lent:
-            self._turn.release()
+        """While the server reads these tokens, another thread has the lock."""
+        has_lock = getattr(self._thread, "has_lock", False)
+        if has_lock:
+            self._lock.release()
         try:
             yield
         finally:
-            if lent:
-                self._turn.acquire()
+            if has_lock:
+                self._lock.acquire()
         self.advance(tokens)
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
@@ -159,16 +162,16 @@ def mean_difference(then: Sequence[dict[str, float]], now: Sequence[dict[str, fl
 
     A token that only one of them names is at most as probable as the least one that the other names.
     """
-    apart: list[float] = []
+    differences: list[float] = []
     for before, after in zip(then, now, strict=False):
         floors = min(before.values()), min(after.values())
-        apart += [abs(before.get(key, floors[0]) - after.get(key, floors[1])) for key in {*before, *after}]
+        differences += [abs(before.get(key, floors[0]) - after.get(key, floors[1])) for key in {*before, *after}]
         if max(before, key=before.__getitem__) != max(after, key=after.__getitem__):
             break
-    return sum(apart) / len(apart)
+    return sum(differences) / len(differences)
 
 
-class EndpointReaders(Readers):
+class EndpointReaderFactory(ReaderFactory):
     """Opens the reader of a server, which serves one checkpoint."""
 
     loads_weights = False
@@ -184,16 +187,14 @@ class EndpointReaders(Readers):
         return {**self.request(), "attn": "auto"}
 
     def check(self, subjects: Sequence[Subject]) -> None:
-        if len({id(subject.checkpoint) for subject in subjects}) > 1:
-            raise MethodError(f"{self.endpoint.url} serves one checkpoint. Measure the others in runs of their own.")
-        if any(subject.plan is not None for subject in subjects):
+        if len({id(subject.checkpoint) for subject in subjects}) > 1 or any(subject.plan for subject in subjects):
             raise MethodError(
-                "A server computes the scaling that it was started with. Patch a folder, serve it, and measure without "
-                "--method; in compare: --methods as-is."
+                "A server has one checkpoint, and the scaling that it was started with. Patch a folder, serve it, and "
+                "measure it alone and without --method; in compare: --methods as-is."
             )
 
     @contextlib.contextmanager
-    def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> Iterator[EndpointReader]:
+    def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[EndpointReader]:
         """Raises CheckpointError for another tokenizer's ids."""
         self._refuse_other_ids(tokenizer, subject.checkpoint.name)
         yield EndpointReader(self.endpoint, tokenizer, in_flight=self.in_flight)

@@ -69,7 +69,7 @@ def refuse_unknown_ids(largest: int, model: "PreTrainedModel") -> None:
         )
 
 
-class _Read(NamedTuple):
+class _PromptState(NamedTuple):
     """logits: shape (batch, vocabulary), for the next token. cache: KV cache of all tokens read."""
 
     logits: torch.Tensor
@@ -81,7 +81,8 @@ class LiveReader(Reader):
 
     chunk: tokens per decoder pass, with earlier ones in the KV cache; None for all up to 32,768 tokens, else 1,024; 0
     for all. batch_size: windows or prompts per pass. follows_length: whether a patch in memory makes the frequencies
-    depend on the length; `prepare` adds those of the model's own tables. continues: whether the KV cache is exact.
+    depend on the length; `prepare` adds those of the model's own tables. cache_is_exact: whether
+    reading in chunks and continuing from the cache give the losses of one pass.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class LiveReader(Reader):
         self.split = SplitModel(model)
         self.device = input_device(model)
         self.chunk: int | None = None
-        self.continues = False
+        self.cache_is_exact = False
         self.follows_length = follows_length
-        self._wanted_chunk, self._patch_follows = chunk, follows_length
+        self._chosen_chunk, self._patch_follows = chunk, follows_length
         self._dynamic_tables: list[Any] = []
 
     def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
@@ -106,15 +107,15 @@ class LiveReader(Reader):
         tables = rotary_tables(self.model)
         self._dynamic_tables = tables if switches_with_length(tables, length) else []
         self.follows_length = self._patch_follows or bool(self._dynamic_tables)
-        self.chunk = self._wanted_chunk or None
-        if self._wanted_chunk is None and length > _LONG:
+        self.chunk = self._chosen_chunk or None
+        if self._chosen_chunk is None and length > _LONG:
             self.chunk = _CHUNK_OF_LONG
         in_chunks = self.chunk is not None and len(longest) > self.chunk
-        self.continues = False
+        self.cache_is_exact = False
         if (in_chunks or answers) and not self.follows_length:
             with within_memory(1, len(longest)):
-                self.continues = self._cache_is_exact(self._tensor(longest), answers)
-        if (in_chunks or answers) and not self.continues:
+                self.cache_is_exact = self._check_cache(self._tensor(longest), answers)
+        if (in_chunks or answers) and not self.cache_is_exact:
             reason = "the model's KV cache changes the losses"
             if self.follows_length:
                 reason = "the model's frequencies depend on the length"
@@ -123,12 +124,12 @@ class LiveReader(Reader):
             if answers:
                 warn(f"Reading the whole prompt again for each token of an answer, which is slow: {reason}.")
 
-    def about(self) -> dict[str, Any]:
+    def properties(self) -> dict[str, Any]:
         return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": device_names(self.model),
             "follows_length": self.follows_length,
-            "continues": self.continues,
+            "cache_is_exact": self.cache_is_exact,
             "chunk": self.chunk,
         }
 
@@ -177,11 +178,11 @@ class LiveReader(Reader):
             refuse_unknown_ids(max(int(ids.max()), *(max(answer) for answer in answers)), self.model)
             values = np.empty(len(answers))
             with within_memory(1, len(ids)), torch.inference_mode():
-                read = self._read(self._tensor(ids)) if self.continues else None
+                state = self._read(self._tensor(ids)) if self.cache_is_exact else None
                 for length in dict.fromkeys(map(len, answers)):
                     members = [index for index, answer in enumerate(answers) if len(answer) == length]
                     rows = torch.tensor([answers[index] for index in members], device=self.device)
-                    sums = self._on_cache(read, rows) if read else self._whole(ids, rows)
+                    sums = self._on_cache(state, rows) if state else self._whole(ids, rows)
                     values[members] = sums.cpu().double().numpy()
             yield values
 
@@ -218,7 +219,7 @@ class LiveReader(Reader):
         """
         tokens = ids.shape[1]
         first = 1 if targets is None else tokens - targets
-        chunk = self.chunk if chunk is None and self.continues else chunk
+        chunk = self.chunk if chunk is None and self.cache_is_exact else chunk
         parts = []
         for start, outputs in self.decode(ids if reads_last else ids[:, :-1], chunk):
             hidden = outputs.last_hidden_state
@@ -253,61 +254,63 @@ class LiveReader(Reader):
     def _greedy(self, ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield greedily decoded tokens, shape (batch,), without end. ids: shape (batch, tokens)."""
         tokens = torch.from_numpy(ids).to(self.device)
-        read = self._read(tokens) if self.continues else None
+        state = self._read(tokens) if self.cache_is_exact else None
         while True:
-            if read:
-                logits = read.logits
+            if state:
+                logits = state.logits
             else:
                 reset_tables(self._dynamic_tables)
                 outputs = self.split.decode(tokens)
                 logits = self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0]
             chosen = logits.argmax(-1, keepdim=True).to(self.device)
             yield chosen[:, 0].cpu().numpy()
-            if read:
-                read = self._continue(chosen, read.cache)
+            if state:
+                state = self._continue(chosen, state.cache)
             else:
                 tokens = torch.cat([tokens, chosen], dim=1)
 
     def _tensor(self, ids: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(ids)[None].to(self.device)
 
-    def _read(self, tokens: torch.Tensor) -> _Read:
-        read = _Read(torch.empty(0), None)
+    def _read(self, tokens: torch.Tensor) -> _PromptState:
+        state = _PromptState(torch.empty(0), None)
         for part in tokens.split(self.chunk or tokens.shape[1], dim=1):
-            read = self._continue(part, read.cache)
-        return read
+            state = self._continue(part, state.cache)
+        return state
 
-    def _continue(self, tokens: torch.Tensor, cache: Any) -> _Read:
+    def _continue(self, tokens: torch.Tensor, cache: Any) -> _PromptState:
         outputs = self.split.decode_on(tokens, cache)
-        return _Read(self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0], outputs.past_key_values)
+        return _PromptState(
+            self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0], outputs.past_key_values
+        )
 
-    def _on_cache(self, read: _Read, rows: torch.Tensor) -> torch.Tensor:
+    def _on_cache(self, state: _PromptState, rows: torch.Tensor) -> torch.Tensor:
         """rows: shape (answers, tokens). Log-probabilities, shape (answers,)."""
-        rows = rows.to(read.logits.device)
-        values = read.logits[0].log_softmax(-1)[rows[:, 0]]
+        rows = rows.to(state.logits.device)
+        values = state.logits[0].log_softmax(-1)[rows[:, 0]]
         if rows.shape[1] == 1:
             return values
-        held = [value for layer in read.cache.layers for value in vars(layer).values()]
+        held = [value for layer in state.cache.layers for value in vars(layer).values()]
         size = sum(value.nbytes for value in held if isinstance(value, torch.Tensor))
         parts = []
-        for some in rows.split(max(1, _COPIED_AT_ONCE // max(1, size))):
-            copied = copy.deepcopy(read.cache)  # continuing from a cache changes it
-            copied.batch_repeat_interleave(len(some))
-            outputs = self.split.decode_on(some[:, :-1], copied)
+        for part in rows.split(max(1, _COPIED_AT_ONCE // max(1, size))):
+            copied = copy.deepcopy(state.cache)  # continuing from a cache changes it
+            copied.batch_repeat_interleave(len(part))
+            outputs = self.split.decode_on(part[:, :-1], copied)
             logits = self.split.logits(outputs, outputs.last_hidden_state)
-            parts.append(logits.log_softmax(-1).gather(-1, some[:, 1:, None]).sum(dim=(1, 2)))
+            parts.append(logits.log_softmax(-1).gather(-1, part[:, 1:, None]).sum(dim=(1, 2)))
         return values + torch.cat(parts)
 
     def _whole(self, ids: np.ndarray, rows: torch.Tensor) -> torch.Tensor:
         prompt = self._tensor(ids)
         parts = []
-        for some in rows.split(max(1, _TOKENS_AT_ONCE // (len(ids) + rows.shape[1]))):
-            sequences = torch.cat([prompt.expand(len(some), -1), some], dim=1)
+        for part in rows.split(max(1, _TOKENS_AT_ONCE // (len(ids) + rows.shape[1]))):
+            sequences = torch.cat([prompt.expand(len(part), -1), part], dim=1)
             parts.append(-self.nll(sequences, targets=rows.shape[1]).sum(dim=1))
         return torch.cat(parts)
 
     @torch.inference_mode()
-    def _cache_is_exact(self, ids: torch.Tensor, answers: bool) -> bool:
+    def _check_cache(self, ids: torch.Tensor, answers: bool) -> bool:
         """Return whether chunks give the losses of one pass. Some model types use their KV cache incorrectly.
 
         ids: shape (1, tokens). answers: whether copies of the cache are continued too. Reads only the first chunks,

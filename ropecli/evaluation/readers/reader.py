@@ -1,4 +1,4 @@
-"""What a task asks of a reader: losses, log-probabilities of answers, and answers.
+"""Readers give a task losses, log-probabilities of answers, and answers.
 
 Readers: a model in this process (live.py), vLLM in this process (vllm.py), a server (endpoint.py).
 """
@@ -51,15 +51,15 @@ class Reader:
         raise NotImplementedError
 
     def identity(self, ids: np.ndarray) -> Any:
-        """What the model gives for these ids, as JSON, to recognize it later; None if the request names its weights."""
+        """The model's answer to these ids, as JSON, to recognize it later; None if the request names its weights."""
         return None
 
     def difference_from(self, identity: Any) -> str:
-        """How the model that answers now differs from the one of this identity, a sentence; empty if it does not."""
+        """A sentence if another model than that of this identity answers now; else empty."""
         return ""
 
-    def about(self) -> dict[str, Any]:
-        """The fields of a report that the reader knows: dtype, device, chunk, follows_length, continues."""
+    def properties(self) -> dict[str, Any]:
+        """dtype, device, chunk, follows_length, cache_is_exact: for the report, and to resume without the model."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class Reader:
         yield cost
         cost.seconds = time.perf_counter() - started
 
-    def turn(self) -> AbstractContextManager[None]:
+    def task_lock(self) -> AbstractContextManager[None]:
         """Hold it while a sample is scored: tasks run in one thread at a time, while others wait for the server."""
         return contextlib.nullcontext()
 

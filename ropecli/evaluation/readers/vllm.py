@@ -19,7 +19,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import MethodError, RopecliError, reason_of
 from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
-from ropecli.evaluation.subject import Readers, Subject
+from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.live.proof import require_reading
 from ropecli.messages import progress_bar
 
@@ -33,14 +33,14 @@ class VllmReader(Reader):
     batch_size = _AT_ONCE
 
     def __init__(self, start: Callable[[int], Any]) -> None:
-        self._start, self.most = start, 0
+        self._start, self.max_length = start, 0
         self.llm: Any = None
 
     def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
-        if self.llm is None or self.most < length:
+        if self.llm is None or self.max_length < length:
             self.close()
             self.llm = self._start(length)
-            self.most = int(self.llm.llm_engine.model_config.max_model_len)
+            self.max_length = int(self.llm.llm_engine.model_config.max_model_len)
 
     def close(self) -> None:
         if self.llm is not None:
@@ -48,15 +48,15 @@ class VllmReader(Reader):
             self.llm = None
             gc.collect()
 
-    def about(self) -> dict[str, Any]:
+    def properties(self) -> dict[str, Any]:
         dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "device": engine(), "follows_length": False, "continues": True, "chunk": None}
+        return {"dtype": dtype, "device": engine(), "follows_length": False, "cache_is_exact": True, "chunk": None}
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
         windows = iter(windows)
-        while some := list(islice(windows, _AT_ONCE)):
-            values = self._prompt_losses([window.ids for window in some])
-            for window, losses in zip(some, values, strict=True):
+        while batch := list(islice(windows, _AT_ONCE)):
+            values = self._prompt_losses([window.ids for window in batch])
+            for window, losses in zip(batch, values, strict=True):
                 yield losses[len(losses) - window.targets :]
 
     def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
@@ -72,7 +72,9 @@ class VllmReader(Reader):
     ) -> list[list[int]]:
         from vllm import SamplingParams
 
-        parameters = [SamplingParams(temperature=0.0, max_tokens=min(limit, self.most - len(ids))) for ids in prompts]
+        parameters = [
+            SamplingParams(temperature=0.0, max_tokens=min(limit, self.max_length - len(ids))) for ids in prompts
+        ]
         answers = []
         for output in self._ask(prompts, parameters, sum(map(len, prompts))):
             answer = list(output.outputs[0].token_ids)
@@ -85,10 +87,10 @@ class VllmReader(Reader):
 
         parameters = []
         for ids in prompts:
-            last = [int(ids[-1])] if len(ids) == self.most else None
+            last = [int(ids[-1])] if len(ids) == self.max_length else None
             forced = {"allowed_token_ids": last, "logprobs": 0} if last else {}
             parameters.append(SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, **forced))
-        shortened = [ids[: self.most - 1] for ids in prompts]
+        shortened = [ids[: self.max_length - 1] for ids in prompts]
         losses = []
         for ids, output in zip(
             prompts, self._ask(shortened, parameters, tokens or sum(map(len, prompts))), strict=True
@@ -99,18 +101,13 @@ class VllmReader(Reader):
         return losses
 
     def _ask(self, prompts: Sequence[np.ndarray], parameters: Sequence[Any], tokens: int) -> list[Any]:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         inputs = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
-        try:
-            outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
-        except EngineDeadError as error:
-            raise RopecliError("vLLM failed; its own messages above say why.") from error
+        outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
         self.advance(tokens)
         return outputs
 
 
-class VllmReaders(Readers):
+class VllmReaderFactory(ReaderFactory):
     """Opens a reader for each subject, one engine at a time. A patch in memory is a set of overrides, as in `export`.
 
     arguments: of vllm.LLM. overrides_of: see vllm_overrides. Raises MethodError without vLLM.
@@ -133,7 +130,7 @@ class VllmReaders(Readers):
         return {**self.request(), "attn": "auto"}
 
     @contextlib.contextmanager
-    def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> Iterator[VllmReader]:
+    def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[VllmReader]:
         """Raises PatchError where vLLM does not compute the scaling."""
         checkpoint, plan = subject.checkpoint, subject.plan
         patched = replace(checkpoint, config=plan.config) if plan else checkpoint
@@ -142,14 +139,14 @@ class VllmReaders(Readers):
         self.overrides_of(patched, checkpoint, subject.positions.context_length)  # refuses before the samples are made
 
         def start(length: int) -> Any:
-            most = max(length, subject.positions.context_length)
-            overrides = self.overrides_of(patched, checkpoint, most)
+            max_length = max(length, subject.positions.context_length)
+            overrides = self.overrides_of(patched, checkpoint, max_length)
             with progress_bar(f"starting vLLM with {checkpoint.name}", None):
                 from vllm import LLM
 
-                read = {"max_model_len": most, "hf_overrides": overrides}
+                arguments = {"max_model_len": max_length, "hf_overrides": overrides, **self.arguments}
                 try:
-                    return LLM(model=str(checkpoint.folder), **{**read, **self.arguments})
+                    return LLM(model=str(checkpoint.folder), **arguments)
                 except (ValueError, TypeError, RuntimeError, ImportError) as error:
                     raise RopecliError(f"vLLM does not start: {reason_of(error)}") from error
 

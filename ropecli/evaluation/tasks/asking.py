@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import MethodError, RopecliError, did_you_mean
-from ropecli.evaluation.driver import Key, Task, Values
+from ropecli.evaluation.driver import SampleId, Task, Values
 from ropecli.evaluation.prompt_pieces import TokenIds
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell, score_cell
@@ -47,7 +47,7 @@ class Question:
 
 
 class Asking(Task):
-    """Keys of samples: (task, length, depth or None, number). guess: score of guessing in the mode generate, if known.
+    """Ids of samples: (task, length, depth or None, number). guess: score of guessing in the mode generate, if known.
 
     per_token: whether candidates of different numbers of tokens are ranked by log-probability per token.
     """
@@ -60,25 +60,25 @@ class Asking(Task):
     def needs_losses(self) -> bool:
         return self.mode == "rank"
 
-    def question(self, key: Key) -> Question:
+    def question(self, sample: SampleId) -> Question:
         """Raises DataError for a length that is too short."""
         raise NotImplementedError
 
     def longest(self) -> tuple[np.ndarray, int, int]:
-        key = max(self.samples(one_pass=False), key=lambda key: key[1])
-        return self.question(key).ids, key[1], 0  # 0: the ids of other prompts are not known before they are made
+        sample = max(self.samples(one_pass=False), key=lambda sample: sample[1])
+        return self.question(sample).ids, sample[1], 0  # 0: the ids of other prompts are not known before they are made
 
-    def tokens(self, key: Key) -> int:
-        return int(key[1])
+    def tokens(self, sample: SampleId) -> int:
+        return int(sample[1])
 
-    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """[score, digest, chance, rank, margin] of each. chance: the score of guessing. rank, margin: as in Cell."""
-        questions = [self.question(key) for key in batch]
+        questions = [self.question(sample) for sample in batch]
         if self.mode == "rank":
             answers = [question.answers() for question in questions]
             prompts = [question.ids for question in questions]
             values = reader.log_probabilities(zip(prompts, answers, strict=True))
-            return [self._score_ranks(*sample) for sample in zip(batch, questions, answers, values, strict=True)]
+            return [self._score_ranks(*ranked) for ranked in zip(batch, questions, answers, values, strict=True)]
 
         def done(index: int, tokens: Sequence[int]) -> bool:
             return questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit
@@ -90,11 +90,13 @@ class Asking(Task):
             for question, tokens in zip(questions, generated, strict=True)
         ]
 
-    def _score_ranks(self, key: Key, question: Question, answers: Sequence[TokenIds], values: np.ndarray) -> list[Any]:
+    def _score_ranks(
+        self, sample: SampleId, question: Question, answers: Sequence[TokenIds], values: np.ndarray
+    ) -> list[Any]:
         """values: the log-probability of each answer, nats."""
         if not np.isfinite(values).all():
             raise RopecliError(
-                f"A log-probability is not finite at length {key[1]}: the model overflows. Try another --dtype."
+                f"A log-probability is not finite at length {sample[1]}: the model overflows. Try another --dtype."
             )
         if self.per_token:
             values = values / [len(answer) for answer in answers]
@@ -106,8 +108,8 @@ class Asking(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         cells = []
-        for (task, length, depth), keys in groupby(values, key=lambda key: key[:-1]):
-            scores, _, chances, ranks, margins = zip(*(values[key] for key in keys), strict=True)
+        for (task, length, depth), samples in groupby(values, key=lambda sample: sample[:-1]):
+            scores, _, chances, ranks, margins = zip(*(values[sample] for sample in samples), strict=True)
             means = {  # all samples of a cell have a number, or none has
                 name: None if numbers[0] is None else float(np.mean(numbers))
                 for name, numbers in (("chance", chances), ("rank", ranks), ("margin", margins))

@@ -13,14 +13,14 @@ import numpy as np
 
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, NotFiniteError
-from ropecli.evaluation.driver import Key, Task, Values
+from ropecli.evaluation.driver import SampleId, Task, Values
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import SAME_TOKENS, YARN_STRIDE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
-from ropecli.evaluation.subject import Readers, Subject, default_lengths
-from ropecli.evaluation.tasks.keys import Keys, get_keys, read_marked, refuse_key_options
+from ropecli.evaluation.subject import ReaderFactory, Subject, default_lengths
+from ropecli.evaluation.tasks.key_tokens import KeyTokens, get_key_tokens, read_marked, refuse_key_token_options
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import say
@@ -70,9 +70,9 @@ def _sums(lists: Iterable[list]) -> list:
 
 
 class Perplexity(Task):
-    """Raises DataError for documents or settings that do not fit.
+    """Raises DataError for settings that do not fit.
 
-    lengths: tokens; `prefix` and `tail` require the longest of each document. source, keys: for the report.
+    lengths: tokens; `prefix` and `tail` require the longest of each document. source, key_tokens: for the report.
     """
 
     kind = "perplexity"
@@ -84,18 +84,15 @@ class Perplexity(Task):
         lengths: Iterable[int],
         protocol: str | Protocol = "prefix",
         source: str = "",
-        keys: Keys | None = None,
+        key_tokens: KeyTokens | None = None,
     ) -> None:
-        self.documents, self.source, self.keys = documents, source, keys
+        self.documents, self.source, self.key_tokens = documents, source, key_tokens
         self.lengths = sorted(set(lengths))
         self._end = self.lengths[-1]  # of the documents
         protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
-        self.protocol = protocol.resolved(self.lengths, documents.special)
+        self.protocol = protocol.for_lengths(self.lengths, documents.special)
         self.name = self.protocol.name
-        shortest = min(len(document.ids) for document in documents.kept)
         self._whole = self.protocol.reads_whole_documents or self.name == "longppl"
-        if shortest < self.lengths[-1] and not self._whole:
-            raise DataError(f"A document has {shortest} tokens, but the longest length is {self.lengths[-1]}.")
         if self.name == "yarn" and self.lengths[0] <= YARN_STRIDE:
             say(f"At {self.lengths[0]} tokens the protocol yarn skips tokens between windows, as YaRN's script does.")
 
@@ -104,7 +101,7 @@ class Perplexity(Task):
 
         Protocols that do not score the same tokens at every length keep all lengths.
         """
-        lengths = [each for each in self.lengths if each <= length] if self.name in SAME_TOKENS else []
+        lengths = [shorter for shorter in self.lengths if shorter <= length] if self.name in SAME_TOKENS else []
         if lengths in ([], self.lengths):
             return self
         task = copy(self)
@@ -113,8 +110,8 @@ class Perplexity(Task):
 
     @property
     def settings(self) -> dict[str, Any]:
-        keys = {"keys": self.keys.settings} if self.keys else {}
-        return {"stride": self.protocol.stride, "targets": self.protocol.targets, **keys}
+        key_tokens = {"key_tokens": self.key_tokens.settings} if self.key_tokens else {}
+        return {"stride": self.protocol.stride, "targets": self.protocol.targets, **key_tokens}
 
     def request(self) -> dict[str, Any]:
         chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "end": self._end}
@@ -133,26 +130,25 @@ class Perplexity(Task):
         inserted = self.protocol.inserted(self.documents.special) or 0
         return longest.ids[: self.lengths[-1]], self.lengths[-1], max(largest, inserted)
 
-    def samples(self, *, one_pass: bool) -> list[Key]:
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
         lengths: Sequence[Any] = (_ALL,) if one_pass and self.name == "prefix" else self.lengths
         return [(length, index) for length in lengths for index in range(len(self.documents.kept))]
 
-    def tokens(self, key: Key) -> int:
-        return sum(window.read for window in self._windows(key) if window.targets)
+    def tokens(self, sample: SampleId) -> int:
+        return sum(window.read for window in self._windows(sample) if window.targets)
 
-    def _windows(self, key: Key) -> Iterator[Window]:
-        at, index = key
-        length = self.lengths[-1] if at == _ALL else at
+    def _windows(self, sample: SampleId) -> Iterator[Window]:
+        length, index = sample
+        length = self.lengths[-1] if length == _ALL else length
         return self.protocol.windows(self.documents.kept[index], self.documents.special, length, self._end)
 
-    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """Tallies by length of each document."""
-        length = batch[0][0]
-        served = self.lengths if length == _ALL else [length]
+        lengths = self.lengths if batch[0][0] == _ALL else [batch[0][0]]
         documents = [self.documents.kept[index] for _, index in batch]
-        tallies = [{at: Tally() for at in served} for _ in documents]
+        tallies = [{length: Tally() for length in lengths} for _ in documents]
         windows, read = tee(
-            (index, window) for index, key in enumerate(batch) for window in self._windows(key) if window.targets
+            (index, window) for index, sample in enumerate(batch) for window in self._windows(sample) if window.targets
         )
         with reader.measured() as cost:
             losses = reader.losses(window for _, window in read)
@@ -206,16 +202,13 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
     weights = np.array([tally.windows if by_windows else tally.tokens for tally in tallies], dtype=np.float64)
     if not weights.sum():
         raise DataError(f"No tokens to score at length {length}: the documents are too short.")
-    bad = np.flatnonzero(~np.isfinite(sums))
+    bad = np.flatnonzero(~(np.abs(sums) <= LARGEST_NLL * weights))
     if len(bad):
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise NotFiniteError(
-            f"The loss is not finite at length {length} in {names[bad[0]]}{more}: the model overflows. Try another "
-            "--dtype."
+            f"The loss is not finite, or above {LARGEST_NLL:g} nats, at length {length} in {names[bad[0]]}{more}: the "
+            "model overflows. Try another --dtype."
         )
-    nll = float(sums.sum() / weights.sum())
-    if nll > LARGEST_NLL:
-        raise NotFiniteError(f"The mean loss at length {length} is {nll:.4g} nats: perplexity overflows.")
     low, high = bootstrap_interval(sums, weights)
     seconds = sum(tally.seconds for tally in tallies)
     context_nll = _sums(tally.context_nll for tally in tallies)
@@ -247,7 +240,7 @@ def make_perplexity(
     texts: TextChoice,
     lengths: Sequence[int] | None,
     protocol: Protocol,
-    readers: Readers,
+    factory: ReaderFactory,
     workers: Workers,
     *,
     evaluator: str | None = None,
@@ -257,37 +250,42 @@ def make_perplexity(
     """A task and its tokenizer for each subject, on the documents of `texts` that its tokenizer reads.
 
     lengths: None for the default lengths. Sizes of one model share a tokenizer, and so the task. evaluator, key_file,
-    output: of the protocol longppl, see get_keys. Raises DataError, MethodError, CheckpointError.
+    output: of the protocol longppl, see get_key_tokens. Raises DataError, MethodError, CheckpointError.
     """
-    refuse_key_options(protocol, evaluator, key_file)
+    refuse_key_token_options(protocol, evaluator, key_file)
     drop_rare = lengths is None
     chosen = default_lengths(subjects) if lengths is None else sorted(set(lengths))
     checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
     tokenizers = {key: load_tokenizer(checkpoint) for key, checkpoint in checkpoints.items()}
-    keys: Keys | None = None
+    key_tokens: KeyTokens | None = None
     if protocol.name == "longppl":
         judged = {checkpoints[key].name: tokenizer for key, tokenizer in tokenizers.items()}
-        keys, chosen = get_keys(
-            evaluator, key_file, texts, chosen, readers, workers, judged, drop_rare=drop_rare, output=output
+        key_tokens, chosen = get_key_tokens(
+            evaluator, key_file, texts, chosen, factory, workers, judged, drop_rare=drop_rare, output=output
         )
-    made: dict[int, tuple[Perplexity, Any]] = {}
+    tasks: dict[int, tuple[Perplexity, Any]] = {}
     for key, tokenizer in tokenizers.items():
-        task = next((task for task, known in made.values() if _is_the_same(tokenizer, known)), None)
+        task = next((task for task, known in tasks.values() if _is_the_same(tokenizer, known)), None)
         if task is None:
-            if keys:
-                documents = read_marked(texts, tokenizer, keys)
+            if key_tokens:
+                documents = read_marked(texts, tokenizer, key_tokens)
             else:
-                documents, chosen = texts.read(tokenizer, chosen, protocol, drop_rare=drop_rare and not made)
-            task = Perplexity(documents, chosen, protocol, texts.source.place, keys)
-        made[key] = task, tokenizer
-    return [made[id(subject.checkpoint)] for subject in subjects]
+                documents, chosen = texts.read(tokenizer, chosen, protocol, drop_rare=drop_rare and not tasks)
+            task = Perplexity(documents, chosen, protocol, texts.source.place, key_tokens)
+        tasks[key] = task, tokenizer
+    return [tasks[id(subject.checkpoint)] for subject in subjects]
 
 
 def _is_the_same(*tokenizers: Any) -> bool:
     if not all(tokenizer.is_fast for tokenizer in tokenizers):
         return False
-    one, other = (
-        (each.bos_token_id, each.eos_token_id, each("")["input_ids"], each.backend_tokenizer.to_str())
-        for each in tokenizers
+    first, second = (
+        (
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+            tokenizer("")["input_ids"],
+            tokenizer.backend_tokenizer.to_str(),
+        )
+        for tokenizer in tokenizers
     )
-    return one == other
+    return first == second

@@ -13,7 +13,7 @@ from typing import Any
 
 from ropecli.data.sources import Source
 from ropecli.errors import MethodError
-from ropecli.evaluation.driver import Key
+from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer, find_frame, read_haystack, repeat_sentences
 from ropecli.evaluation.retrieval_prompts import (
     KEY_COUNT,
@@ -38,7 +38,7 @@ class Retrieval(Asking):
     """prompts: makes the prompts. lengths: tokens of prompt and answer together, in both modes.
 
     depths: 0 puts the needle right after the introduction, 1 right before the question. samples: prompts for each
-    length and depth. others: further settings for the report. Raises DataError for a length that is too short.
+    length and depth. settings: further ones for the report. Raises DataError for a length that is too short.
     """
 
     guess = 1 / KEY_COUNT  # any key of five digits
@@ -52,10 +52,9 @@ class Retrieval(Asking):
         samples: int = 5,
         mode: str = "rank",
         source: str = "",
-        **others: Any,
+        **settings: Any,
     ) -> None:
-        check_mode(mode)
-        self.prompts, self.mode, self.source, self._others = prompts, mode, source, others
+        self.prompts, self.mode, self.source, self._settings = prompts, mode, source, settings
         self.name = prompts.name
         self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
         for length in self.lengths:
@@ -69,23 +68,23 @@ class Retrieval(Asking):
             "introduction": prompts.templates.introduction,
             "needle": prompts.templates.needle,
             "question": prompts.templates.question,
-            "keys": prompts.keys,
-            "candidates": prompts.candidates if self.mode == "rank" else None,
-            "trials": self.count,
+            "num_needles": prompts.num_needles,
+            "candidates": prompts.num_candidates if self.mode == "rank" else None,
+            "samples": self.count,
             "seed": prompts.seed,
             "chat_template": prompts.frame is not None,
-            **self._others,
+            **self._settings,
         }
 
     def request(self) -> dict[str, Any]:
         text = self.prompts.haystack.fingerprint()
         return {"task": self.name, "lengths": self.lengths, "depths": self.depths, "text": text, **self.settings}
 
-    def samples(self, *, one_pass: bool) -> list[Key]:
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
         return list(product([self.name], self.lengths, self.depths, range(self.count)))
 
-    def question(self, key: Key) -> Question:
-        prompt = self.prompts.prompt(*key[1:])
+    def question(self, sample: SampleId) -> Question:
+        prompt = self.prompts.prompt(*sample[1:])
         # if the tokenizer merges the end of the question with the key, the merged token belongs to the answer
         answer = self.prompts.pieces.text(prompt.answers[0]).strip()
 
@@ -102,7 +101,7 @@ class Retrieval(Asking):
 
 @dataclass(frozen=True)
 class RetrievalChoice:
-    """The options of a search. lengths, candidates: None for the default. keys: number of needles.
+    """The options of a search. lengths, candidates: None for the default.
 
     skip_short: skip lengths that are too short for a prompt, as without `lengths`. Raises MethodError.
     """
@@ -114,7 +113,7 @@ class RetrievalChoice:
     candidates: int | None = None
     chat_template: str = "auto"
     seed: int = 0
-    keys: int = 1
+    num_needles: int = 1
     skip_short: bool = False
 
     def __post_init__(self) -> None:
@@ -133,11 +132,11 @@ def make_passkey(subject: Subject, choice: RetrievalChoice) -> tuple[Retrieval, 
 
 
 def make_needle(
-    subject: Subject, choice: RetrievalChoice, source: Source, templates: Templates | None = None, **others: Any
+    subject: Subject, choice: RetrievalChoice, source: Source, templates: Templates | None = None, **settings: Any
 ) -> tuple[Retrieval, Any]:
     """A key in a source, and the tokenizer.
 
-    templates: default: the style for this data. others: further settings for the report.
+    templates: default: the style for this data. settings: further ones for the report.
     """
     pieces = PieceTokenizer(load_tokenizer(subject.checkpoint))
     lengths = sorted(set(choice.lengths or default_lengths([subject])))
@@ -146,8 +145,8 @@ def make_needle(
     if len(haystack.ids) < lengths[-1]:
         warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {lengths[-1]}.")
     templates = templates or STYLES[default_style(source.place)]
-    others |= {"text_column": source.column, "split": source.split}
-    return _make("needle", templates, haystack, pieces, lengths, choice, source.place, **others), pieces.tokenizer
+    settings |= {"text_column": source.column, "split": source.split}
+    return _make("needle", templates, haystack, pieces, lengths, choice, source.place, **settings), pieces.tokenizer
 
 
 def _make(
@@ -158,15 +157,17 @@ def _make(
     lengths: list[int],
     choice: RetrievalChoice,
     source: str,
-    **others: Any,
+    **settings: Any,
 ) -> Retrieval:
     """Without default lengths that are too short. lengths: ascending."""
     # for generate, the smallest number that the prompts accept
-    candidates = choice.keys + 1 if choice.mode == "generate" else choice.candidates or _CANDIDATES
+    num_candidates = choice.num_needles + 1 if choice.mode == "generate" else choice.candidates or _CANDIDATES
     frame = find_frame(pieces.tokenizer, choice.chat_template)
-    prompts = RetrievalPrompts(name, templates, haystack, pieces, choice.keys, candidates, choice.seed, frame)
+    prompts = RetrievalPrompts(
+        name, templates, haystack, pieces, choice.num_needles, num_candidates, choice.seed, frame
+    )
     if choice.lengths is None or choice.skip_short:
         while len(lengths) > 1 and not prompts.has_room(lengths[0], choice.depths, choice.samples):
             lengths = lengths[1:]
     options: dict[str, Any] = {"samples": choice.samples, "mode": choice.mode, "source": source}
-    return Retrieval(prompts, lengths, choice.depths, **options, **others)
+    return Retrieval(prompts, lengths, choice.depths, **options, **settings)

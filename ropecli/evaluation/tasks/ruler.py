@@ -14,7 +14,7 @@ from typing import Any
 
 from ropecli.data.sources import Source
 from ropecli.errors import DataError
-from ropecli.evaluation.driver import Key, Values
+from ropecli.evaluation.driver import SampleId, Values
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
@@ -79,16 +79,16 @@ class Ruler(Asking):
         chosen = {"lengths": self.lengths, "samples": self.choice.samples, "mode": self.mode, "seed": self.maker.seed}
         return {"prompts": sha.hexdigest(), "tasks": [task.name for task in self.tasks], **chosen}
 
-    def samples(self, *, one_pass: bool) -> list[Key]:
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
         names = [task.name for task in self.tasks]
         return list(product(names, self.lengths, [None], range(self.choice.samples)))
 
-    def question(self, key: Key) -> Question:
-        task, length, _, index = key
+    def question(self, sample: SampleId) -> Question:
+        task, length, _, index = sample
         prompt = self.maker.make(TASKS[task], length, index)
 
         def answers() -> Sequence[Any]:
-            return self.maker.tokenizer.insides([f" {text}" for text in (*prompt.references, *prompt.others)])
+            return self.maker.tokenizer.insides([f" {text}" for text in (*prompt.references, *prompt.wrong)])
 
         def grade(tokens: Sequence[int]) -> tuple[float, bool]:
             score = score_of(self.maker.tokenizer.text(tokens), prompt.references)
@@ -116,31 +116,29 @@ def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
     if choice.lengths is None or choice.skip_short:
         fits_any = [length for length in lengths if any(_fits(maker, [length], task, choice.samples) for task in tasks)]
         lengths = fits_any or lengths[-1:]
-    required = choice.tasks is not None
-    fitting = [task for task in tasks if _fits(maker, lengths, task, choice.samples, required=required)]
-    if not fitting:
-        raise DataError(f"A prompt of {lengths[0]} tokens is too short for every task. Set --lengths to more.")
-    if missing := [task.name for task in tasks if task not in fitting]:
-        warn(f"Not measured, since {lengths[0]} tokens are too short for them: {', '.join(missing)}.")
+    fitting = [task for task in tasks if _fits(maker, lengths, task, choice.samples)]
+    missing = ", ".join(task.name for task in tasks if task not in fitting)
+    if not fitting or (missing and choice.tasks):
+        raise DataError(
+            f"A prompt of {lengths[0]} tokens is too short for {missing}. Set --lengths to more, or leave tasks out of "
+            "--tasks."
+        )
+    if missing:
+        warn(f"Not measured, since {lengths[0]} tokens are too short for them: {missing}.")
     return Ruler(maker, fitting, lengths, choice), tokenizer
 
 
-def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, samples: int, *, required: bool = False) -> bool:
-    """Return whether all prompts of a task fit their lengths. required: raise DataError if they do not."""
-    try:
-        for length in lengths:
-            _check_room(maker, task, length, samples)
-    except DataError:
-        if required:
-            raise
-        return False
-    return True
+def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, samples: int) -> bool:
+    """Return whether all prompts of a task fit their lengths."""
+    return all(_has_room(maker, task, length, samples) for length in lengths)
 
 
-def _check_room(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> None:
-    """Raise DataError for a length that is too short for some prompt."""
+def _has_room(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> bool:
     with suppress(DataError):
         maker.make(task, length // 4, 0)
-        return  # other names and values never take several times as many tokens
-    for index in range(samples):
-        maker.make(task, length, index)
+        return True  # other names and values never take several times as many tokens
+    with suppress(DataError):
+        for index in range(samples):
+            maker.make(task, length, index)
+        return True
+    return False

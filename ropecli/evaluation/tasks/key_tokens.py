@@ -12,7 +12,7 @@ windows do not start with <s>. Unlike there, a document starts with what the tok
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,14 +23,15 @@ from annotated_types import Interval, Len
 from ropecli.atomic import sibling
 from ropecli.checkpoint.files import read_file
 from ropecli.data.documents import Document, Documents, read_documents
+from ropecli.data.sources import Texts
 from ropecli.errors import DataError, MethodError
-from ropecli.evaluation.driver import Job, Key, Task, collect
+from ropecli.evaluation.driver import Job, SampleId, Task, collect
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import write_report
 from ropecli.evaluation.statistics import Count, TokenCount
-from ropecli.evaluation.subject import Readers, Subject, open_subject, refuse_attention
+from ropecli.evaluation.subject import ReaderFactory, Subject, open_subject, refuse_attention
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, say, warn
@@ -41,11 +42,9 @@ MAX_LOSS = 2.0
 _FEW = 100
 """Fewer key tokens give wide intervals."""
 
-Texts = Iterable[tuple[str, str]]
-
 
 @dataclass(frozen=True)
-class KeyDocument:
+class DocumentKeyTokens:
     """The key tokens of one document. tokens: how many the evaluator read. sha256: of their ids.
 
     positions: of the key tokens, ascending.
@@ -58,11 +57,11 @@ class KeyDocument:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyTokens:
     """The key tokens of a data set, for any number of models with the same tokenizer. digest: of the evaluator.
 
     vocabulary: see vocabulary_digest. length: tokens that the evaluator read of each document. short_context, stride:
-    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_keys.
+    tokens, see ShortContext. min_gain, max_loss: nats. checksum: of all else, written by write_key_tokens.
     """
 
     evaluator: str
@@ -73,7 +72,7 @@ class Keys:
     stride: TokenCount
     min_gain: float
     max_loss: float
-    documents: Annotated[tuple[KeyDocument, ...], Len(1)]
+    documents: Annotated[tuple[DocumentKeyTokens, ...], Len(1)]
     kind: Literal["longppl-keys"] = "longppl-keys"
     schema_version: Annotated[int, Interval(ge=1, le=1)] = 1
     checksum: str = field(default="", compare=False)
@@ -99,19 +98,19 @@ class Keys:
         raise DataError(f"The key tokens were found in other data: {min(left)} is not in --data.")
 
     def mark(self, documents: Documents) -> tuple[Documents, int]:
-        """Fill in Document.keys. Also returns how many. Raises DataError for tokens that the evaluator did not read."""
-        found = {document.name: document for document in self.documents}
+        """Fill in Document.key_tokens, and count them. Raises DataError for tokens that the evaluator did not read."""
+        of_evaluator = {document.name: document for document in self.documents}
         marked, count = [], 0
         for document in documents.kept:
-            if token_digest(document) != found[document.name].sha256:
+            if token_digest(document) != of_evaluator[document.name].sha256:
                 raise DataError(f"The key tokens were found in another text of {document.name}. Find them again.")
-            keys = np.array(found[document.name].positions, dtype=np.int64)
-            marked.append(replace(document, keys=keys))
-            count += len(keys)
+            key_tokens = np.array(of_evaluator[document.name].positions, dtype=np.int64)
+            marked.append(replace(document, key_tokens=key_tokens))
+            count += len(key_tokens)
         return replace(documents, kept=tuple(marked)), count
 
 
-class FindKeys(Task):
+class FindKeyTokens(Task):
     """Finds the key tokens of each document with an evaluator: the positions, ascending.
 
     documents: each has `length` tokens.
@@ -130,14 +129,14 @@ class FindKeys(Task):
         largest = max(int(document.ids.max()) for document in self.documents.kept)
         return self.documents.kept[0].ids, self.length, largest
 
-    def samples(self, *, one_pass: bool) -> list[Key]:
-        # a key of its own for each document: its windows fill the batches
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
+        # a sample per document: its windows fill the batches
         return [(index, self.length) for index in range(len(self.documents.kept))]
 
-    def tokens(self, key: Key) -> int:
+    def tokens(self, sample: SampleId) -> int:
         return self.length + sum(stop - start for start, stop in self.context.windows(self.length))
 
-    def score(self, reader: Reader, batch: Sequence[Key]) -> list[Any]:
+    def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         return [self._positions(reader, self.documents.kept[index].ids) for index, _ in batch]
 
     def _positions(self, reader: Reader, ids: np.ndarray) -> list[int]:
@@ -164,22 +163,22 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_keys(path: Path, keys: Keys) -> None:
+def write_key_tokens(path: Path, key_tokens: KeyTokens) -> None:
     """Write the file of key tokens atomically. Raises OSError."""
-    write_report(path, asdict(replace(keys, checksum=keys.computed_checksum())))
+    write_report(path, asdict(replace(key_tokens, checksum=key_tokens.computed_checksum())))
 
 
-def read_keys(path: Path) -> Keys:
-    """Read a file that write_keys wrote. Raises DataError."""
+def read_key_tokens(path: Path) -> KeyTokens:
+    """Read a file that write_key_tokens wrote. Raises DataError."""
     from pydantic import TypeAdapter
 
-    keys: Keys = read_file(path, TypeAdapter(Keys).validate_json)
-    if keys.checksum != keys.computed_checksum():
+    key_tokens: KeyTokens = read_file(path, TypeAdapter(KeyTokens).validate_json)
+    if key_tokens.checksum != key_tokens.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
-    return keys
+    return key_tokens
 
 
-def refuse_key_options(protocol: Protocol, evaluator: str | None, file: Path | None) -> None:
+def refuse_key_token_options(protocol: Protocol, evaluator: str | None, file: Path | None) -> None:
     """Raises MethodError for key tokens of another protocol, and for longppl without any."""
     if protocol.name != "longppl" and (evaluator or file):
         raise MethodError(f"--evaluator and --keys apply only to the protocol longppl, not to {protocol.name}.")
@@ -190,18 +189,18 @@ def refuse_key_options(protocol: Protocol, evaluator: str | None, file: Path | N
         )
 
 
-def get_keys(
+def get_key_tokens(
     evaluator: str | None,
     path: Path | None,
     texts: TextChoice,
     lengths: list[int],
-    readers: Readers,
+    factory: ReaderFactory,
     workers: Workers,
     tokenizers: Mapping[str, Any],
     *,
     drop_rare: bool,
     output: Path | None = None,
-) -> tuple[Keys, list[int]]:
+) -> tuple[KeyTokens, list[int]]:
     """Read the key tokens if `path` exists; otherwise find them, and write them to `path` if it is given.
 
     lengths: tokens, ascending. tokenizers: of the checkpoints to score, by name. drop_rare: the user asked for no
@@ -210,38 +209,38 @@ def get_keys(
     """
     subject = open_subject(evaluator) if evaluator else None
     if path and path.exists():
-        keys = read_keys(path)
-        if subject and keys.digest != subject.checkpoint.digest():
+        key_tokens = read_key_tokens(path)
+        if subject and key_tokens.digest != subject.checkpoint.digest():
             raise MethodError(
-                f"{path} has the key tokens of another evaluator, {keys.evaluator}. Remove --evaluator to use them, or "
-                "give another --keys FILE."
+                f"{path} has the key tokens of another evaluator, {key_tokens.evaluator}. Remove --evaluator to use "
+                "them, or give another --keys FILE."
             )
-        _refuse_other_tokenizers(keys.evaluator, keys.vocabulary, tokenizers)
+        _refuse_other_tokenizers(key_tokens.evaluator, key_tokens.vocabulary, tokenizers)
         if drop_rare:
-            lengths = [length for length in lengths if length <= keys.length] or [keys.length]
-        if lengths[-1] > keys.length:
+            lengths = [length for length in lengths if length <= key_tokens.length] or [key_tokens.length]
+        if lengths[-1] > key_tokens.length:
             raise MethodError(
-                f"{path} has the key tokens of up to {keys.length} tokens; --lengths asks for {lengths[-1]}. Use "
+                f"{path} has the key tokens of up to {key_tokens.length} tokens; --lengths asks for {lengths[-1]}. Use "
                 "shorter lengths, or find key tokens again with --evaluator and another --keys FILE."
             )
-        return keys, lengths
+        return key_tokens, lengths
     if subject is None:
         raise DataError(f"--keys {path} does not exist. To find key tokens and write them there, add --evaluator.")
     progress = path or (sibling(output, ".keys") if output else None)
     tokenizer = load_tokenizer(subject.checkpoint)
     _refuse_other_tokenizers(subject.checkpoint.name, vocabulary_digest(tokenizer), tokenizers)
-    keys, lengths = _find(subject, tokenizer, texts, lengths, readers, workers, progress, drop_rare=drop_rare)
-    if not any(document.positions for document in keys.documents):
+    key_tokens, lengths = _find(subject, tokenizer, texts, lengths, factory, workers, progress, drop_rare=drop_rare)
+    if not any(document.positions for document in key_tokens.documents):
         if workers.first:
             remove_state(progress)  # it would be in the way of other lengths and data
         raise DataError(
-            f"The evaluator {keys.evaluator} found no key tokens in {len(keys.documents)} documents. Use longer "
-            "lengths, other data, or an evaluator that uses its context better."
+            f"The evaluator {key_tokens.evaluator} found no key tokens in {len(key_tokens.documents)} documents. Use "
+            "longer lengths, other data, or an evaluator that uses its context better."
         )
     if path and workers.first:
-        write_keys(path, keys)
+        write_key_tokens(path, key_tokens)
         remove_state(path)
-    return keys, lengths
+    return key_tokens, lengths
 
 
 def _refuse_other_tokenizers(evaluator: str, vocabulary: str, tokenizers: Mapping[str, Any]) -> None:
@@ -257,14 +256,14 @@ def _find(
     tokenizer: Any,
     choice: TextChoice,
     lengths: list[int],
-    readers: Readers,
+    factory: ReaderFactory,
     workers: Workers,
     output: Path | None,
     *,
     drop_rare: bool,
-) -> tuple[Keys, list[int]]:
+) -> tuple[KeyTokens, list[int]]:
     checkpoint = subject.checkpoint
-    refuse_attention(subject, readers.settings["attn"])
+    refuse_attention(subject, factory.settings["attn"])
     for finding in subject.findings:
         warn(f"the evaluator: {finding.message}")
     context = short_context(subject.positions.pretraining_length)
@@ -279,34 +278,35 @@ def _find(
             f"The evaluator reads {lengths[-1]} tokens, but its context length is {most}: it may "
             "find few or wrong key tokens."
         )
-    job = Job(subject, [FindKeys(documents, context, lengths[-1])], tokenizer)
-    ((_, _, values, _),) = collect([job], readers, output, workers)
+    job = Job(subject, [FindKeyTokens(documents, context, lengths[-1])], tokenizer)
+    ((_, _, values, _),) = collect([job], factory, output, workers)
     key_documents = tuple(
-        KeyDocument(document.name, len(document.ids), token_digest(document), tuple(positions))
+        DocumentKeyTokens(document.name, len(document.ids), token_digest(document), tuple(positions))
         for document, positions in zip(documents.kept, values.values(), strict=True)
     )
     read_with = (lengths[-1], context.tokens, context.stride, MIN_GAIN, MAX_LOSS)
     vocabulary = vocabulary_digest(tokenizer)
-    return Keys(checkpoint.name, checkpoint.digest(), vocabulary, *read_with, key_documents), lengths
+    return KeyTokens(checkpoint.name, checkpoint.digest(), vocabulary, *read_with, key_documents), lengths
 
 
-def read_marked(texts: TextChoice, tokenizer: Any, keys: Keys) -> Documents:
+def read_marked(texts: TextChoice, tokenizer: Any, key_tokens: KeyTokens) -> Documents:
     """The documents and tokens that the evaluator read. Says how many are key."""
     with progress_bar("reading documents", None) as step:
         documents = read_documents(
-            keys.select(texts.source.texts()),
+            key_tokens.select(texts.source.texts()),
             tokenizer,
             0,
             most=texts.max_documents,
-            cut=max(document.tokens for document in keys.documents),
+            cut=max(document.tokens for document in key_tokens.documents),
             count_bytes=True,
             advance=step,
         )
-    documents, count = keys.mark(documents)
+    documents, count = key_tokens.mark(documents)
     tokens = sum(len(document.ids) for document in documents.kept)
     say(
         f"{count:,} of {tokens:,} tokens in {len(documents.kept)} documents are key tokens ({count / tokens:.1%}), "
-        f"found by {keys.evaluator} with {keys.length:,} instead of {keys.short_context:,} tokens of context."
+        f"found by {key_tokens.evaluator} with {key_tokens.length:,} instead of {key_tokens.short_context:,} tokens of "
+        "context."
     )
     if count < _FEW:
         warn(f"{count} key tokens give wide intervals. Use more documents or longer lengths.")
