@@ -119,7 +119,7 @@ def repeat_sentences(sentences: str, pieces: PieceTokenizer, tokens: int) -> Hay
 def read_haystack(
     texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, advance: Callable[[], None] = lambda: None
 ) -> Haystack:
-    """Read the documents of a source, joined by empty lines, up to 2**20 tokens.
+    """Read the documents of a source, joined by empty lines, up to 2**20 tokens. Raises DataError if there are none.
 
     Long documents are tokenized in pieces. The pieces depend only on the document, so the same source always gives the
     same tokens: each has up to 2**18 characters and ends before the last space or line break among them, if any.
@@ -135,6 +135,8 @@ def read_haystack(
         advance()
         if len(ids) >= _MAX_TOKENS:
             break
+    if not ids:
+        raise DataError("The source is empty. Set --data to a source with text.")
     return Haystack(np.array(ids[:_MAX_TOKENS], dtype=np.int64), anywhere=True)
 
 

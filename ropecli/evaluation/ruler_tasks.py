@@ -188,7 +188,7 @@ class Essay:
 
 
 def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest: int) -> Essay:
-    """Split the documents of a source into sentences, enough for `longest` tokens."""
+    """Split the documents of a source into sentences, enough for `longest` tokens. Raises DataError if there are none."""
     sentences: list[str] = []
     characters = 0
     for _, text in texts:
@@ -199,4 +199,6 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest
         characters += len(text)
         if characters > 12 * longest:  # more characters than these tokens can have
             break
+    if not sentences:
+        raise DataError("The source is empty. Set --data to a source with text.")
     return Essay([ids for ids in pieces.insides(sentences) if ids], pieces.inside(sentences[0].removeprefix(" ")))

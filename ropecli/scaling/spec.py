@@ -92,7 +92,10 @@ def check_factor(factor: float) -> None:
 
 def label_of(method: str, factor: float, params: Mapping[str, object]) -> str:
     """A one-line label: method, factor, and the numeric parameters that differ from the method's defaults."""
-    known = find_method(method).signature
+    try:
+        known = find_method(method).signature
+    except MethodError:  # of a report by another version
+        known = {}
     numbers = {key: value for key, value in params.items() if key in known and isinstance(value, int | float)}
     changed = [f"{key} {value:g}" for key, value in numbers.items() if value != known[key].default]
     return f"{method} ×{factor:g}" + (f" ({', '.join(changed)})" if changed else "")
