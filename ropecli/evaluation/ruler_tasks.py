@@ -12,7 +12,7 @@ from functools import cache
 from itertools import chain, cycle, islice
 from typing import Literal
 
-from ropecli.errors import MethodError, did_you_mean, shown
+from ropecli.errors import DataError, MethodError, did_you_mean, shown
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, TokenIds
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
