@@ -188,7 +188,7 @@ class Essay:
 
 
 def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest: int) -> Essay:
-    """Split the documents of a source into sentences, enough for `longest` tokens. Raises DataError if there are none."""
+    """Split the documents of a source into sentences, enough for `longest` tokens. Raises DataError for none."""
     sentences: list[str] = []
     characters = 0
     for _, text in texts:
