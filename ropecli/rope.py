@@ -65,7 +65,7 @@ class Frequencies:
     params: Mapping[str, object] = field(default_factory=dict)
 
 
-Positions = Callable[[np.ndarray], np.ndarray]
+PositionMap = Callable[[np.ndarray], np.ndarray]
 """Maps positions, shape (tokens,), int64, to new positions of the same shape, which may be fractional."""
 
 
@@ -77,10 +77,10 @@ class Branch:
     query, key: None for unchanged positions; if both are None, the distance is n - m.
     """
 
-    start: Positions
-    stop: Positions
-    query: Positions | None = None
-    key: Positions | None = None
+    start: PositionMap
+    stop: PositionMap
+    query: PositionMap | None = None
+    key: PositionMap | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Remapping:
     params: Mapping[str, object] = field(default_factory=dict)
     pretrained: int = 0
     target: int = 0
-    score_factor: Positions | None = None
+    score_factor: PositionMap | None = None
 
     def distances(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """ρ(n, m), tokens, for every query position n and key position m; NaN where m is masked.

@@ -14,7 +14,7 @@ from torch import Tensor
 from ropecli.attention.block_loop import BlockLoop, KeyRange, find_ranges
 from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks, suits_flex
 from ropecli.attention.rotation import RotatedKeys, Rotation, RotationTable, computing_dtype
-from ropecli.rope import Positions, Remapping
+from ropecli.rope import PositionMap, Remapping
 
 _SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
 """Scores per block. On a CPU they should fit into its cache."""
@@ -80,11 +80,11 @@ class BlockAttention:
         (batch, heads, queries, head_dim), dtype = query.shape, computing_dtype(query)
         kv_heads = key.shape[1]
         group = heads // kv_heads
-        seen: dict[Positions, int] = {}  # by the positions that branches rotate keys to: keys up to the last one seen
+        seen: dict[PositionMap, int] = {}  # by the positions that branches rotate keys to: keys up to the last one seen
         for keys in ranges:
             if keys.branch.key:
                 seen[keys.branch.key] = max(seen.get(keys.branch.key, 0), int(keys.stop[-1]))
-        rotated_keys: dict[Positions, Tensor] = {}
+        rotated_keys: dict[PositionMap, Tensor] = {}
         if kept is not None:
             for to, count in seen.items():
                 rotated_keys[to] = kept.rotate(self._tables[to], key[:, :, :count], first_key).flatten(0, 1)
@@ -115,8 +115,8 @@ class BlockAttention:
         key: Tensor,
         first_query: int,
         first_key: int,
-        seen: Mapping[Positions, int],
-        known: dict[Positions, Tensor],
+        seen: Mapping[PositionMap, int],
+        known: dict[PositionMap, Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the queries and keys of each branch. query, key: at their own positions, (..., tokens, head_dim).
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.rope import Positions
+from ropecli.rope import PositionMap
 
 _PIECE = 1024
 """Keys that are rotated at a time, and by which the kept keys grow."""
@@ -61,7 +61,7 @@ def computing_dtype(states: Tensor) -> torch.dtype:
 class RotationTable:
     """Rotates heads from each position p to positions(p). Caches the angles for the next layer and token."""
 
-    def __init__(self, rotation: Rotation, positions: Positions) -> None:
+    def __init__(self, rotation: Rotation, positions: PositionMap) -> None:
         self._rotation = rotation
         self._positions = positions
         self._known: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}

@@ -29,8 +29,8 @@ from ropecli.errors import OutputError, RopecliError, quoted, shortened, shown
 _LONGEST_CHAIN = 8
 
 
-class Source(NamedTuple):
-    """A repository on the Hub. revision: a commit, None for the default branch."""
+class HubModel(NamedTuple):
+    """A model on the Hub. revision: a commit, None for the default branch."""
 
     repo: str
     revision: str | None
@@ -43,12 +43,12 @@ def files_to_push(
 
     include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
     are not among them. Raises OutputError for a pattern without a file, and for files that readers of the repository
-    would read in place of config.json.
+    would read instead of config.json.
     """
     if is_own_file(checkpoint.folder / ADAPTER_CONFIG):
         raise OutputError(
             f"{checkpoint.folder} has {ADAPTER_CONFIG} beside a whole model: from the Hub, transformers would load the "
-            f"base model that it names, in place of {CONFIG}. Move it to another folder."
+            f"base model that it names, instead of {CONFIG}. Move it to another folder."
         )
     folder, files = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
     written = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
@@ -61,13 +61,13 @@ def files_to_push(
             raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
         if other := next((name for name, path in added.items() if is_of_mistral(path)), None):
             raise OutputError(
-                f"--include is {shown(pattern)}, which has {other}: vLLM would read it in place of {CONFIG}."
+                f"--include is {shown(pattern)}, which has {other}: vLLM would read it instead of {CONFIG}."
             )
         public |= added
     for warning in checkpoint.skip_warnings():
         say(warning)
-    if others := [path.name for path in files if path.name not in public]:
-        say(f"Not uploaded: {shortened(', '.join(others), 200)}. To upload one of them, add --include NAME.")
+    if left_out := [path.name for path in files if path.name not in public]:
+        say(f"Not uploaded: {shortened(', '.join(left_out), 200)}. To upload one of them, add --include NAME.")
     return public
 
 
@@ -76,7 +76,7 @@ def _is_public(path: Path) -> bool:
     return any(fnmatch(name, pattern) for pattern in PUBLIC_FILES) and not name.startswith("optimizer")
 
 
-def hub_origin(record: dict[str, Any]) -> Source | None:
+def hub_origin(record: dict[str, Any]) -> HubModel | None:
     """The repository that a checkpoint was made from, also by way of local folders that still exist.
 
     record: of ropecli.yaml. None if it is unknown.
@@ -89,7 +89,7 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
         )
         name, commit = str(origin.get("checkpoint")), origin.get("commit")
         if commit and HUB_ID.fullmatch(name):
-            return Source(name, str(commit))
+            return HubModel(name, str(commit))
         try:
             source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
             if source is None or origin.get("digest") != source.digest():
@@ -133,8 +133,8 @@ def upload(files: Mapping[str, Path | bytes], repo: str, *, public: bool, messag
 
 def _refuse_other_weights(repo: str, existing: Iterable[str], files: Mapping[str, Any]) -> None:
     """Refuse a repository with weights, an index or an adapter that the checkpoint lacks: engines could load both."""
-    own = (name for name in existing if "/" not in name and (fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG))
-    if stale := sorted(name for name in own if name not in files):
+    loaded = (name for name in existing if "/" not in name and (fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG))
+    if stale := sorted(name for name in loaded if name not in files):
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise OutputError(
             f"{repo} has {stale[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
@@ -143,7 +143,7 @@ def _refuse_other_weights(repo: str, existing: Iterable[str], files: Mapping[str
 
 
 def _explain(repo: str, error: Exception) -> str:
-    """What happened, and the next step."""
+    """A message: the failure, and the next step."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, UnicodeEncodeError):

@@ -1,7 +1,7 @@
 """Writes a patched checkpoint, or reverts one to its original config, from the record in ropecli.yaml.
 
 A folder has config.json, ropecli.yaml, linked or copied weights, and copies of all other files, except those that an
-engine would read in place of config.json.
+engine would read instead of config.json.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ def place(source: Path, target: Path, *, link: bool) -> bool:
 
 @dataclass(frozen=True)
 class Reversal:
-    """What a revert would write.
+    """The plan of a revert.
 
     config, tokenizer_config: the original ones. changes, tokenizer_changes: from the current to the original ones.
     notes: entries of ropecli.yaml that still apply, possibly none.

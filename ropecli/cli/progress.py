@@ -61,13 +61,13 @@ def _bar(description: str, total: int | None) -> Iterator[Step]:
 class _LogLines:
     def __init__(self, description: str, total: int | None) -> None:
         self.description, self.total, self.done = description, total, 0
-        self.begun = self.printed = time.monotonic()
+        self.started = self.printed = time.monotonic()
         self.first: int | None = None
         _print(description + (f" 0/{total}" if total else ""))
 
     def __call__(self, *, done: int | None = None, text: str | None = None, phase: str | None = None) -> None:
         if phase is not None:
-            self.description, self.begun, self.first = phase, time.monotonic(), None
+            self.description, self.started, self.first = phase, time.monotonic(), None
             _print(phase)
             return
         self.done = self.done + 1 if done is None else done
@@ -76,7 +76,7 @@ class _LogLines:
         now = time.monotonic()
         if now - self.printed >= _SECONDS:
             self.printed = now
-            _print(self._line(text, now - self.begun))
+            _print(self._line(text, now - self.started))
 
     def _line(self, text: str | None, elapsed: float) -> str:
         if not self.total:

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperOption
 from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
 from ropecli.commands.options import OUTPUT
-from ropecli.commands.signature import Flag, Panel, TokenCount, option_name
+from ropecli.commands.signature import Flag, InTokens, Panel, option_name
 from ropecli.errors import OutputError, RopecliError
 
 ALIASES = {
@@ -113,7 +113,7 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
         options["rich_help_panel"] = by_type[Panel].title
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, parse = _typed(kind, flag.name, several=is_argument)
-    if TokenCount in by_type:
+    if InTokens in by_type:
         typed = str | None if type(None) in typing.get_args(kind) else str
         parse = lambda value: None if value is None else parse_tokens(str(value), flag.name)  # noqa: E731
         options["metavar"] = flag.metavar or "TOKENS"

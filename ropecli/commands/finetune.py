@@ -13,7 +13,7 @@ from ropecli.commands.options import (
     DATA,
     OUTPUT,
     TOKENS,
-    Checkpoint,
+    CheckpointName,
     DatasetConfig,
     OutputFolder,
     RecipeFile,
@@ -28,7 +28,7 @@ from ropecli.launch import read_launch
 from ropecli.messages import progress_bar, say, warn
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
+    from ropecli.checkpoint.opening import Checkpoint
     from ropecli.training.loop import TrainingProgress
     from ropecli.training.recipe_schema import Recipe
 
@@ -94,7 +94,7 @@ class RecipeKeys(TypedDict, total=False):
 
 @command
 def finetune(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     output: OutputFolder,
     recipe: RecipeFile = None,
@@ -136,7 +136,7 @@ def finetune(
     return FinetuneResult(checkpoint, None, total, tuple(sentences))
 
 
-def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
+def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
     from ropecli.evaluation.processes import among_processes
     from ropecli.training.stages import run_stages
 

@@ -13,7 +13,7 @@ from annotated_types import Ge, Interval, Le, MinLen
 
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
-from ropecli.commands.signature import Default, Flag, Panel, TokenCount
+from ropecli.commands.signature import Default, Flag, InTokens, Panel
 from ropecli.errors import MethodError
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.launch import read_launch
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 SERVER, ENGINE = Panel("Server"), Panel("Engine")
-TOKENS = TokenCount()
+TOKENS = InTokens()
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
-Checkpoint = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
-Checkpoints = Annotated[
+CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
+CheckpointNames = Annotated[
     Sequence[str], Flag("checkpoints", metavar="CHECKPOINT..."), Doc("Folders, Hub ids (owner/name), or 'demo'.")
 ]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
@@ -39,7 +39,7 @@ Length = Annotated[int, Interval(ge=1, le=2**24)]
 Samples = Annotated[int, Interval(ge=1, le=1_000_000)]
 
 # Scaling
-Factor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
+ScalingFactor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
 Settings = Annotated[
     Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A parameter of the method; repeatable."), SCALING
 ]
@@ -68,7 +68,7 @@ Weights = Annotated[
 class StudyOptions(TypedDict, total=False):
     """The scaling of methods whose frequencies are computed."""
 
-    factor: Annotated[Factor, Default(None)]
+    factor: Annotated[ScalingFactor, Default(None)]
     settings: Annotated[SeveralSettings, Default(None)]
     factors_file: Annotated[FactorsFile, Default(None)]
     original_length: Annotated[OriginalLength, Default(None)]
@@ -84,7 +84,7 @@ class InMemoryOptions(TypedDict, total=False):
         Doc("Patch the model in memory with this method (see `ropecli methods`); needs --factor."),
         SCALING,
     ]
-    factor: Annotated[Factor, Default(None)]
+    factor: Annotated[ScalingFactor, Default(None)]
     settings: Annotated[Settings, Default(None)]
     factors_file: Annotated[FactorsFile, Default(None)]
     original_length: Annotated[OriginalLength, Default(None)]
@@ -208,7 +208,7 @@ class EndpointOptions(TypedDict, total=False):
 
 
 class ServerOptions(TypedDict, total=False):
-    """How to ask a server."""
+    """The way to ask a server."""
 
     served_name: Annotated[
         str | None, Default(None), Doc("The model's name at the server. Default: the only one."), SERVER
@@ -395,8 +395,8 @@ def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
     return {name: options.get(name) for name in InMemoryOptions.__annotations__}
 
 
-def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) -> "Readers":
-    """What reads: a model in this process, or a server. others: options that need a model here; None if not set.
+def readers_of(options: MeasuringOptions, batch_size: int = 1, *model_options: object) -> "Readers":
+    """A model in this process, or a server. model_options: further ones that need a model here; None if not set.
 
     Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
     """
@@ -416,7 +416,10 @@ def readers_of(options: MeasuringOptions, batch_size: int = 1, *others: object) 
     arguments = dict(options["engine_arg"] or {})
     if engine and (dtype := loading.pop("dtype")) != "auto":
         arguments["dtype"] = dtype
-    if any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], *others)) or batch_size > 1:
+    if (
+        any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], *model_options))
+        or batch_size > 1
+    ):
         raise MethodError(
             f"With {'--engine' if engine else '--endpoint'} ropecli loads no model. Remove the options for loading, "
             "--chunk, --batch-size, --baseline and --evaluator."

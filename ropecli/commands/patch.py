@@ -13,12 +13,12 @@ from ropecli.commands.options import (
     OUTPUT,
     SCALING,
     TOKENS,
-    Checkpoint,
-    Factor,
+    CheckpointName,
     FactorsFile,
     Flag,
     OriginalLength,
     Revision,
+    ScalingFactor,
     Settings,
     Weights,
     as_path,
@@ -57,7 +57,7 @@ class PatchResult:
 
 @command
 def patch(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     method: Annotated[
         str,
@@ -68,7 +68,7 @@ def patch(
         ),
         SCALING,
     ],
-    factor: Factor = None,
+    factor: ScalingFactor = None,
     target_length: Annotated[
         int | None, Ge(1), TOKENS, Doc("Target length. Sets the factor, unless --factor gives another."), SCALING
     ] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Gt, Interval
 
-from ropecli.commands.options import TOKENS, Checkpoint, Flag, RecipeFile, Revision, optional_path
+from ropecli.commands.options import TOKENS, CheckpointName, Flag, RecipeFile, Revision, optional_path
 from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
 from ropecli.messages import size, warn
@@ -18,7 +18,7 @@ from ropecli.messages import size, warn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
+    from ropecli.checkpoint.opening import Checkpoint
     from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import Setup
     from ropecli.training.stages import Stage
@@ -36,7 +36,7 @@ class TrainingPlan:
 
 @command
 def plan(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     length: Annotated[
         int | None,
@@ -98,7 +98,7 @@ def plan(
 
 
 def _make_report(
-    opened: "OpenedCheckpoint",
+    opened: "Checkpoint",
     stage: "Stage",
     gpus: int,
     memory: int,
@@ -173,7 +173,7 @@ def _make_report(
             for setup in setups.alternatives_to(best, candidates)
         ],
         "notes": list(_notes(estimator, best, length)),
-        # a patch writes the RoPE fields anew
+        # a patch writes new RoPE fields
         "findings": [] if patch else [finding._asdict() for finding in faults_in_results(read_state(opened))],
     }
 
@@ -232,10 +232,10 @@ def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
 def _setup_name(setup: "Setup") -> str:
     adapters = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
     settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
-    return ", ".join([adapters[setup.recipe.adapter], ENGINES[setup.engine], *settings])
+    return ", ".join([adapters[setup.recipe.adapter], TRAINING_ENGINES[setup.engine], *settings])
 
 
-ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP", "ulysses": "Ulysses"}
+TRAINING_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP", "ulysses": "Ulysses"}
 
 
 def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:

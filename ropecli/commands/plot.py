@@ -13,7 +13,7 @@ from ropecli.commands.report import DrawnFile
 from ropecli.commands.signature import command
 from ropecli.errors import DataError, MethodError, OutputError
 from ropecli.messages import warn
-from ropecli.reporting.outputs import refuse_outputs
+from ropecli.reporting.outputs import refuse_unusable
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -23,7 +23,7 @@ _FACTOR = 4.0
 """The default factor, as in compare."""
 
 
-_OF_STUDIES = ("methods", "factor", "settings", "factors_file", "original_length", "revision")
+_STUDY_OPTIONS = ("methods", "factor", "settings", "factors_file", "original_length", "revision")
 """Options that apply only to plots of a checkpoint."""
 
 
@@ -64,8 +64,8 @@ def plot(
     names, picture = options.listed(subjects), options.optional_path(output)
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
-    refuse_outputs(drawn=picture)
-    scaling = {name: {"methods": methods, **shared}[name] for name in _OF_STUDIES}
+    refuse_unusable(drawn=picture)
+    scaling = {name: {"methods": methods, **shared}[name] for name in _STUDY_OPTIONS}
     if kind in STUDY_KINDS:
         figure, beside = _draw_study(kind, names, scaling), Path(f"{kind}.png")
     else:
@@ -76,7 +76,7 @@ def plot(
         if not places:
             raise OutputError(f"{beside.name} would be in a checkpoint's folder. Choose another place with --output.")
         picture = places[0]
-        refuse_outputs(drawn=picture)
+        refuse_unusable(drawn=picture)
     save(figure, picture)
     return DrawnFile("plot", picture)
 

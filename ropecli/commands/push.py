@@ -12,7 +12,7 @@ from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.signature import command
 from ropecli.errors import CheckpointError, OutputError, quoted
 from ropecli.messages import say, warn
-from ropecli.reporting.outputs import refuse_outputs
+from ropecli.reporting.outputs import refuse_unusable
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState
@@ -77,7 +77,7 @@ def push(
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.upload import Source, files_to_push, hub_origin, refuse_repo, upload
+    from ropecli.checkpoint.upload import HubModel, files_to_push, hub_origin, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements, read_run
 
     refuse_repo(repo, "--repo")
@@ -85,10 +85,10 @@ def push(
     checkpoint = state.checkpoint
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
-        refuse_outputs(card=card_file)
+        refuse_unusable(card=card_file)
     reports = [as_path(path) for path in listed(report or ())]
     run = read_run(checkpoint.folder)
-    base = Source(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
+    base = HubModel(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
     if base:
         refuse_repo(base.repo, "--base-model")
         if base.repo == repo:

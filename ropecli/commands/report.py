@@ -11,7 +11,7 @@ from ropecli.atomic import new_file
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.signature import command
 from ropecli.errors import OutputError
-from ropecli.reporting.outputs import refuse_outputs
+from ropecli.reporting.outputs import refuse_unusable
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def report(
     page = as_path(output)
     if page.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"{page} does not end in .html.")
-    refuse_outputs(drawn=page)
+    refuse_unusable(drawn=page)
     text = render_page(read_reports([as_path(path) for path in listed(reports)]))
     with new_file(page) as partial:
         partial.write_text(text, encoding="utf-8")

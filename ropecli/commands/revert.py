@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import refuse_existing
-from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision, Weights, as_path, is_link
+from ropecli.commands.options import OUTPUT, CheckpointName, Flag, Revision, Weights, as_path, is_link
 from ropecli.commands.signature import command
 from ropecli.errors import OutputError
 from ropecli.messages import warn
@@ -34,7 +34,7 @@ class RevertResult:
 
 @command
 def revert(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
     weights: Weights = "link",

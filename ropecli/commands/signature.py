@@ -39,7 +39,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class TokenCount:
+class InTokens:
     """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
 
 
@@ -56,7 +56,7 @@ _BOUNDS = {
     Lt: (operator.lt, "below"),
     Le: (operator.le, "of at most"),
 }
-_KNOWN = {Doc, Flag, Panel, TokenCount, Default, MinLen, MaxLen, *_BOUNDS}
+_KNOWN = {Doc, Flag, Panel, InTokens, Default, MinLen, MaxLen, *_BOUNDS}
 _LARGEST = 2**63 - 1
 """torch has no larger integers."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])

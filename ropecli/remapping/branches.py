@@ -5,17 +5,19 @@ from dataclasses import replace
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.rope import Branch, Positions, Remapping
+from ropecli.rope import Branch, PositionMap, Remapping
 
 
-def near_and_far(window: int, query: Positions, key: Positions | None) -> tuple[Branch, Branch]:
+def near_and_far(window: int, query: PositionMap, key: PositionMap | None) -> tuple[Branch, Branch]:
     """Keys less than `window` tokens back at their true distance; all earlier keys at query(n) - key(m)."""
     near = Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1)
     far = Branch(np.zeros_like, lambda n: np.maximum(n - window + 1, 0), query, key)
     return near, far
 
 
-def near_and_first(window: int, first: int, query: Positions, key: Positions | None = None) -> tuple[Branch, Branch]:
+def near_and_first(
+    window: int, first: int, query: PositionMap, key: PositionMap | None = None
+) -> tuple[Branch, Branch]:
     """The last `window` tokens at their true distance, and the first `first` tokens at query(n) - key(m)."""
     near, far = near_and_far(window, query, key)
     return near, replace(far, stop=lambda n: np.minimum(far.stop(n), first))

@@ -37,7 +37,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Reports:
-    """What a measuring command returns. plot: the drawn file. single: whether JSON has one report instead of a list."""
+    """The result of a measuring command. plot: the drawn file. single: whether JSON has no list around its report."""
 
     reports: Sequence[Report]
     plot: Path | None = None
@@ -56,21 +56,21 @@ class Outputs:
     plot: Path | None = None
     keys: Path | None = None
 
-    def refuse(self, *, resume: bool, overwrite: bool) -> None:
+    def refuse_overwriting(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputError for outputs that cannot be written, and for the state of an interrupted run to resume.
 
         overwrite: whether they may replace those of a finished run.
         """
         refuse_unknown_ending(self.plot)
-        refuse_outputs(self.report, self.plot, self.keys)
+        refuse_unusable(self.report, self.plot, self.keys)
         for path in (self.report, self.plot):
             if path and not overwrite and path.exists() and path.stat().st_size:
                 raise OutputError(
                     f"{path} exists: it is of a finished run. Choose another name, or replace it with --overwrite."
                 )
         refuse_interrupted(self.report, resume and (self.report is not None or self.keys is None))
-        for search in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
-            refuse_interrupted(search, resume)
+        for key_file in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
+            refuse_interrupted(key_file, resume)
 
     def write(self, reports: Sequence[Report], workers: "Workers", *, single: bool = False) -> Reports:
         """Write the reports and the plot, and remove the saved progress. Only the first process of a launch writes."""
@@ -107,7 +107,7 @@ def measure_subjects(
     from ropecli.evaluation.subject import open_subjects
 
     outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
-    outputs.refuse(resume=options["resume"], overwrite=options["overwrite"])
+    outputs.refuse_overwriting(resume=options["resume"], overwrite=options["overwrite"])
     needed = {"attn": options["attn"], "weights": readers.loads_weights}
     subjects = open_subjects(names, revision=options["revision"], **needed, **scaling)
     made = [make_task(subject) for subject in subjects]
@@ -117,7 +117,7 @@ def measure_subjects(
     return outputs.write(reports, workers, single=single and len(reports) == 1)
 
 
-def refuse_outputs(
+def refuse_unusable(
     report: Path | None = None, drawn: Path | None = None, keys: Path | None = None, card: Path | None = None
 ) -> None:
     """Raises OutputError for outputs that cannot be written, exclude each other, or exist as another kind of file.

@@ -174,14 +174,14 @@ def test_what_engines_read_in_place_of_config_json_is_not_pushed(name, ropecli, 
     push = ["push", local, "--repo", NEW, "--dry-run", "--json"]
     outcome = ropecli(*push)
     assert name not in {file["name"] for file in outcome.json()["files"]}
-    assert f"skipping {name}, which engines such as vLLM read in place of config.json" in outcome.err
-    ropecli(*push, "--include", f"{name[:4]}*").is_refused(f"which has {name}: vLLM would read it in place of")
+    assert f"skipping {name}, which engines such as vLLM read instead of config.json" in outcome.err
+    ropecli(*push, "--include", f"{name[:4]}*").is_refused(f"which has {name}: vLLM would read it instead of")
 
 
 def test_an_adapter_beside_a_whole_model_is_not_pushed(ropecli, local):
     (local / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/unpatched"}')
     outcome = ropecli("push", local, "--repo", NEW, "--dry-run")
-    outcome.is_refused("has adapter_config.json beside a whole model", "in place of config.json")
+    outcome.is_refused("has adapter_config.json beside a whole model", "instead of config.json")
 
 
 def test_the_origin_is_found_by_way_of_local_folders(ropecli, from_hub, tmp_path):

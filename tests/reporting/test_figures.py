@@ -10,7 +10,7 @@ from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import PPL, best_of, sets_of
-from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind
+from ropecli.reporting.plot_kinds import REPORT_KINDS, STUDY_KINDS, choose_kind
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
@@ -38,7 +38,7 @@ def reports(report):
 
 
 def drawn(kind, *reports):
-    return KINDS[kind].draw(reports)
+    return REPORT_KINDS[kind].draw(reports)
 
 
 def test_every_report_is_a_line_of_its_numbers(reports):
@@ -164,8 +164,8 @@ def test_names_are_neither_formulas_nor_markup(report, retrieval, tmp_path, name
 
 def test_the_default_kind_follows_from_the_reports(report, retrieval, tuning):
     many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(9)]
-    assert choose_kind(many[:2]) is KINDS["perplexity"]
-    assert choose_kind(many) is KINDS["comparison"]
-    assert choose_kind([retrieval({(256, 0.0): 4})]) is KINDS["scores"]
+    assert choose_kind(many[:2]) is REPORT_KINDS["perplexity"]
+    assert choose_kind(many) is REPORT_KINDS["comparison"]
+    assert choose_kind([retrieval({(256, 0.0): 4})]) is REPORT_KINDS["scores"]
     with pytest.raises(DataError, match="cannot show the tune report"):
         choose_kind([many[0], tuning("grid")])

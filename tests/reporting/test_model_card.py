@@ -10,12 +10,12 @@ from huggingface_hub import ModelCard
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.checkpoint.upload import Source
+from ropecli.checkpoint.upload import HubModel
 from ropecli.errors import CheckpointError, DataError
 from ropecli.reporting.model_card import make_card, read_measurements
 
 REPO = "me/model-256"
-BASE = Source("owner/base", "v1")
+BASE = HubModel("owner/base", "v1")
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_what_was_tuned_is_described(card, folder):
 
 
 def test_a_link_to_the_hub_leads_nowhere_else(card):
-    base = Source("owner/tiny", "v1) [free](https://evil.example")
+    base = HubModel("owner/tiny", "v1) [free](https://evil.example")
     link = "[owner/tiny](https://huggingface.co/owner/tiny/tree/v1%29%20%5Bfree%5D%28https%3A//evil.example)"
     assert f"Base model: {link}." in card(base=base).text
 
