@@ -10,6 +10,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ropecli.atomic import as_path
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -42,8 +43,8 @@ def files_to_push(
     """The files of a checkpoint that belong on the Hub, ropecli.yaml and tune.json, by name.
 
     include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
-    are not among them. Raises OutputError for a pattern without a file, and for files that readers of the repository
-    would read instead of config.json.
+    are not among them. Raises OutputError for a pattern without a file, and for an adapter beside a whole model, which
+    readers of the repository would load instead.
     """
     if is_own_file(checkpoint.folder / ADAPTER_CONFIG):
         raise OutputError(
@@ -55,14 +56,14 @@ def files_to_push(
     public = {path.name: path for path in [*written, *filter(_is_public, files)]}
     for pattern in include:
         names = glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207, Path.glob refuses some patterns
-        added = {name: folder / name for name in names if (folder / name).is_file()}
-        added = {name: path for name, path in added.items() if path.resolve().is_relative_to(folder.resolve())}
+        files_named = {name: folder / name for name in names if (folder / name).is_file()}
+        added = {
+            name: path
+            for name, path in files_named.items()
+            if path.resolve().is_relative_to(folder.resolve()) and not is_of_mistral(path)
+        }
         if not added:
-            raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
-        if other := next((name for name, path in added.items() if is_of_mistral(path)), None):
-            raise OutputError(
-                f"--include is {shown(pattern)}, which has {other}: vLLM would read it instead of {CONFIG}."
-            )
+            raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file to upload.")
         public |= added
     for warning in checkpoint.skip_warnings():
         say(warning)
@@ -91,10 +92,10 @@ def hub_origin(record: dict[str, Any]) -> HubModel | None:
         if commit and HUB_ID.fullmatch(name):
             return HubModel(name, str(commit))
         try:
-            source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
+            source = open_checkpoint(name) if as_path(name).is_dir() else None
             if source is None or origin.get("digest") != source.digest():
                 return None
-        except (RopecliError, OSError, RuntimeError):
+        except (RopecliError, OSError):
             return None
         record = source.record
     return None
@@ -114,8 +115,6 @@ def upload(files: Mapping[str, Path | bytes], repo: str, *, public: bool, messag
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
     token, api = get_token(), HfApi()
-    if not token:
-        raise OutputError("Uploading needs a token with write access. Log in with `hf auth login`, or set HF_TOKEN.")
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
         existing = api.model_info(repo)
@@ -128,7 +127,8 @@ def upload(files: Mapping[str, Path | bytes], repo: str, *, public: bool, messag
         raise
     except Exception as error:  # errors of the Hub, the network, certificates, storage
         # without the client's error, which may contain what was sent
-        raise OutputError(_explain(repo, error).replace(token, "<token>")) from None
+        message = _explain(repo, error)
+        raise OutputError(message.replace(token, "<token>") if token else message) from None
 
 
 def _refuse_other_weights(repo: str, existing: Iterable[str], files: Mapping[str, Any]) -> None:

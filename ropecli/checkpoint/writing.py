@@ -61,8 +61,7 @@ def write_patch(
     them and report it with `say`. rewrite: for weights that change too. notes: further entries of ropecli.yaml. check:
     called on the complete folder before it is renamed. Raises OSError, OutputError, ProofError: nothing is written.
     """
-    if plan.unwritable:
-        raise PatchError(plan.unwritable)
+    refuse_unwritable(plan)
     plan.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
@@ -72,6 +71,12 @@ def write_patch(
         _place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
         check(folder)
     return proved
+
+
+def refuse_unwritable(plan: PatchPlan) -> None:
+    """Raise PatchError for a patch that works only in memory."""
+    if plan.unwritable:
+        raise PatchError(plan.unwritable)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

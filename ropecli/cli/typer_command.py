@@ -18,7 +18,6 @@ from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
 from ropecli.commands.options import OUTPUT
 from ropecli.commands.signature import Flag, InTokens, Panel, option_name
-from ropecli.errors import OutputError, RopecliError
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
@@ -60,14 +59,6 @@ class AliasedCommand(TyperCommand):
                 parser.add_option(obj=option, opts=[alias], dest=option.name, action="store", nargs=option.nargs)
         return parser
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--trust-remote-code" in args:
-            raise RopecliError(
-                "ropecli does not run code from a checkpoint, so it does not have --trust-remote-code. It supports the "
-                "architectures that transformers has built in."
-            )
-        return super().parse_args(ctx, args)
-
 
 def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> Callable[..., None]:
     """A Typer command that calls `function` and prints its result with `render`, or as JSON with --json.
@@ -85,11 +76,9 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
             else:
                 render(result)
             terminal.out.file.flush()
-        except BrokenPipeError:  # as in `| head -1`; click ends the command quietly
-            raise
-        except OSError as error:
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
-            raise OutputError(f"Cannot write standard output: {error.strerror}.") from error
+            raise
         if status := getattr(result, "exit_status", 0):
             raise typer.Exit(status)
 

@@ -20,6 +20,7 @@ from ropecli.commands.options import (
     Revision,
     as_path,
     optional_path,
+    refuse_without,
     with_config,
 )
 from ropecli.commands.signature import Default, Flag, command
@@ -114,9 +115,8 @@ def finetune(
     from ropecli.training.recipe_schema import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
+    refuse_without(shared, "data", "dataset_config")
     config = shared.pop("dataset_config")
-    if config and not shared["data"]:
-        raise RecipeError(f"--dataset-config needs --data. In a recipe, write data: owner/name:{config}.")
     shared["data"] = shared["data"] and with_config(shared["data"], config)
     keys = {**shared, "skip_faulty": shared["skip_faulty"] or None}
     further = dict(settings or {})

@@ -1,7 +1,7 @@
 """`ropecli plan`: estimates the memory and time of fine-tuning."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -123,21 +123,7 @@ def _make_report(
     candidates = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
     best = setups.best_setup(candidates)
     if best is None:
-        possible = [setup for setup in candidates if not setup.refused]
-        # of the setups that fit the GPU, the one with the least main memory
-        least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
-        if host and least.estimate.total <= memory:
-            raise RecipeError(
-                f"Nothing fits: training takes at least {size(least.host.most)} of main memory on one machine "
-                f"({_setup_name(least)}); it has {size(host)}. Use a machine with more memory, or plan for "
-                "another one with --host-memory."
-            )
-        least = min(possible, key=lambda setup: setup.estimate.total)
-        raise RecipeError(
-            f"Nothing fits: training at {length} tokens takes at least {size(least.estimate.total)} on each of "
-            f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. "
-            + _advice(estimator.model, least, memory)
-        )
+        raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
     command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
@@ -204,6 +190,25 @@ def _notes(estimator: "MemoryEstimator", best: "Setup", length: int) -> Iterator
     yield (
         f"FP8 would compute products with weights in 8 bits, at most {share:.0%} of these FLOPs; attention, weights, "
         "optimizer state and activations stay as they are. It has not run on a GPU, so finetune does not offer it."
+    )
+
+
+def _shortage(
+    model: "PreTrainedModel", candidates: "Sequence[Setup]", length: int, gpus: int, memory: int, host: int | None
+) -> str:
+    """The memory that is missing, and the next step. memory, host: bytes of a GPU, of a machine."""
+    possible = [setup for setup in candidates if not setup.refused]
+    # of the setups that fit the GPU, the one with the least main memory
+    least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
+    if host and least.estimate.total <= memory:
+        return (
+            f"training takes at least {size(least.host.most)} of main memory on one machine ({_setup_name(least)}); it "
+            f"has {size(host)}. Use a machine with more memory, or plan for another one with --host-memory."
+        )
+    least = min(possible, key=lambda setup: setup.estimate.total)
+    return (
+        f"training at {length} tokens takes at least {size(least.estimate.total)} on each of "
+        f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. {_advice(model, least, memory)}"
     )
 
 

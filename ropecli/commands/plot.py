@@ -11,7 +11,7 @@ from ropecli.commands import options
 from ropecli.commands.options import Flag
 from ropecli.commands.report import DrawnFile
 from ropecli.commands.signature import command
-from ropecli.errors import DataError, MethodError, OutputError
+from ropecli.errors import DataError, MethodError
 from ropecli.messages import warn
 from ropecli.reporting.outputs import refuse_unusable
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _FACTOR = 4.0
 """The default factor, as in compare."""
-
-
 _STUDY_OPTIONS = ("methods", "factor", "settings", "factors_file", "original_length", "revision")
 """Options that apply only to plots of a checkpoint."""
 
@@ -72,21 +70,10 @@ def plot(
         figure = _draw_reports(kind, names, scaling)
         beside = options.as_path(names[0]).with_suffix(".png")
     if picture is None:
-        places = [folder / beside.name for folder in (beside.parent, Path()) if not _is_checkpoints(folder.resolve())]
-        if not places:
-            raise OutputError(f"{beside.name} would be in a checkpoint's folder. Choose another place with --output.")
-        picture = places[0]
+        picture = beside
         refuse_unusable(drawn=picture)
     save(figure, picture)
     return DrawnFile("plot", picture)
-
-
-def _is_checkpoints(folder: Path) -> bool:
-    """Whether it is a checkpoint's folder, or inside the Hub's cache."""
-    from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG
-
-    cached = any(part.startswith("models--") for part in folder.parts)
-    return cached or any((folder / name).exists() for name in (CONFIG, ADAPTER_CONFIG))
 
 
 def _given(scaling: Mapping[str, Any], *names: str) -> list[str]:

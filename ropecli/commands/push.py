@@ -114,13 +114,9 @@ def push(
 
 def _open(folder: Path, repo: str) -> "CheckpointState":
     """Open a finished folder that ropecli wrote. Raises CheckpointError."""
-    from ropecli.checkpoint.opening import CONFIG, open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.state import read_state
 
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder. push uploads a folder written by patch, tune or finetune.")
-    if (folder / "run.yaml").is_file() and not (folder / CONFIG).is_file():
-        raise CheckpointError(f"{folder} has an unfinished training run. Finish it with ropecli finetune --resume.")
     checkpoint = open_checkpoint(folder, weights=True)
     checkpoint.weight_files()
     if not checkpoint.record:

@@ -4,7 +4,6 @@ The section says what was done, from ropecli.yaml, and what was measured, from r
 is the one in the folder's own README.md.
 """
 
-import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -49,17 +48,12 @@ def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[lis
     files, name = [], checkpoint.name
     for path in paths:
         measured = [report for report in read_reports([path]) if isinstance(report, Report)]
-        if not measured:
-            raise DataError(
-                f"{path} is of `ropecli tune`, whose scores chose the result. Measure {name} on other data, "
-                "such as with ropecli eval-ppl."
-            )
         if not any(_is_of(report, checkpoint) for report in measured):
-            first = measured[0]
-            what = f"{first.checkpoint} with {first.label} in memory" if first.in_memory else first.checkpoint
+            names = dict.fromkeys(report.checkpoint + ", patched in memory" * report.in_memory for report in measured)
+            subjects = " and ".join(names) or "`ropecli tune`, whose scores chose the result"
             raise DataError(
-                f"{path} is a report of {what}, not of {name} as it is now (digest {first.digest[:19]}, expected "
-                f"{checkpoint.digest()[:19]}). Measure {name} again."
+                f"{path} has no measurement of {name} as it is now (digest {checkpoint.digest()[:19]}): it is of "
+                f"{subjects}. Measure {name}, such as with ropecli eval-ppl."
             )
         files.append(measured)
     return files
@@ -85,7 +79,7 @@ def make_card(
         readme = _without_section(read_file(path)) if path.is_file() else ""
         block = REGEX_YAML_BLOCK.match(readme)
         data = ModelCardData(**_metadata(block[2] if block else "", state, base))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
     text = readme[block.end() if block else 0 :].strip()
     section = "\n\n".join(_sections(state, repo, measurements, base, has_more=bool(text)))
@@ -100,10 +94,8 @@ def _without_section(readme: str) -> str:
 
 
 def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict[str, Any]:
-    """The metadata of the card, from the YAML block of the folder's README.md. Raises TypeError, ValueError."""
+    """The metadata of the card, from the YAML block of README.md. Raises AttributeError, TypeError, ValueError."""
     metadata = read_yaml(block) or {}
-    if not isinstance(metadata, dict):
-        raise ValueError(f"its metadata are a {type(metadata).__name__}; expected a mapping")
     kept = {key: value for key, value in metadata.items() if key not in _DROPPED_METADATA}
     tags = kept.get("tags") or []
     keywords = ["long-context", "rope", *state.positions.main.spec.method.name.split("+")]
@@ -147,13 +139,9 @@ def _sections(
 
 
 def _describe_changes(state: CheckpointState) -> list[str]:
-    """Paragraphs on what was done, in order, from ropecli.yaml. Skips entries that are incomplete."""
+    """Paragraphs on what was done, in order, from ropecli.yaml."""
     record, note = state.checkpoint.record, state.note
-    steps = []
-    for key, describe in _STEPS.items():
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            if key in record:
-                steps.append(describe(record[key], record))
+    steps = [describe(record[key], record) for key, describe in _STEPS.items() if key in record]
     if not _trained(record):
         steps.append("The weights are unchanged.")
     # no command if `ropecli tune` or a recipe made the patch, not `ropecli patch`

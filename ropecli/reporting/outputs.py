@@ -5,10 +5,8 @@ overwrites a file of another kind.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,17 +118,13 @@ def measure_subjects(
 def refuse_unusable(
     report: Path | None = None, drawn: Path | None = None, keys: Path | None = None, card: Path | None = None
 ) -> None:
-    """Raises OutputError for outputs that cannot be written, exclude each other, or exist as another kind of file.
+    """Raise OutputError for outputs that cannot be written, or exist as another kind of file.
 
     report: a JSON file. drawn: a picture or a page, with a known ending. keys: a file that is read if it exists. card:
     a model card, which is not written through a link, since the user did not choose its name.
     """
-    outputs = [path for path in (report, drawn, card, keys) if path and not (path is keys and path.exists())]
-    for output in outputs:
+    for output in (report, drawn, card, None if keys and keys.exists() else keys):
         refuse_unwritable(output)
-    for first, second in permutations(outputs, 2):
-        if Path(os.path.realpath(second)).is_relative_to(os.path.realpath(first)):
-            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
     kinds = (
         (report, _holds_reports, "report"),
         (drawn, lambda path, content: _MARKS[path.suffix.lower()] in content, "plot or page"),
@@ -139,12 +133,8 @@ def refuse_unusable(
     for path, is_earlier, kind in kinds:
         if not path or not (path.exists() or (path == card and path.is_symlink())):
             continue
-        try:
-            size = path.stat().st_size if path.is_file() else _LARGEST + 1
-            ours = size == 0 or (size <= _LARGEST and is_earlier(path, path.read_bytes()))
-        except OSError:
-            ours = False
-        if not ours:
+        size = path.stat().st_size if path.is_file() else _LARGEST + 1
+        if size and (size > _LARGEST or not is_earlier(path, path.read_bytes())):
             raise OutputError(f"{path} exists and is not a {kind} of ropecli. Give another name, or delete it.")
 
 

@@ -139,7 +139,8 @@ def test_decay_is_the_mean_score_of_adjacent_distances():
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_strange_numbers_are_drawn(report, retrieval):
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
-    scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits}, trials=40, method=f"method-{hits}") for hits in (0, 39)]
+    hits = {"ntk": 0, "yarn": 39}
+    scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits[name]}, trials=40, method=name) for name in hits]
     for figure in (
         drawn("perplexity", *wide),
         drawn("comparison", *wide),
