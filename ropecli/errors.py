@@ -79,8 +79,8 @@ def reason_of(error: BaseException) -> str:
 
     Includes the next line if the first ends in a colon.
     """
-    first, *others = (line.strip() for line in str(error).strip().split("\n"))
-    following = next(filter(None, others), "") if first.endswith(":") else ""
+    first, *rest = (line.strip() for line in str(error).strip().split("\n"))
+    following = next(filter(None, rest), "") if first.endswith(":") else ""
     return f"{first} {following}".strip() or type(error).__name__
 
 

@@ -37,7 +37,7 @@ def _no_bar(description: str, total: int | None) -> Iterator[Step]:
 
 progress_bars: ContextVar[MakeBar] = ContextVar("progress_bars", default=_no_bar)
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
-"""What was typed, for reports; empty for calls from Python."""
+"""The typed words, for reports; empty for calls from Python."""
 
 
 def warn(message: str) -> None:

@@ -211,7 +211,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def manifest_fault(folder: Path) -> str | None:
-    """How the files differ from the manifest; None if they match."""
+    """A difference of the files from the manifest; None if they match."""
     try:
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         actual = _describe(folder, list(listed))

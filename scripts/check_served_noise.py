@@ -62,7 +62,7 @@ class Server:
 
     @torch.inference_mode()
     def logits(self, reference: served.Reference) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the text's tokens, shape (tokens, vocabulary), and of the single tokens."""
+        """Logits of the text's tokens, shape (tokens, vocabulary), and of the single tokens."""
         singles = torch.tensor([[single.token] for single in reference.singles])
         return self.model(torch.tensor([reference.ids])).logits[0].float(), self.model(singles).logits[:, 0].float()
 

@@ -14,7 +14,7 @@ from ropecli.analysis.score import first_negative, largest_distance, scores
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope
 
-LONGEST = 2**20
+LONGEST_BOUNDED = 2**20
 """The longest context, tokens, for which the bound is computed."""
 _FINEST = 1e-4
 _STEP = 0.01
@@ -42,7 +42,7 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
     A search step rotates no pair by more than 0.01 radian at `length`, or changes the base by 0.01%. Narrower intervals
     can be missed.
     """
-    if length > LONGEST:
+    if length > LONGEST_BOUNDED:
         return math.nan
     if 2 * geometry.still_pairs >= geometry.pairs:  # the others cannot outweigh them
         return 1.0

@@ -1,4 +1,4 @@
-"""How well a rope distinguishes positions: angles between neighbours, and distances between rotated vectors (images).
+"""Two measures of how far positions are apart: angles of neighbours, and distances of rotated vectors (images).
 
 Source: Xiong et al. 2023 (arXiv:2309.16039), appendix B: Theorem 1, "Problem Formulation" and "Embedding Granularity
 Metric". The paper's ABF is `abf` with beta, its PI is `linear` with alpha = 1/factor; the functions here take inv_freq,
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ropecli.analysis.decay import exponential_integral
-from ropecli.analysis.score import LONGEST, scores
+from ropecli.analysis.score import FARTHEST_CHECKED, scores
 
 _PRODUCTS = 2**23
 """Approximate limit on the compared pairs of positions; takes a few tenths of a second."""
@@ -58,7 +58,7 @@ def closest_images(inv_freq: np.ndarray, length: int) -> ClosestImages:
 
     The paper assumes that neighbours are closest; this checks every gap up to 4 million tokens. A larger q is better.
     """
-    gap = 1 + int(scores(inv_freq, 1, min(length, LONGEST + 1)).argmax())
+    gap = 1 + int(scores(inv_freq, 1, min(length, FARTHEST_CHECKED + 1)).argmax())
     return ClosestImages(float(_apart(gap * inv_freq)), gap)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ropecli.scaling.spec import ScaledRope
 
-LONGEST = 2**22
+FARTHEST_CHECKED = 2**22
 """The largest distance, tokens, up to which every distance is checked."""
 _PIECE = 2**18
 """Multiplications per matrix product. OpenBLAS computes products of this size in one thread; on a busy machine, several
@@ -45,7 +45,7 @@ def changes(inv_freq: np.ndarray, start: int, stop: int) -> np.ndarray:
     return _product(weighted, inv_freq, rest).ravel()[: stop - start]
 
 
-def first_rise(inv_freq: np.ndarray, longest: int = LONGEST) -> int | None:
+def first_rise(inv_freq: np.ndarray, longest: int = FARTHEST_CHECKED) -> int | None:
     """The first distance m, tokens, with score(m) >= score(m - 1); None if there is none up to `longest`.
 
     The blog says that oscillation begins near the effective range. With θ_0 = 1 it begins after a few tokens; only a
@@ -56,7 +56,7 @@ def first_rise(inv_freq: np.ndarray, longest: int = LONGEST) -> int | None:
     return _first(longest, lambda start, stop: changes(inv_freq, start, stop) >= 0)
 
 
-def first_negative(inv_freq: np.ndarray, longest: int = LONGEST) -> int | None:
+def first_negative(inv_freq: np.ndarray, longest: int = FARTHEST_CHECKED) -> int | None:
     """The first distance, tokens, with a negative score; None if there is none up to `longest`.
 
     From there on, a key similar to the query can get a lower score than a random key. Men et al. call this distance

@@ -26,7 +26,7 @@ _TERMS = ["LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]
 # Files that are copied to a new folder. Code is copied only if the config refers to it.
 CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", *_TERMS]
 CODE = "*.py"
-# Mistral's own format, the whole model a second time. vLLM reads these in place of config.json and its weights, SGLang
+# Mistral's own format, the whole model a second time. vLLM reads these instead of config.json and its weights, SGLang
 # where there are no other weights. A copy beside another config.json would be the model without the patch.
 MISTRAL_FORMAT = ["params.json", "consolidated*"]
 # Files that are uploaded, in lower case: other JSON and text can be private, or the state of a training run.

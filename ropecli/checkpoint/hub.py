@@ -19,8 +19,8 @@ from ropecli.checkpoint.files import (
 )
 from ropecli.errors import CheckpointError, quoted, reason_of
 
-_ALL = [*CHECKPOINT_FILES, CODE, PROVENANCE]
-_NONE_OF = ["*/*", *MISTRAL_FORMAT]
+_ALLOWED = [*CHECKPOINT_FILES, CODE, PROVENANCE]
+_IGNORED = ["*/*", *MISTRAL_FORMAT]
 BAD_TOKEN = "the token in HF_TOKEN, or of `hf auth login`, has characters that are not ASCII. Set it again."
 PATIENCE = 10.0  # seconds for the Hub's first answer
 
@@ -46,8 +46,8 @@ def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = F
     options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
     try:
         if weights or tokenizer:
-            ignored = _NONE_OF if weights else [*_NONE_OF, WEIGHTS]
-            folder = Path(snapshot_download(name, allow_patterns=_ALL, ignore_patterns=ignored, **options))
+            ignored = _IGNORED if weights else [*_IGNORED, WEIGHTS]
+            folder = Path(snapshot_download(name, allow_patterns=_ALLOWED, ignore_patterns=ignored, **options))
         else:
             folder = _get_configs(name, **options)
         if partly := bool(problem and weights and not weights_in(folder)):

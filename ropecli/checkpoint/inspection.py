@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.analysis.base_bound import LONGEST, support_of
+from ropecli.analysis.base_bound import LONGEST_BOUNDED, support_of
 from ropecli.analysis.score import largest_distance
 from ropecli.analysis.summary import summarize
 from ropecli.analysis.wavelengths import float32_angle_error
@@ -286,9 +286,9 @@ def study_report(study: Study) -> dict[str, Any]:
 
     supported_length: for the pretrained frequencies, the largest distance before the first negative score, null if
     none was found. smallest_base: of the pretrained geometry for the target; infinite if there is none, null for
-    targets above base_bound.LONGEST.
+    targets above base_bound.LONGEST_BOUNDED.
     """
-    bound = support_of(study.ropes[PRETRAINED], study.target, LONGEST, always=True)
+    bound = support_of(study.ropes[PRETRAINED], study.target, LONGEST_BOUNDED, always=True)
     return {
         "checkpoint": study.checkpoint,
         "original_max_position_embeddings": study.original_length,

@@ -107,13 +107,13 @@ class Checkpoint:
         ]
 
     def skipped_files(self) -> list[str]:
-        """Names of files that are not copied, because engines read them in place of config.json and its weights."""
+        """Names of files that are not copied, because engines read them instead of config.json and its weights."""
         return sorted({path.name for pattern in MISTRAL_FORMAT for path in self.folder.glob(pattern)})
 
     def skip_warnings(self) -> tuple[str, ...]:
         """A sentence about `skipped_files`, if there are any."""
         names = ", ".join(self.skipped_files())
-        read = "which engines such as vLLM read in place of config.json and its weights"
+        read = "which engines such as vLLM read instead of config.json and its weights"
         return (f"skipping {names}, {read}.",) if names else ()
 
     def digest(self) -> str:
@@ -193,13 +193,13 @@ def open_checkpoint(
         )
     if not has_config:
         gguf = next(folder.glob("*.gguf"), None)
-        hint = _of_gguf(gguf) if gguf else "Choose a folder with a checkpoint."
+        hint = _gguf_hint(gguf) if gguf else "Choose a folder with a checkpoint."
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. {hint}")
     base = adapter_base(folder) if is_adapter else None
     config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
     if others := config.get("configuration_files"):
         raise CheckpointError(
-            f"{name}: transformers reads one of the configuration_files, {shown(others)}, in place of {CONFIG}. Copy "
+            f"{name}: transformers reads one of the configuration_files, {shown(others)}, instead of {CONFIG}. Copy "
             f"that one to {CONFIG}, and remove configuration_files."
         )
     checkpoint = Checkpoint(str(name), folder, config, fetched.revision, fetched.commit, base, has_weights)
@@ -234,7 +234,7 @@ def _local(name: str | Path) -> hub.Fetched | None:
     if folder.is_dir():
         return hub.Fetched(folder)
     if folder.exists():
-        hint = f" {_of_gguf(folder)}" if folder.suffix == ".gguf" else ""
+        hint = f" {_gguf_hint(folder)}" if folder.suffix == ".gguf" else ""
         raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.{hint}")
     # runs/typo means a folder if runs/ exists: do not ask the Hub
     if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
@@ -242,7 +242,7 @@ def _local(name: str | Path) -> hub.Fetched | None:
     return None
 
 
-def _of_gguf(file: Path) -> str:
+def _gguf_hint(file: Path) -> str:
     return (
         f"{file} is a GGUF file, for llama.cpp. Patch the Hugging Face checkpoint that it was made from, then convert "
         f"the patched folder: `ropecli export DIR --engine llama.cpp` prints the commands."

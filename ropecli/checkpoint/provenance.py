@@ -12,8 +12,8 @@ from ropecli.config.changes import ConfigChange, get_path, put_in_order, undo
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
-_OF_A_PATCH = {"ropecli", "source", "original_max_position_embeddings", "target_length", "scaling", "changes"}
-_OF_A_PATCH |= {"key_order", "tokenizer", "skipped_files"}
+_PATCH_KEYS = {"ropecli", "source", "original_max_position_embeddings", "target_length", "scaling", "changes"}
+_PATCH_KEYS |= {"key_order", "tokenizer", "skipped_files"}
 
 
 class Provenance(NamedTuple):
@@ -72,7 +72,7 @@ def entry(record: dict[str, Any], key: str) -> dict[str, Any]:
 
 def other_notes(record: dict[str, Any]) -> dict[str, Any]:
     """The entries of a record that are not part of the patch: fine-tuning, and tuning if it changed the weights."""
-    notes = {key: value for key, value in record.items() if key not in _OF_A_PATCH}
+    notes = {key: value for key, value in record.items() if key not in _PATCH_KEYS}
     if not tuned_weights(record):
         notes.pop("tuned", None)
     return notes

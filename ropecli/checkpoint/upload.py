@@ -10,6 +10,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ropecli.atomic import as_path
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -29,8 +30,8 @@ from ropecli.errors import OutputError, RopecliError, quoted, shortened, shown
 _LONGEST_CHAIN = 8
 
 
-class HubRepository(NamedTuple):
-    """A repository on the Hub. revision: a commit, None for the default branch."""
+class HubModel(NamedTuple):
+    """A model on the Hub. revision: a commit, None for the default branch."""
 
     repo: str
     revision: str | None
@@ -42,32 +43,32 @@ def files_to_push(
     """The files of a checkpoint that belong on the Hub, ropecli.yaml and tune.json, by name.
 
     include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
-    are not among them. Raises OutputError for a pattern without a file, and for files that readers of the repository
-    would read in place of config.json.
+    are not among them. Raises OutputError for a pattern without a file, and for an adapter beside a whole model, which
+    readers of the repository would load instead.
     """
     if is_own_file(checkpoint.folder / ADAPTER_CONFIG):
         raise OutputError(
             f"{checkpoint.folder} has {ADAPTER_CONFIG} beside a whole model: from the Hub, transformers would load the "
-            f"base model that it names, in place of {CONFIG}. Move it to another folder."
+            f"base model that it names, instead of {CONFIG}. Move it to another folder."
         )
     folder, files = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
     written = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
     public = {path.name: path for path in [*written, *filter(_is_public, files)]}
     for pattern in include:
         names = glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207, Path.glob refuses some patterns
-        added = {name: folder / name for name in names if (folder / name).is_file()}
-        added = {name: path for name, path in added.items() if path.resolve().is_relative_to(folder.resolve())}
+        files_named = {name: folder / name for name in names if (folder / name).is_file()}
+        added = {
+            name: path
+            for name, path in files_named.items()
+            if path.resolve().is_relative_to(folder.resolve()) and not is_of_mistral(path)
+        }
         if not added:
-            raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
-        if other := next((name for name, path in added.items() if is_of_mistral(path)), None):
-            raise OutputError(
-                f"--include is {shown(pattern)}, which has {other}: vLLM would read it in place of {CONFIG}."
-            )
+            raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file to upload.")
         public |= added
     for warning in checkpoint.skip_warnings():
         say(warning)
-    if others := [path.name for path in files if path.name not in public]:
-        say(f"Not uploaded: {shortened(', '.join(others), 200)}. To upload one of them, add --include NAME.")
+    if left_out := [path.name for path in files if path.name not in public]:
+        say(f"Not uploaded: {shortened(', '.join(left_out), 200)}. To upload one of them, add --include NAME.")
     return public
 
 
@@ -76,7 +77,7 @@ def _is_public(path: Path) -> bool:
     return any(fnmatch(name, pattern) for pattern in PUBLIC_FILES) and not name.startswith("optimizer")
 
 
-def hub_origin(record: dict[str, Any]) -> HubRepository | None:
+def hub_origin(record: dict[str, Any]) -> HubModel | None:
     """The repository that a checkpoint was made from, also by way of local folders that still exist.
 
     record: of ropecli.yaml. None if it is unknown.
@@ -89,12 +90,12 @@ def hub_origin(record: dict[str, Any]) -> HubRepository | None:
         )
         name, commit = str(origin.get("checkpoint")), origin.get("commit")
         if commit and HUB_ID.fullmatch(name):
-            return HubRepository(name, str(commit))
+            return HubModel(name, str(commit))
         try:
-            source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
+            source = open_checkpoint(name) if as_path(name).is_dir() else None
             if source is None or origin.get("digest") != source.digest():
                 return None
-        except (RopecliError, OSError, RuntimeError):
+        except (RopecliError, OSError):
             return None
         record = source.record
     return None
@@ -114,8 +115,6 @@ def upload(files: Mapping[str, Path | bytes], repo: str, *, public: bool, messag
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
     token, api = get_token(), HfApi()
-    if not token:
-        raise OutputError("Uploading needs a token with write access. Log in with `hf auth login`, or set HF_TOKEN.")
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
         existing = api.model_info(repo)
@@ -128,13 +127,14 @@ def upload(files: Mapping[str, Path | bytes], repo: str, *, public: bool, messag
         raise
     except Exception as error:  # errors of the Hub, the network, certificates, storage
         # without the client's error, which may contain what was sent
-        raise OutputError(_explain(repo, error).replace(token, "<token>")) from None
+        message = _explain(repo, error)
+        raise OutputError(message.replace(token, "<token>") if token else message) from None
 
 
 def _refuse_other_weights(repo: str, existing: Iterable[str], files: Mapping[str, Any]) -> None:
     """Refuse a repository with weights, an index or an adapter that the checkpoint lacks: engines could load both."""
-    own = (name for name in existing if "/" not in name and (fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG))
-    if stale := sorted(name for name in own if name not in files):
+    loaded = (name for name in existing if "/" not in name and (fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG))
+    if stale := sorted(name for name in loaded if name not in files):
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         raise OutputError(
             f"{repo} has {stale[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
@@ -143,7 +143,7 @@ def _refuse_other_weights(repo: str, existing: Iterable[str], files: Mapping[str
 
 
 def _explain(repo: str, error: Exception) -> str:
-    """What happened, and the next step."""
+    """A message: the failure, and the next step."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, UnicodeEncodeError):

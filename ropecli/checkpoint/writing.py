@@ -1,7 +1,7 @@
 """Writes a patched checkpoint, or reverts one to its original config, from the record in ropecli.yaml.
 
 A folder has config.json, ropecli.yaml, linked or copied weights, and copies of all other files, except those that an
-engine would read in place of config.json.
+engine would read instead of config.json.
 """
 
 import contextlib
@@ -61,8 +61,7 @@ def write_patch(
     them and report it with `say`. rewrite: for weights that change too. notes: further entries of ropecli.yaml. check:
     called on the complete folder before it is renamed. Raises OSError, OutputError, ProofError: nothing is written.
     """
-    if plan.unwritable:
-        raise PatchError(plan.unwritable)
+    refuse_unwritable(plan)
     plan.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
@@ -72,6 +71,12 @@ def write_patch(
         _place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
         check(folder)
     return proved
+
+
+def refuse_unwritable(plan: PatchPlan) -> None:
+    """Raise PatchError for a patch that works only in memory."""
+    if plan.unwritable:
+        raise PatchError(plan.unwritable)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -172,7 +177,7 @@ def place(source: Path, target: Path, *, link: bool) -> bool:
 
 @dataclass(frozen=True)
 class Reversal:
-    """What a revert would write.
+    """The plan of a revert.
 
     config, tokenizer_config: the original ones. changes, tokenizer_changes: from the current to the original ones.
     notes: entries of ropecli.yaml that still apply, possibly none.

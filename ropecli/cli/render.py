@@ -9,7 +9,7 @@ from ropecli import demo
 from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
 from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
-from ropecli.commands.plan import ENGINES, short_changes
+from ropecli.commands.plan import TRAINING_ENGINES, short_changes
 from ropecli.config.dialects import ORIGINAL_LENGTH
 from ropecli.errors import quoted
 from ropecli.messages import duration, size
@@ -153,7 +153,7 @@ _ROWS: dict[str, tuple[str, Any]] = {
 
 
 def show_methods(listed: "MethodList") -> None:
-    if not listed.one:
+    if not listed.single:
         out.print(method_overview(listed.methods))
         return
     (method,) = listed.methods
@@ -261,7 +261,9 @@ def show_plan(plan: "TrainingPlan") -> None:
         settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
         change = row["refused"] or ", ".join(settings) or "unchanged"
         machine = "" if row["host_memory"] is None else size(max(row["host_memory"].values()))
-        ways.append([row["adapter"], ENGINES[row["engine"]], change, needed, machine, "yes" if row["fits"] else "no"])
+        ways.append(
+            [row["adapter"], TRAINING_ENGINES[row["engine"]], change, needed, machine, "yes" if row["fits"] else "no"]
+        )
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
     for way in (report, *report["alternatives"]):
@@ -375,7 +377,7 @@ def show_recipes(listed: "RecipeList") -> None:
         print_json(listed.schema)
     elif listed.path:
         tell("\n".join(str(file.path) for file in listed.recipes))
-    elif listed.one:
+    elif listed.single:
         tell(listed.recipes[0].text.rstrip("\n"))
     else:
         rows = [[file.name, file.kind, file.summary] for file in listed.recipes]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
-_MOST_LINES = 20
+_MESSAGE_LINES = 20
 """Lines of one message."""
 
 
@@ -72,7 +72,7 @@ def warn(message: str) -> None:
 def _bounded(message: str) -> str:
     """The message without the middle of long lines and lists: values from the user or a file can be of any length."""
     lines = [shortened(line) for line in message.split("\n")]
-    return "\n".join(lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 2], "  ...", lines[-1]])
+    return "\n".join(lines if len(lines) <= _MESSAGE_LINES else [*lines[: _MESSAGE_LINES - 2], "  ...", lines[-1]])
 
 
 def print_json(value: Any) -> None:

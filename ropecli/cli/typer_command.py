@@ -17,8 +17,7 @@ from typer.core import TyperCommand, TyperOption
 from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
 from ropecli.commands.options import OUTPUT
-from ropecli.commands.signature import Flag, Panel, WithSuffix, option_name
-from ropecli.errors import OutputError, RopecliError
+from ropecli.commands.signature import Flag, InTokens, Panel, option_name
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
@@ -60,14 +59,6 @@ class AliasedCommand(TyperCommand):
                 parser.add_option(obj=option, opts=[alias], dest=option.name, action="store", nargs=option.nargs)
         return parser
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--trust-remote-code" in args:
-            raise RopecliError(
-                "ropecli does not run code from a checkpoint, so it does not have --trust-remote-code. It supports the "
-                "architectures that transformers has built in."
-            )
-        return super().parse_args(ctx, args)
-
 
 def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> Callable[..., None]:
     """A Typer command that calls `function` and prints its result with `render`, or as JSON with --json.
@@ -85,11 +76,9 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
             else:
                 render(result)
             terminal.out.file.flush()
-        except BrokenPipeError:  # as in `| head -1`; click ends the command quietly
-            raise
-        except OSError as error:
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
-            raise OutputError(f"Cannot write standard output: {error.strerror}.") from error
+            raise
         if status := getattr(result, "exit_status", 0):
             raise typer.Exit(status)
 
@@ -113,7 +102,7 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
         options["rich_help_panel"] = by_type[Panel].title
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, parse = _typed(kind, flag.name, several=is_argument)
-    if WithSuffix in by_type:
+    if InTokens in by_type:
         typed = str | None if type(None) in typing.get_args(kind) else str
         parse = lambda value: None if value is None else parse_tokens(str(value), flag.name)  # noqa: E731
         options["metavar"] = flag.metavar or "TOKENS"

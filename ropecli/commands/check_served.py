@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 SERVER = Panel("Server")
 _STATUS = {"served": 0, "not served": 3, "unclear": 4}
-_ENGINES = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
-"""What a server calls itself, and the name of its engine in `ropecli export`."""
+_ENGINES_BY_OWNER = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
+"""The name of an engine in `ropecli export`, by what a server says of itself."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def check_served(
             served.save_reference(known, file)
     answers = served.ask(endpoint, known, tokenizer, gives_losses=gives_losses)
     verdict = served.judge(answers, known)
-    engine, fix = _ENGINES.get(endpoint.model.owner), ""
+    engine, fix = _ENGINES_BY_OWNER.get(endpoint.model.owner), ""
     notes: tuple[str, ...] = ()
     if verdict.verdict != served.SERVED:
         fix = quoted("ropecli", "export", checkpoint, "--engine", engine or "ENGINE")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MEASURES = ("ppl", "longppl", "needle", "ruler")
 Methods = Annotated[Sequence[str], Doc("Methods, separated by commas; as-is: no patch."), options.SCALING]
-Factors = Annotated[
+FactorList = Annotated[
     Sequence[Annotated[float, Gt(0)]],
     MinLen(1),
     Flag("--factors", "-f"),
@@ -54,10 +54,10 @@ class CompareOptions(options.DocumentOptions, options.PerplexityOptions, total=F
 
 @command
 def compare(
-    checkpoints: options.Checkpoints,
+    checkpoints: options.CheckpointNames,
     *,
     methods: Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
-    factors: Factors = (4,),
+    factors: FactorList = (4,),
     settings: options.SeveralSettings = None,
     measure: Measures = ("ppl",),
     tasks: Tasks = None,
@@ -88,11 +88,9 @@ def compare(
     from ropecli.reporting.outputs import Outputs
 
     outputs = Outputs(*map(options.optional_path, (shared["output"], plot, shared["keys"])))
-    outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
-    factory, texts = (
-        options.reader_factory_of(shared, shared["batch_size"], shared["evaluator"]),
-        options.texts_of(shared),
-    )
+    outputs.refuse_overwriting(resume=shared["resume"], overwrite=shared["overwrite"])
+    factory = options.reader_factory_of(shared, shared["batch_size"], shared["evaluator"])
+    texts = options.texts_of(shared)
     names, measures = list(dict.fromkeys(options.listed(checkpoints))), list(dict.fromkeys(options.listed(measure)))
     for name in measures:
         if name not in MEASURES:
@@ -115,9 +113,9 @@ def compare(
     workers = join_workers()
 
     lengths = shared["lengths"] or default_lengths(subjects)
-    asking: dict[str, Any] = {"samples": samples, "mode": mode, "skip_short": True}
-    ruler = RulerChoice(texts.source, lengths, None if tasks is None else options.listed(tasks), **asking)
-    search = RetrievalChoice(lengths, **asking)
+    choices: dict[str, Any] = {"samples": samples, "mode": mode, "skip_short": True}
+    ruler = RulerChoice(texts.source, lengths, None if tasks is None else options.listed(tasks), **choices)
+    search = RetrievalChoice(lengths, **choices)
 
     def perplexity(protocol: Protocol) -> "SubjectTasks":
         keys: dict[str, Any] = {"evaluator": evaluator, "key_file": outputs.keys, "output": outputs.report}

@@ -21,7 +21,7 @@ class EvalPplOptions(options.DocumentOptions, options.InMemoryOptions, options.P
 
 @command
 def eval_ppl(
-    checkpoint: options.Checkpoint,
+    checkpoint: options.CheckpointName,
     *,
     baseline: Annotated[
         str | None, Doc("Second checkpoint to measure on the same tokens. Adds cost and gain with intervals.")
@@ -44,7 +44,7 @@ def eval_ppl(
     from ropecli.reporting.outputs import Outputs
 
     outputs = Outputs(options.optional_path(shared["output"]), keys=options.optional_path(shared["keys"]))
-    outputs.refuse(resume=shared["resume"], overwrite=shared["overwrite"])
+    outputs.refuse_overwriting(resume=shared["resume"], overwrite=shared["overwrite"])
     factory = options.reader_factory_of(shared, shared["batch_size"], baseline, shared["evaluator"])
     revision, attn = shared["revision"], shared["attn"]
     scaling = {**options.scaling_of(shared), "weights": factory.loads_weights}

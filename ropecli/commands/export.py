@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision, optional_path
+from ropecli.commands.options import OUTPUT, CheckpointName, Flag, Revision, optional_path
 from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @command
 def export(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     engine: Annotated[
         str,

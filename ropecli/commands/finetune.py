@@ -13,13 +13,14 @@ from ropecli.commands.options import (
     DATA,
     OUTPUT,
     TOKENS,
-    Checkpoint,
+    CheckpointName,
     DatasetConfig,
     OutputFolder,
     RecipeFile,
     Revision,
     as_path,
     optional_path,
+    refuse_without,
     with_config,
 )
 from ropecli.commands.signature import Default, Flag, command
@@ -28,7 +29,7 @@ from ropecli.launch import read_launch
 from ropecli.messages import progress_bar, say, warn
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
+    from ropecli.checkpoint.opening import Checkpoint
     from ropecli.training.loop import TrainingProgress
     from ropecli.training.recipe_schema import Recipe
 
@@ -94,7 +95,7 @@ class RecipeKeys(TypedDict, total=False):
 
 @command
 def finetune(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     output: OutputFolder,
     recipe: RecipeFile = None,
@@ -114,9 +115,8 @@ def finetune(
     from ropecli.training.recipe_schema import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
+    refuse_without(shared, "data", "dataset_config")
     config = shared.pop("dataset_config")
-    if config and not shared["data"]:
-        raise RecipeError(f"--dataset-config needs --data. In a recipe, write data: owner/name:{config}.")
     shared["data"] = shared["data"] and with_config(shared["data"], config)
     keys = {**shared, "skip_faulty": shared["skip_faulty"] or None}
     further = dict(settings or {})
@@ -136,7 +136,7 @@ def finetune(
     return FinetuneResult(checkpoint, None, total, tuple(sentences))
 
 
-def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
+def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
     from ropecli.evaluation.processes import among_processes
     from ropecli.training.stages import run_stages
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import Checkpoint, Revision
+from ropecli.commands.options import CheckpointName, Revision
 from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Inspection:
 
 @command
 def inspect(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     other: Annotated[str | None, Doc("Second checkpoint, to show next to the first.")] = None,
     *,
     probe: Annotated[
@@ -79,7 +79,7 @@ def _probed(state: "CheckpointState") -> "tuple[Layer, ...]":
     read = state.settings.layers
     # config.json first: a small model reads too few tokens to show every kind of layer
     known = read if len(read) == len(probed) else probed
-    return tuple(layer if layer.attention else found for layer, found in zip(known, probed, strict=True))
+    return tuple(layer if layer.attention else probed_layer for layer, probed_layer in zip(known, probed, strict=True))
 
 
 def _proved(state: "CheckpointState") -> dict[str, str]:

@@ -22,14 +22,14 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class MethodList:
-    """methods: the listed methods. one: whether the user asked for a single one."""
+    """methods: the listed methods. single: whether the user asked for a single one."""
 
     methods: "tuple[ScalingMethod, ...]"
-    one: bool = False
+    single: bool = False
 
     def as_json(self) -> Any:
         listed = [_as_json(method) for method in self.methods]
-        return listed[0] if self.one else listed
+        return listed[0] if self.single else listed
 
 
 @command
@@ -39,7 +39,7 @@ def methods(method: Annotated[str | None, Doc("The method to explain. Default: l
 
     if method is None:
         return MethodList(tuple(scaling_methods().values()))
-    return MethodList((find_method(method),), one=True)
+    return MethodList((find_method(method),), single=True)
 
 
 def written_as(method: "ScalingMethod") -> str:

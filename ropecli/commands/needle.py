@@ -27,12 +27,12 @@ Style = Annotated[
         "Default: code for 'demo' and 'demo-train', else prose."
     ),
 ]
-Needle = Annotated[
+NeedleTemplate = Annotated[
     str | None,
     Flag("--needle", metavar="TEMPLATE"),
     Doc("Your own needle, with {key}, and {name} if --num-needles is above 1."),
 ]
-Question = Annotated[
+QuestionTemplate = Annotated[
     str | None,
     Flag("--question", metavar="TEMPLATE"),
     Doc("For --needle: the last line, which the key completes, with {name}."),
@@ -47,12 +47,12 @@ class NeedleOptions(options.EvalTextOptions, options.SearchOptions, total=False)
 
 @command
 def needle(
-    checkpoints: options.Checkpoints,
+    checkpoints: options.CheckpointNames,
     *,
     data: SearchedText = "demo",
     style: Style = None,
-    needle: Needle = None,
-    question: Question = None,
+    needle: NeedleTemplate = None,
+    question: QuestionTemplate = None,
     num_needles: NumNeedles = 1,
     **shared: Unpack[NeedleOptions],
 ) -> "Reports":

@@ -13,10 +13,10 @@ from annotated_types import Ge, Interval, Le, MinLen
 
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
-from ropecli.commands.signature import Default, Flag, Panel, WithSuffix
-from ropecli.errors import MethodError
+from ropecli.atomic import refuse_existing
+from ropecli.commands.signature import Default, Flag, InTokens, Panel
+from ropecli.errors import MethodError, OutputError
 from ropecli.evaluation.protocols import PROTOCOLS
-from ropecli.launch import read_launch
 
 if TYPE_CHECKING:
     from ropecli.data.sources import Source
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 SERVER, ENGINE = Panel("Server"), Panel("Engine")
-TOKENS = WithSuffix()
+TOKENS = InTokens()
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
-Checkpoint = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
-Checkpoints = Annotated[
+CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
+CheckpointNames = Annotated[
     Sequence[str], Flag("checkpoints", metavar="CHECKPOINT..."), Doc("Folders, Hub ids (owner/name), or 'demo'.")
 ]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
@@ -39,7 +39,7 @@ Length = Annotated[int, Interval(ge=1, le=2**24)]
 Samples = Annotated[int, Interval(ge=1, le=1_000_000)]
 
 # Scaling
-Factor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
+ScalingFactor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
 Settings = Annotated[
     Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A parameter of the method; repeatable."), SCALING
 ]
@@ -68,7 +68,7 @@ Weights = Annotated[
 class StudyOptions(TypedDict, total=False):
     """The scaling of methods whose frequencies are computed."""
 
-    factor: Annotated[Factor, Default(None)]
+    factor: Annotated[ScalingFactor, Default(None)]
     settings: Annotated[SeveralSettings, Default(None)]
     factors_file: Annotated[FactorsFile, Default(None)]
     original_length: Annotated[OriginalLength, Default(None)]
@@ -84,7 +84,7 @@ class InMemoryOptions(TypedDict, total=False):
         Doc("Patch the model in memory with this method (see `ropecli methods`); needs --factor."),
         SCALING,
     ]
-    factor: Annotated[Factor, Default(None)]
+    factor: Annotated[ScalingFactor, Default(None)]
     settings: Annotated[Settings, Default(None)]
     factors_file: Annotated[FactorsFile, Default(None)]
     original_length: Annotated[OriginalLength, Default(None)]
@@ -208,7 +208,7 @@ class EndpointOptions(TypedDict, total=False):
 
 
 class ServerOptions(TypedDict, total=False):
-    """How to ask a server."""
+    """The way to ask a server."""
 
     served_name: Annotated[
         str | None, Default(None), Doc("The model's name at the server. Default: the only one."), SERVER
@@ -380,14 +380,16 @@ OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc(
 
 
 def with_config(data: str, config: str | None) -> str:
-    """The source owner/name:config. Raises MethodError for a source that takes no configuration."""
-    from ropecli.data.sources import is_hub_dataset
+    """The source owner/name:config."""
+    return data if config is None else f"{data}:{config}"
 
-    if config is None:
-        return data
-    if ":" in data or not is_hub_dataset(data):
-        raise MethodError(f"--dataset-config is {config!r}, but --data is {data!r}; expected a Hub id, owner/name.")
-    return f"{data}:{config}"
+
+def refuse_without(options: Mapping[str, Any], needed: str, *names: str) -> None:
+    """Raise MethodError for options that have no effect without the option `needed`."""
+    for name in names:
+        if options[name] and not options[needed]:
+            name, needed = (f"--{word.replace('_', '-')}" for word in (name, needed))
+            raise MethodError(f"{name} has no effect without {needed}. Add {needed}, or remove {name}.")
 
 
 def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
@@ -395,18 +397,14 @@ def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
     return {name: options.get(name) for name in InMemoryOptions.__annotations__}
 
 
-def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *others: object) -> "ReaderFactory":
-    """What reads: a model in this process, or a server. others: options that need a model here; None if not set.
+def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_options: object) -> "ReaderFactory":
+    """A model in this process, or a server. model_options: further ones that need a model here; None if not set.
 
     Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
     """
     loading, url, engine = loading_of(options), options["endpoint"], options["engine"]
-    if url is None:
-        for name in (*ServerOptions.__annotations__, "requests"):
-            if options[name] is not None:  # type: ignore[literal-required]
-                raise MethodError(f"--{name.replace('_', '-')} needs --endpoint.")
-    if engine is None and options["engine_arg"]:
-        raise MethodError("--engine-arg needs --engine vllm.")
+    refuse_without(options, "endpoint", *ServerOptions.__annotations__, "requests")
+    refuse_without(options, "engine", "engine_arg")
     if engine not in (None, "vllm") or (engine and url):
         raise MethodError(f"--engine is {engine!r}; expected vllm, without --endpoint.")
     if url is None and engine is None:
@@ -416,7 +414,10 @@ def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *others: o
     arguments = dict(options["engine_arg"] or {})
     if engine and (dtype := loading.pop("dtype")) != "auto":
         arguments["dtype"] = dtype
-    if any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], *others)) or batch_size > 1:
+    if (
+        any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], *model_options))
+        or batch_size > 1
+    ):
         raise MethodError(
             f"With {'--engine' if engine else '--endpoint'} ropecli loads no model. Remove the options for loading, "
             "--chunk, --batch-size, --baseline and --evaluator."
@@ -468,14 +469,13 @@ def loading_of(options: LoadingOptions) -> dict[str, Any]:
     """The arguments of load_model. Raises MethodError for options that exclude each other."""
     device, device_map, max_memory = options["device"], options["device_map"], options["max_memory"]
     load_in_8bit, load_in_4bit = options["load_in_8bit"], options["load_in_4bit"]
-    if load_in_8bit and load_in_4bit:
-        raise MethodError("--load-in-8bit and --load-in-4bit exclude each other. Remove one.")
-    if device_map and device != "auto":
-        raise MethodError(f"--device {device} and --device-map {device_map} exclude each other. Remove one.")
-    if device_map and read_launch().count > 1:
-        raise MethodError("--device-map spreads the model of one process over all GPUs. Start one process only.")
-    if max_memory and not device_map:
-        raise MethodError("--max-memory needs --device-map auto.")
+    for names, are_set in (
+        ("--load-in-8bit and --load-in-4bit", load_in_8bit and load_in_4bit),
+        ("--device and --device-map", device_map and device != "auto"),
+    ):
+        if are_set:
+            raise MethodError(f"{names} exclude each other. Remove one.")
+    refuse_without(options, "device_map", "max_memory")
     loading: dict[str, Any] = {"dtype": options["dtype"], "device": device, "attn": options["attn"]}
     if device_map:
         loading |= {"device_map": device_map, "max_memory": None}
@@ -494,6 +494,16 @@ def is_link(weights: str) -> bool:
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; expected 'link' or 'copy'.")
     return weights == "link"
+
+
+def folder_to_write(output: str | Path | None, *, dry_run: bool) -> Path | None:
+    """The new folder, None for a dry run. Raises OutputError without an output, and for one that exists."""
+    if dry_run:
+        return None
+    if output is None:
+        raise OutputError("Set --output DIR, the folder to write, or --dry-run.")
+    refuse_existing(folder := as_path(output))
+    return folder
 
 
 def listed(values: Any) -> list[Any]:

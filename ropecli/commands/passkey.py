@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @command
-def passkey(checkpoints: options.Checkpoints, **shared: Unpack[options.SearchOptions]) -> "Reports":
+def passkey(checkpoints: options.CheckpointNames, **shared: Unpack[options.SearchOptions]) -> "Reports":
     """Measure whether a model finds a pass key in a long text, by length and depth.
 
     The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.

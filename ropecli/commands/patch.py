@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Ge
 
-from ropecli.atomic import refuse_existing
 from ropecli.commands.options import (
     OUTPUT,
     SCALING,
     TOKENS,
-    Checkpoint,
-    Factor,
+    CheckpointName,
     FactorsFile,
     Flag,
     OriginalLength,
     Revision,
+    ScalingFactor,
     Settings,
     Weights,
-    as_path,
+    folder_to_write,
     is_link,
 )
 from ropecli.commands.signature import command
-from ropecli.errors import MethodError, OutputError, PatchError
+from ropecli.errors import MethodError
 from ropecli.messages import warn
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class PatchResult:
 
 @command
 def patch(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     method: Annotated[
         str,
@@ -68,7 +67,7 @@ def patch(
         ),
         SCALING,
     ],
-    factor: Factor = None,
+    factor: ScalingFactor = None,
     target_length: Annotated[
         int | None, Ge(1), TOKENS, Doc("Target length. Sets the factor, unless --factor gives another."), SCALING
     ] = None,
@@ -103,11 +102,7 @@ def patch(
     find_method(method)
     if factor is None and target_length is None and method not in LENGTH_ONLY:
         raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
-    if output is None and not dry_run:
-        raise OutputError("patch needs --output DIR for the folder to write, or --dry-run.")
-    folder = None if dry_run else as_path(output or "")
-    if folder is not None:
-        refuse_existing(folder)
+    folder = folder_to_write(output, dry_run=dry_run)
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
     plan = make_plan(
         opened,
@@ -121,11 +116,10 @@ def patch(
 
 
 def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
-    from ropecli.checkpoint.writing import write_patch
+    from ropecli.checkpoint.writing import refuse_unwritable, write_patch
     from ropecli.config.families import is_known
 
-    if plan.unwritable:
-        raise PatchError(plan.unwritable)
+    refuse_unwritable(plan)
     if plan.remaps:  # may refuse: before the warnings
         from ropecli.attention.patching import with_layout
 

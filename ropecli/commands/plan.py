@@ -1,7 +1,7 @@
 """`ropecli plan`: estimates the memory and time of fine-tuning."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Gt, Interval
 
-from ropecli.commands.options import TOKENS, Checkpoint, Flag, RecipeFile, Revision, optional_path
+from ropecli.commands.options import TOKENS, CheckpointName, Flag, RecipeFile, Revision, optional_path
 from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
 from ropecli.messages import size, warn
@@ -18,7 +18,7 @@ from ropecli.messages import size, warn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
+    from ropecli.checkpoint.opening import Checkpoint
     from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import Setup
     from ropecli.training.stages import Stage
@@ -36,7 +36,7 @@ class TrainingPlan:
 
 @command
 def plan(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     length: Annotated[
         int | None,
@@ -98,7 +98,7 @@ def plan(
 
 
 def _make_report(
-    opened: "OpenedCheckpoint",
+    opened: "Checkpoint",
     stage: "Stage",
     gpus: int,
     memory: int,
@@ -123,21 +123,7 @@ def _make_report(
     candidates = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
     best = setups.best_setup(candidates)
     if best is None:
-        possible = [setup for setup in candidates if not setup.refused]
-        # of the setups that fit the GPU, the one with the least main memory
-        least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
-        if host and least.estimate.total <= memory:
-            raise RecipeError(
-                f"Nothing fits: training takes at least {size(least.host.most)} of main memory on one machine "
-                f"({_setup_name(least)}); it has {size(host)}. Use a machine with more memory, or plan for "
-                "another one with --host-memory."
-            )
-        least = min(possible, key=lambda setup: setup.estimate.total)
-        raise RecipeError(
-            f"Nothing fits: training at {length} tokens takes at least {size(least.estimate.total)} on each of "
-            f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. "
-            + _advice(estimator.model, least, memory)
-        )
+        raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
     command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
@@ -173,7 +159,7 @@ def _make_report(
             for setup in setups.alternatives_to(best, candidates)
         ],
         "notes": list(_notes(estimator, best, length)),
-        # a patch writes the RoPE fields anew
+        # a patch writes new RoPE fields
         "findings": [] if patch else [finding._asdict() for finding in faults_in_results(read_state(opened))],
     }
 
@@ -207,6 +193,25 @@ def _notes(estimator: "MemoryEstimator", best: "Setup", length: int) -> Iterator
     )
 
 
+def _shortage(
+    model: "PreTrainedModel", candidates: "Sequence[Setup]", length: int, gpus: int, memory: int, host: int | None
+) -> str:
+    """The memory that is missing, and the next step. memory, host: bytes of a GPU, of a machine."""
+    possible = [setup for setup in candidates if not setup.refused]
+    # of the setups that fit the GPU, the one with the least main memory
+    least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
+    if host and least.estimate.total <= memory:
+        return (
+            f"training takes at least {size(least.host.most)} of main memory on one machine ({_setup_name(least)}); it "
+            f"has {size(host)}. Use a machine with more memory, or plan for another one with --host-memory."
+        )
+    least = min(possible, key=lambda setup: setup.estimate.total)
+    return (
+        f"training at {length} tokens takes at least {size(least.estimate.total)} on each of "
+        f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. {_advice(model, least, memory)}"
+    )
+
+
 def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
     """The next step if even this setup does not fit. Names the largest tensor if it takes half of `memory`, a GPU's."""
     largest = setup.estimate.largest
@@ -232,10 +237,10 @@ def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
 def _setup_name(setup: "Setup") -> str:
     adapters = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
     settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
-    return ", ".join([adapters[setup.recipe.adapter], ENGINES[setup.engine], *settings])
+    return ", ".join([adapters[setup.recipe.adapter], TRAINING_ENGINES[setup.engine], *settings])
 
 
-ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP", "ulysses": "Ulysses"}
+TRAINING_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP", "ulysses": "Ulysses"}
 
 
 def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:

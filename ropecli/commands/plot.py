@@ -11,9 +11,9 @@ from ropecli.commands import options
 from ropecli.commands.options import Flag
 from ropecli.commands.report import DrawnFile
 from ropecli.commands.signature import command
-from ropecli.errors import DataError, MethodError, OutputError
+from ropecli.errors import DataError, MethodError
 from ropecli.messages import warn
-from ropecli.reporting.outputs import refuse_outputs
+from ropecli.reporting.outputs import refuse_unusable
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 _FACTOR = 4.0
 """The default factor, as in compare."""
-
-
-_OF_STUDIES = ("methods", "factor", "settings", "factors_file", "original_length", "revision")
+_STUDY_OPTIONS = ("methods", "factor", "settings", "factors_file", "original_length", "revision")
 """Options that apply only to plots of a checkpoint."""
 
 
@@ -64,29 +62,18 @@ def plot(
     names, picture = options.listed(subjects), options.optional_path(output)
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
-    refuse_outputs(drawn=picture)
-    scaling = {name: {"methods": methods, **shared}[name] for name in _OF_STUDIES}
+    refuse_unusable(drawn=picture)
+    scaling = {name: {"methods": methods, **shared}[name] for name in _STUDY_OPTIONS}
     if kind in STUDY_KINDS:
         figure, beside = _draw_study(kind, names, scaling), Path(f"{kind}.png")
     else:
         figure = _draw_reports(kind, names, scaling)
         beside = options.as_path(names[0]).with_suffix(".png")
     if picture is None:
-        places = [folder / beside.name for folder in (beside.parent, Path()) if not _is_checkpoints(folder.resolve())]
-        if not places:
-            raise OutputError(f"{beside.name} would be in a checkpoint's folder. Choose another place with --output.")
-        picture = places[0]
-        refuse_outputs(drawn=picture)
+        picture = beside
+        refuse_unusable(drawn=picture)
     save(figure, picture)
     return DrawnFile("plot", picture)
-
-
-def _is_checkpoints(folder: Path) -> bool:
-    """Whether it is a checkpoint's folder, or inside the Hub's cache."""
-    from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG
-
-    cached = any(part.startswith("models--") for part in folder.parts)
-    return cached or any((folder / name).exists() for name in (CONFIG, ADAPTER_CONFIG))
 
 
 def _given(scaling: Mapping[str, Any], *names: str) -> list[str]:

@@ -12,7 +12,7 @@ from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.signature import command
 from ropecli.errors import CheckpointError, OutputError, quoted
 from ropecli.messages import say, warn
-from ropecli.reporting.outputs import refuse_outputs
+from ropecli.reporting.outputs import refuse_unusable
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState
@@ -77,7 +77,7 @@ def push(
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.upload import HubRepository, files_to_push, hub_origin, refuse_repo, upload
+    from ropecli.checkpoint.upload import HubModel, files_to_push, hub_origin, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements, read_run
 
     refuse_repo(repo, "--repo")
@@ -85,10 +85,10 @@ def push(
     checkpoint = state.checkpoint
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
-        refuse_outputs(card=card_file)
+        refuse_unusable(card=card_file)
     reports = [as_path(path) for path in listed(report or ())]
     run = read_run(checkpoint.folder)
-    base = HubRepository(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
+    base = HubModel(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
     if base:
         refuse_repo(base.repo, "--base-model")
         if base.repo == repo:
@@ -114,13 +114,9 @@ def push(
 
 def _open(folder: Path, repo: str) -> "CheckpointState":
     """Open a finished folder that ropecli wrote. Raises CheckpointError."""
-    from ropecli.checkpoint.opening import CONFIG, open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.state import read_state
 
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder. push uploads a folder written by patch, tune or finetune.")
-    if (folder / "run.yaml").is_file() and not (folder / CONFIG).is_file():
-        raise CheckpointError(f"{folder} has an unfinished training run. Finish it with ropecli finetune --resume.")
     checkpoint = open_checkpoint(folder, weights=True)
     checkpoint.weight_files()
     if not checkpoint.record:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecipeList:
-    """recipes: the listed files. one: whether the user asked for a single one. path: whether for paths."""
+    """recipes: the listed files. single: whether the user asked for a single one. path: whether for paths."""
 
     recipes: "tuple[ShippedFile, ...]" = ()
-    one: bool = False
+    single: bool = False
     path: bool = False
     schema: dict[str, Any] | None = None
 
@@ -28,7 +28,7 @@ class RecipeList:
             {"name": file.name, "kind": file.kind, "summary": file.summary, "path": str(file.path)}
             for file in self.recipes
         ]
-        return {**listed[0], "text": self.recipes[0].text} if self.one else listed
+        return {**listed[0], "text": self.recipes[0].text} if self.single else listed
 
 
 @command

@@ -10,8 +10,7 @@ from annotated_doc import Doc
 from ropecli.atomic import new_file
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.signature import command
-from ropecli.errors import OutputError
-from ropecli.reporting.outputs import refuse_outputs
+from ropecli.reporting.outputs import refuse_unusable
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ def report(
     output: Annotated[str | Path, Flag("--output", "-o", metavar="FILE"), Doc("HTML page to write."), OUTPUT],
 ) -> DrawnFile:
     """Write a self-contained HTML page of reports: headline numbers, tables, plots, and how they were measured."""
+    from ropecli.reporting.figures.style import refuse_unknown_ending
     from ropecli.reporting.page import render_page
     from ropecli.reporting.report_files import read_reports
 
     page = as_path(output)
-    if page.suffix.lower() not in (".html", ".htm"):
-        raise OutputError(f"{page} does not end in .html.")
-    refuse_outputs(drawn=page)
+    refuse_unknown_ending(page, ".html", ".htm")
+    refuse_unusable(drawn=page)
     text = render_page(read_reports([as_path(path) for path in listed(reports)]))
     with new_file(page) as partial:
         partial.write_text(text, encoding="utf-8")

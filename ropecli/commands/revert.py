@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.atomic import refuse_existing
-from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision, Weights, as_path, is_link
+from ropecli.commands.options import OUTPUT, CheckpointName, Flag, Revision, Weights, folder_to_write, is_link
 from ropecli.commands.signature import command
-from ropecli.errors import OutputError
 from ropecli.messages import warn
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class RevertResult:
 
 @command
 def revert(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointName,
     *,
     output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
     weights: Weights = "link",
@@ -46,11 +44,7 @@ def revert(
     from ropecli.checkpoint.writing import plan_reversal, revert_to
 
     link = is_link(weights)
-    if output is None and not dry_run:
-        raise OutputError("revert needs --output DIR for the folder to write, or --dry-run.")
-    folder = None if dry_run else as_path(output or "")
-    if folder is not None:
-        refuse_existing(folder)
+    folder = folder_to_write(output, dry_run=dry_run)
     reversal = plan_reversal(open_checkpoint(checkpoint, weights=folder is not None, revision=revision))
     for warning in reversal.warnings:
         warn(warning)

@@ -43,7 +43,7 @@ Threshold = Annotated[
     Interval(gt=0, le=1),
     Doc("Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."),
 ]
-EssaySource = Annotated[
+EssayText = Annotated[
     str,
     Flag("--data", "-d"),
     Doc("Text of the essay: a file or folder, a Hub dataset id, or 'demo'. RULER takes Paul Graham's essays."),
@@ -56,7 +56,7 @@ class RulerOptions(options.EvalTextOptions, options.InMemoryOptions, options.Mea
 
 @command
 def ruler(
-    checkpoints: options.Checkpoints,
+    checkpoints: options.CheckpointNames,
     *,
     lengths: PromptLengths = None,
     tasks: Tasks = None,
@@ -64,7 +64,7 @@ def ruler(
     mode: Mode = "generate",
     chat_template: options.ChatTemplate = "auto",
     threshold: Threshold = None,
-    data: EssaySource = "demo",
+    data: EssayText = "demo",
     seed: Annotated[int, Ge(0), Doc("Random seed of the prompts.")] = 0,
     batch_size: Annotated[int, Ge(1), Doc("generate: prompts at once."), options.LOADING] = 1,
     plot: options.PlotFile = None,

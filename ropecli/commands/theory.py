@@ -29,7 +29,7 @@ class Theory:
 
 @command
 def theory(
-    checkpoint: options.Checkpoint,
+    checkpoint: options.CheckpointName,
     *,
     methods: Annotated[
         Sequence[str] | None,

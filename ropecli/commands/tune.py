@@ -81,7 +81,7 @@ class TuneOptions(SettingOptions, options.TextOptions, options.LoadingOptions, t
 
 @command
 def tune(
-    checkpoint: options.Checkpoint,
+    checkpoint: options.CheckpointName,
     *,
     data: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""What each decoder layer does with positions, as config.json and the model type say it."""
+"""The attention and positions of each decoder layer, as config.json and the model type say it."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -35,7 +35,7 @@ BFLOAT16 = 2
 
 
 class Layer(NamedTuple):
-    """What one decoder layer does with positions.
+    """The attention and positions of one decoder layer.
 
     attention: full, sliding, chunked, sparse, compressed (several earlier tokens as one, and a window), recurrent
     (linear attention, state spaces, convolutions), other (no token sees another), or None if unknown. rotates: whether
@@ -52,7 +52,7 @@ class Layer(NamedTuple):
 
 
 def limit_of_far(layers: Sequence[Layer]) -> str:
-    """How far layers see, or which of those that see the whole context rotate; empty if all do. Begins a sentence."""
+    """The beginning of a sentence on layers that do not see the whole context, or do not rotate; empty if all do."""
     far = [layer for layer in layers if layer.far]
     rotating = sum(layer.rotates is not False for layer in far)
     if not far:
@@ -201,12 +201,12 @@ def cached_values(section: dict[str, Any], family: Family, layers: Sequence[Laye
     """The values of a token that each layer keeps in the KV cache. Raises CheckpointError if a size is missing.
 
     0 for recurrent layers, and for layers that share the cache of others. Multi-head latent attention keeps the latent
-    and the rotary part (DeepSeek-V2, arXiv:2405.04434, section 2.1); transformers 5 keeps full keys and values.
+    and the rotary part (DeepSeek-V2, arXiv:2405.04434, section 2.1), as transformers does (5.23, deepseek_v3).
     """
-    own = len(layers) - (section.get("num_kv_shared_layers") or 0)
+    unshared = len(layers) - (section.get("num_kv_shared_layers") or 0)
     return [
         0
-        if at >= own or layer.attention in (RECURRENT, OTHER)
+        if at >= unshared or layer.attention in (RECURRENT, OTHER)
         else _cached(section, family, layer) * (1 + family.two_attentions)
         for at, layer in enumerate(layers)
     ]
@@ -216,12 +216,14 @@ def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
     section = of_layer(section, layer.rope)
     if section.get("kv_lora_rank"):
         return whole_number(section, ("kv_lora_rank",)) + whole_number(section, (LATENT,))
-    one = section.get("multi_query") and not section.get("new_decoder_architecture")
+    shares_one_head = section.get("multi_query") and not section.get("new_decoder_architecture")
     names: tuple[str, ...] = ("num_global_key_value_heads",) if layer.far else ()
-    names += () if one else ("num_key_value_heads", "num_kv_heads")
+    names += () if shares_one_head else ("num_key_value_heads", "num_kv_heads")
     if first(section, names):
         groups = whole_number(section, names)
     else:
-        groups = 1 if one else family.num_key_value_heads or number_of(section, family, "num_attention_heads")
-    all_dimensions = {**section, LATENT: None}  # not only the rotary part
-    return 2 * head_dim(all_dimensions, family, layer.rope) * groups
+        groups = (
+            1 if shares_one_head else family.num_key_value_heads or number_of(section, family, "num_attention_heads")
+        )
+    whole_heads = {**section, LATENT: None}  # not only the rotary part
+    return 2 * head_dim(whole_heads, family, layer.rope) * groups

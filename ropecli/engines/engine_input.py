@@ -1,4 +1,4 @@
-"""What an engine's table is written from: a checkpoint's positions, and what else its files say."""
+"""The input of engine tables: a checkpoint's positions, and what else its files say."""
 
 import math
 import shlex

@@ -60,7 +60,7 @@ DROPS_SECTIONS = Case(
     "with rope_type {p.rope_type!r} it silently drops the sections of multimodal positions. "
     "Patch with yarn, ntk or abf.",
 )
-LATENT = Case(
+LATENT_ATTENTION = Case(
     lambda p: (
         p.latent
         and bool(p.scaled)

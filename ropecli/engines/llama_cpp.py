@@ -27,7 +27,7 @@ import numpy as np
 
 from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import (
-    LATENT,
+    LATENT_ATTENTION,
     ONE_DYNAMIC_TABLE,
     PROPORTIONAL_FACTOR,
     ROUNDS_GPT_OSS,
@@ -210,7 +210,7 @@ LLAMA_CPP = EngineTable(
     command=_command,
     overrides=_overrides,
     refused=(
-        LATENT,
+        LATENT_ATTENTION,
         PROPORTIONAL_FACTOR,
         Case(
             lambda p: p.nested and not _stored_in_file(p),
@@ -285,7 +285,7 @@ OLLAMA = EngineTable(
     file_name="Modelfile",
     file_text=lambda overrides: "".join(f"{instruction} {value}\n" for instruction, value in overrides.items()),
     refused=(
-        LATENT,
+        LATENT_ATTENTION,
         PROPORTIONAL_FACTOR,
         Case(
             lambda p: _differs_by_layer(p) and not _stored_in_file(p),

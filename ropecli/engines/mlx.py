@@ -13,7 +13,14 @@
 import math
 
 from ropecli.engines.engine_input import EngineInput
-from ropecli.engines.engine_table import DROPS_SECTIONS, LATENT, ROUNDS_GPT_OSS, Case, EngineTable, is_released_gpt_oss
+from ropecli.engines.engine_table import (
+    DROPS_SECTIONS,
+    LATENT_ATTENTION,
+    ROUNDS_GPT_OSS,
+    Case,
+    EngineTable,
+    is_released_gpt_oss,
+)
 from ropecli.scaling.yarn import yarn_attention_factor
 
 # model_type of classes that gave transformers' logits with a scaling (test_mlx.py); AS_RELEASED: with their own.
@@ -57,7 +64,7 @@ ENGINE = EngineTable(
     command=lambda p: ("mlx_lm.server", "--model", p.checkpoint),
     overrides=lambda p: {},
     refused=(
-        LATENT,
+        LATENT_ATTENTION,
         Case(
             lambda p: p.nested and not _reads_layer_types(p),
             "of types with a RoPE per layer type, it was only checked with gemma3_text and gemma4_text, scaled in full "

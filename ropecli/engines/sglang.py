@@ -19,7 +19,7 @@ from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import (
     DROPS_SECTIONS,
     FROM_CONFIG,
-    LATENT,
+    LATENT_ATTENTION,
     ONE_DYNAMIC_TABLE,
     PROPORTIONAL_FACTOR,
     Case,
@@ -85,7 +85,7 @@ ENGINE = EngineTable(
     command=_command,
     overrides=_overrides,
     refused=(
-        LATENT,
+        LATENT_ATTENTION,
         PROPORTIONAL_FACTOR,
         Case(
             lambda p: p.nested and not _reads_layer_types(p),

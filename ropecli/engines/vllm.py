@@ -17,7 +17,7 @@ from ropecli.engines.engine_input import EngineInput
 from ropecli.engines.engine_table import (
     DROPS_SECTIONS,
     FROM_CONFIG,
-    LATENT,
+    LATENT_ATTENTION,
     ONE_DYNAMIC_TABLE,
     PROPORTIONAL_FACTOR,
     Case,
@@ -63,7 +63,7 @@ ENGINE = EngineTable(
     command=_command,
     overrides=_overrides,
     refused=(
-        LATENT,
+        LATENT_ATTENTION,
         PROPORTIONAL_FACTOR,
         DROPS_SECTIONS,
         Case(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ropecli.evaluation.report import Change, Report
-from ropecli.reporting.wording import number, sample_count, scoring, task_name
+from ropecli.reporting.wording import measured_by, number, sample_count, task_name
 from ropecli.table import clean
 
 AS_GOOD = 1e-5
@@ -69,13 +69,13 @@ class Line:
         return value * (1 + change.low), value * (1 + change.high)
 
 
-def comparable(one: Report, other: Report) -> bool:
+def comparable(first: Report, second: Report) -> bool:
     """Return whether both scored the same tokens or prompts in the same way."""
-    keys = [(report.kind, task_name(report), scoring(report), report.fingerprint) for report in (one, other)]
+    keys = [(report.kind, task_name(report), measured_by(report), report.fingerprint) for report in (first, second)]
     return keys[0] == keys[1] and all(
-        [(cell.task, cell.depth, cell.weights) for cell in one.cells_at(length)]
-        == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length)]
-        for length in set(one.lengths) & set(other.lengths)
+        [(cell.task, cell.depth, cell.weights) for cell in first.cells_at(length)]
+        == [(cell.task, cell.depth, cell.weights) for cell in second.cells_at(length)]
+        for length in set(first.lengths) & set(second.lengths)
     )
 
 
@@ -181,4 +181,4 @@ def title_of(lines: Sequence[Line], what: str = "") -> str:
     checkpoints, sources = ({getattr(line.report, key) for line in lines} for key in ("checkpoint", "source"))
     checkpoint = clean(report.checkpoint, 120) if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
     source = clean(report.source, 120) if len(sources) == 1 else f"{len(sources)} sources"
-    return f"{checkpoint}{what}, {scoring(report)}, data {source}, {sample_count(report)}"
+    return f"{checkpoint}{what}, {measured_by(report)}, data {source}, {sample_count(report)}"

@@ -4,7 +4,6 @@ The section says what was done, from ropecli.yaml, and what was measured, from r
 is the one in the folder's own README.md.
 """
 
-import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from ropecli.checkpoint.opening import HUB_ID, Checkpoint
 from ropecli.checkpoint.plan_warnings import switches
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers
-from ropecli.checkpoint.upload import HubRepository
+from ropecli.checkpoint.upload import HubModel
 from ropecli.config.settings import read_settings
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
 BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
 """Mark the section, so that the next push of a downloaded card replaces it."""
-_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
-_OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
+_ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
+_DROPPED_METADATA = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
 """Metadata of the copied README.md that are not true of the changed checkpoint."""
-_KINDS = {"perplexity": ("perplexity",), "key retrieval": ("passkey", "needle"), "RULER": ("ruler",)}
+_MEASURES = {"perplexity": ("perplexity",), "key retrieval": ("passkey", "needle"), "RULER": ("ruler",)}
 """By name, the kind or the tasks of a report."""
 
 
@@ -49,17 +48,12 @@ def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[lis
     files, name = [], checkpoint.name
     for path in paths:
         measured = [report for report in read_reports([path]) if isinstance(report, Report)]
-        if not measured:
-            raise DataError(
-                f"{path} is of `ropecli tune`, whose scores chose the result. Measure {name} on other data, "
-                "such as with ropecli eval-ppl."
-            )
         if not any(_is_of(report, checkpoint) for report in measured):
-            first = measured[0]
-            what = f"{first.checkpoint} with {first.label} in memory" if first.in_memory else first.checkpoint
+            names = dict.fromkeys(report.checkpoint + ", patched in memory" * report.in_memory for report in measured)
+            subjects = " and ".join(names) or "`ropecli tune`, whose scores chose the result"
             raise DataError(
-                f"{path} is a report of {what}, not of {name} as it is now (digest {first.digest[:19]}, expected "
-                f"{checkpoint.digest()[:19]}). Measure {name} again."
+                f"{path} has no measurement of {name} as it is now (digest {checkpoint.digest()[:19]}): it is of "
+                f"{subjects}. Measure {name}, such as with ropecli eval-ppl."
             )
         files.append(measured)
     return files
@@ -70,7 +64,7 @@ def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
 
 
 def make_card(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: HubRepository | None = None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: HubModel | None = None
 ) -> "ModelCard":
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
@@ -85,10 +79,10 @@ def make_card(
         readme = _without_section(read_file(path)) if path.is_file() else ""
         block = REGEX_YAML_BLOCK.match(readme)
         data = ModelCardData(**_metadata(block[2] if block else "", state, base))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
     text = readme[block.end() if block else 0 :].strip()
-    section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(text)))
+    section = "\n\n".join(_sections(state, repo, measurements, base, has_more=bool(text)))
     section = section.replace("<!--", "<! --")  # a name in the section could contain the end marker
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{BEGIN}\n\n{section}\n\n{_END}\n\n{text}\n")
 
@@ -99,12 +93,10 @@ def _without_section(readme: str) -> str:
     return before + after if end else readme
 
 
-def _metadata(block: str, state: CheckpointState, base: HubRepository | None) -> dict[str, Any]:
-    """The metadata of the card, from the YAML block of the folder's README.md. Raises TypeError, ValueError."""
+def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict[str, Any]:
+    """The metadata of the card, from the YAML block of README.md. Raises AttributeError, TypeError, ValueError."""
     metadata = read_yaml(block) or {}
-    if not isinstance(metadata, dict):
-        raise ValueError(f"its metadata are a {type(metadata).__name__}; expected a mapping")
-    kept = {key: value for key, value in metadata.items() if key not in _OF_ANOTHER}
+    kept = {key: value for key, value in metadata.items() if key not in _DROPPED_METADATA}
     tags = kept.get("tags") or []
     keywords = ["long-context", "rope", *state.positions.main.spec.method.name.split("+")]
     kept["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *keywords, "ropecli"]))
@@ -116,11 +108,11 @@ def _metadata(block: str, state: CheckpointState, base: HubRepository | None) ->
     return kept
 
 
-def _parts(
+def _sections(
     state: CheckpointState,
     repo: str,
     measurements: Sequence[Sequence[Report]],
-    base: HubRepository | None,
+    base: HubModel | None,
     *,
     has_more: bool,
 ) -> Iterator[str]:
@@ -133,7 +125,7 @@ def _parts(
     yield "## Rotary embeddings"
     yield _rope_table(state)
     yield "## Measured"
-    yield from (part for reports in measurements for part in _of_file(reports, state.checkpoint, repo))
+    yield from (part for reports in measurements for part in _describe_file(reports, state.checkpoint, repo))
     if not measurements:
         yield "No measurement was given."
     yield "## Use with transformers"
@@ -147,13 +139,9 @@ def _parts(
 
 
 def _describe_changes(state: CheckpointState) -> list[str]:
-    """Paragraphs on what was done, in order, from ropecli.yaml. Skips entries that are incomplete."""
+    """Paragraphs on what was done, in order, from ropecli.yaml."""
     record, note = state.checkpoint.record, state.note
-    steps = []
-    for key, describe in _STEPS.items():
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            if key in record:
-                steps.append(describe(record[key], record))
+    steps = [describe(record[key], record) for key, describe in _STEPS.items() if key in record]
     if not _trained(record):
         steps.append("The weights are unchanged.")
     # no command if `ropecli tune` or a recipe made the patch, not `ropecli patch`
@@ -303,7 +291,7 @@ def _folded(title: str, body: str, language: str) -> str:
     return f"<details><summary>{title}</summary>\n\n```{language}\n{body.rstrip()}\n```\n\n</details>"
 
 
-def _of_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
+def _describe_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
     """The tables of one file, the command, and the versions."""
     of_checkpoint = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
     if len(reports) > 1:
@@ -344,7 +332,7 @@ def _loading(state: CheckpointState, repo: str) -> Iterator[str]:
 def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
     """A block for each engine that supports the checkpoint."""
     on_hub = replace(state.checkpoint, name=repo, commit="main")
-    for engine, name in _ENGINES.items():
+    for engine, name in _ENGINE_TITLES.items():
         try:
             export = export_checkpoint(on_hub, engine)
         except PatchError:
@@ -367,9 +355,9 @@ def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) ->
         yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
     elif method.name != "none":
         yield "The scaling also applies to short inputs, where the base model can be better."
-    reports = [report for of_file in measurements for report in of_file if _is_of(report, state.checkpoint)]
+    reports = [report for file_reports in measurements for report in file_reports if _is_of(report, state.checkpoint)]
     measured = {name for report in reports for name in (report.kind, report.task)}
-    if missing := [name for name, tasks in _KINDS.items() if measured.isdisjoint(tasks)]:
+    if missing := [name for name, tasks in _MEASURES.items() if measured.isdisjoint(tasks)]:
         yield f"Not measured: {', '.join(missing)}, and short-context benchmarks."
     longest = max((report.lengths[-1] for report in reports), default=None)
     if longest and longest < state.positions.context_length:

@@ -5,10 +5,8 @@ overwrites a file of another kind.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +35,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Reports:
-    """What a measuring command returns. plot: the drawn file. single: whether JSON has one report instead of a list."""
+    """The result of a measuring command. plot: the drawn file. single: whether JSON has no list around its report."""
 
     reports: Sequence[Report]
     plot: Path | None = None
@@ -56,21 +54,21 @@ class Outputs:
     plot: Path | None = None
     keys: Path | None = None
 
-    def refuse(self, *, resume: bool, overwrite: bool) -> None:
+    def refuse_overwriting(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputError for outputs that cannot be written, and for the state of an interrupted run to resume.
 
         overwrite: whether they may replace those of a finished run.
         """
         refuse_unknown_ending(self.plot)
-        refuse_outputs(self.report, self.plot, self.keys)
+        refuse_unusable(self.report, self.plot, self.keys)
         for path in (self.report, self.plot):
             if path and not overwrite and path.exists() and path.stat().st_size:
                 raise OutputError(
                     f"{path} exists: it is of a finished run. Choose another name, or replace it with --overwrite."
                 )
         refuse_interrupted(self.report, resume and (self.report is not None or self.keys is None))
-        for search in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
-            refuse_interrupted(search, resume)
+        for key_file in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
+            refuse_interrupted(key_file, resume)
 
     def write(self, reports: Sequence[Report], workers: "Workers", *, single: bool = False) -> Reports:
         """Write the reports and the plot, and remove the saved progress. Only the first process of a launch writes."""
@@ -107,7 +105,7 @@ def measure_subjects(
     from ropecli.evaluation.subject import open_subjects
 
     outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
-    outputs.refuse(resume=options["resume"], overwrite=options["overwrite"])
+    outputs.refuse_overwriting(resume=options["resume"], overwrite=options["overwrite"])
     needed = {"attn": options["attn"], "weights": factory.loads_weights}
     subjects = open_subjects(names, revision=options["revision"], **needed, **scaling)
     made = [make_task(subject) for subject in subjects]
@@ -117,20 +115,16 @@ def measure_subjects(
     return outputs.write(reports, workers, single=single and len(reports) == 1)
 
 
-def refuse_outputs(
+def refuse_unusable(
     report: Path | None = None, drawn: Path | None = None, keys: Path | None = None, card: Path | None = None
 ) -> None:
-    """Raises OutputError for outputs that cannot be written, exclude each other, or exist as another kind of file.
+    """Raise OutputError for outputs that cannot be written, or exist as another kind of file.
 
     report: a JSON file. drawn: a picture or a page, with a known ending. keys: a file that is read if it exists. card:
     a model card, which is not written through a link, since the user did not choose its name.
     """
-    outputs = [path for path in (report, drawn, card, keys) if path and not (path is keys and path.exists())]
-    for output in outputs:
+    for output in (report, drawn, card, None if keys and keys.exists() else keys):
         refuse_unwritable(output)
-    for first, second in permutations(outputs, 2):
-        if Path(os.path.realpath(second)).is_relative_to(os.path.realpath(first)):
-            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
     kinds = (
         (report, _holds_reports, "report"),
         (drawn, lambda path, content: _MARKS[path.suffix.lower()] in content, "plot or page"),
@@ -139,12 +133,8 @@ def refuse_outputs(
     for path, is_earlier, kind in kinds:
         if not path or not (path.exists() or (path == card and path.is_symlink())):
             continue
-        try:
-            size = path.stat().st_size if path.is_file() else _LARGEST + 1
-            ours = size == 0 or (size <= _LARGEST and is_earlier(path, path.read_bytes()))
-        except OSError:
-            ours = False
-        if not ours:
+        size = path.stat().st_size if path.is_file() else _LARGEST + 1
+        if size and (size > _LARGEST or not is_earlier(path, path.read_bytes())):
             raise OutputError(f"{path} exists and is not a {kind} of ropecli. Give another name, or delete it.")
 
 

@@ -16,18 +16,18 @@ from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures.style import as_png
 from ropecli.reporting.lines import Line, sets_of
-from ropecli.reporting.plot_kinds import KINDS
+from ropecli.reporting.plot_kinds import REPORT_KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
 from ropecli.reporting.tuning_runs import tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
+    measured_by,
     protocol_name,
     ruler_sentences,
     sample_count,
     score_words,
-    scoring,
     task_name,
 )
 from ropecli.table import Bold, Table, clean
@@ -96,7 +96,7 @@ def _headlines(lines: Sequence[Line]) -> Iterator[str]:
     """Yield the main results of one set: changes from the baseline, else the best line; and the score of each line."""
     report = lines[0].report
     task = task_name(report)
-    conditions = f"{scoring(report)}, {sample_count(report)}"
+    conditions = f"{measured_by(report)}, {sample_count(report)}"
     changes = [(line, headline) for line in lines for headline in line.report.headlines]
     yield from (f"{_name(line.report)}, {conditions}: {headline_sentence(headline)}" for line, headline in changes)
     if not changes and (sentence := best_sentence(lines)):
@@ -127,7 +127,7 @@ def _set_section(lines: Sequence[Line]) -> PageSection:
     else:
         tables = tables or report_tables(report, verbose=False)
         kinds += ["perplexity"]
-    title = f"{task_name(report)}, {scoring(report)}, {sample_count(report)} of {clean(report.source)}"
+    title = f"{task_name(report)}, {measured_by(report)}, {sample_count(report)} of {clean(report.source)}"
     # plots draw the baseline of each report themselves; some sets contain only a baseline
     plotted = [line.report for line in lines if not line.baseline] or [report]
     return PageSection(title[:1].upper() + title[1:], tables, _pictures(kinds, plotted))
@@ -139,16 +139,16 @@ def _tuning_section(report: TuneReport) -> PageSection:
 
 
 def _how_measured(report: AnyReport) -> PageSection:
-    """How a report was measured, with all its numbers."""
+    """The settings and all numbers of a report."""
     if isinstance(report, TuneReport):
         return PageSection(f"{_name(report)}: tuning ({report.level})", [], details=_details(report))
     tables = report_tables(report) if report.kind == "perplexity" else []
-    return PageSection(f"{_name(report)}: {task_name(report)}, {scoring(report)}", tables, details=_details(report))
+    return PageSection(f"{_name(report)}: {task_name(report)}, {measured_by(report)}", tables, details=_details(report))
 
 
 def _pictures(kinds: Iterable[str], reports: Sequence[AnyReport]) -> list[Picture]:
     """A plot of each kind."""
-    figures = [KINDS[kind].draw(reports) for kind in kinds]
+    figures = [REPORT_KINDS[kind].draw(reports) for kind in kinds]
     return [(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()) for figure in figures]
 
 
@@ -172,7 +172,7 @@ def _details(report: AnyReport) -> list[tuple[str, str]]:
             ("effect of rounding the weights", f"{report.rounding:.2g} of the largest logit"),
         ]
     elif report.kind == "scores":
-        details += [("task", f"{task_name(report)}, {scoring(report)}"), ("prompts", sample_count(report))]
+        details += [("task", f"{task_name(report)}, {measured_by(report)}"), ("prompts", sample_count(report))]
     else:
         details += [
             ("documents", f"{sample_count(report)} evaluated, {report.too_short} skipped as too short"),

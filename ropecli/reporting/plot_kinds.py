@@ -18,13 +18,13 @@ _MOST_LINES = 8
 
 @dataclass(frozen=True)
 class PlotKind:
-    """wants: kinds of report."""
+    """reports: the kinds of report that it draws."""
 
-    wants: tuple[str, ...]
+    reports: tuple[str, ...]
     draw: Callable[[Sequence[Any]], "Figure"]
 
 
-KINDS = {
+REPORT_KINDS = {
     "perplexity": PlotKind(("perplexity",), draw_perplexity),
     "comparison": PlotKind(("perplexity", "scores"), draw_comparison),
     "scores": PlotKind(("scores",), draw_scores),
@@ -40,10 +40,10 @@ DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
 
 def refuse_unknown_kind(name: str | None) -> None:
     """Raise DataError for an unknown kind."""
-    if name is not None and name not in (*KINDS, *STUDY_KINDS):
+    if name is not None and name not in (*REPORT_KINDS, *STUDY_KINDS):
         raise DataError(
-            f"Unknown kind of plot {name!r}. Known: {', '.join(KINDS)}; for a checkpoint: {', '.join(STUDY_KINDS)}."
-            f"{did_you_mean(name, (*KINDS, *STUDY_KINDS))}"
+            f"Unknown kind of plot {name!r}. Known: {', '.join(REPORT_KINDS)}; for a checkpoint: "
+            f"{', '.join(STUDY_KINDS)}.{did_you_mean(name, (*REPORT_KINDS, *STUDY_KINDS))}"
         )
 
 
@@ -53,9 +53,9 @@ def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKi
         several = len({report.digest for report in reports}) > 1
         many = len(reports) > _MOST_LINES or (several and len(reports) > 2)
         name = "scores" if reports[0].kind == "scores" else "comparison" if many else "perplexity"
-    kind = KINDS[name]
+    kind = REPORT_KINDS[name]
     for report in reports:
-        if report.kind not in kind.wants:
+        if report.kind not in kind.reports:
             raise DataError(
                 f"A plot of kind {name} cannot show the {report.kind} report of {report.checkpoint!r}. Give reports of "
                 "one kind, or write a page of all of them with `ropecli report`."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.checkpoint.files import read_file
-from ropecli.errors import DataError, reason_of, shortened, shown
+from ropecli.errors import DataError, first_fault, shown
 from ropecli.evaluation.report import SCHEMA_VERSION, Report
 from ropecli.tuning.task import TuneReport
 
@@ -24,22 +24,14 @@ def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
 
     Raises DataError, which names the file and what was expected.
     """
-    reports = [report for path in paths for report in _read_file(path)]
-    if not reports:
-        raise DataError("The files contain no reports.")
-    return reports
+    return [report for path in paths for report in _read_file(path)]
 
 
 def _read_file(path: Path) -> list[AnyReport]:
-    value = read_file(path, partial(json.loads, parse_constant=_refuse_constant, object_hook=_with_infinity))
+    value = read_file(path, partial(json.loads, object_hook=_with_infinity))
     if isinstance(value, list):
         return [_read_one(f"{path}, report {index}", report) for index, report in enumerate(value, 1)]
     return [_read_one(f"{path}", value)]
-
-
-def _refuse_constant(name: str) -> float:
-    """name: NaN, Infinity or -Infinity, which Python's parser accepts but JSON does not have."""
-    raise ValueError(f"it contains {name}")
 
 
 def _with_infinity(value: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +56,4 @@ def _read_one(where: str, value: Any) -> AnyReport:
         expected_type: TypeAdapter[Any] = TypeAdapter(TuneReport if kind == "tune" else Report)
         return expected_type.validate_python(report)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_url=False)]
-        raise DataError(f"{where} is invalid: {shortened('; '.join(faults), 500)}.") from error
-    except ArithmeticError as error:  # of numbers that no measurement has
-        raise DataError(f"{where} is invalid: {type(error).__name__}: {reason_of(error)}.") from error
+        raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error

@@ -22,12 +22,12 @@ from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     change_words,
     headline_sentence,
+    measured_by,
     number,
     protocol_name,
     ruler_sentences,
     sample_count,
     score_words,
-    scoring,
     task_name,
 )
 from ropecli.table import Bold, Table, clean
@@ -58,7 +58,7 @@ def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
     for bucket in cell.by_context if verbose else ():
         context = f"{bucket.start}" + f" to {bucket.stop - 1}" * (bucket.stop > bucket.start + 1)
         rows.append([context, f"{bucket.nll:.4f}", f"{bucket.tokens}"])
-    title = f"{_subject(report)}: loss by tokens of context at {cell.length} tokens, {scoring(report)}"
+    title = f"{_subject(report)}: loss by tokens of context at {cell.length} tokens, {measured_by(report)}"
     by_context = [Table(title, ["tokens of context", "nll (nats)", "tokens"], rows)] if rows else []
     return [_perplexity(report, verbose=verbose), *by_context]
 
@@ -78,7 +78,7 @@ def _perplexity(report: Report, *, verbose: bool) -> Table:
         notes.append(f"baseline: {clean(base.checkpoint)}, {clean(base.label)}{shorter}")
         notes += map(headline_sentence, report.headlines)
         notes += [HEADLINES_NOTE] if report.headlines else []
-    title = f"{_subject(report)}: perplexity by length, {scoring(report)}, data {clean(report.source)}"
+    title = f"{_subject(report)}: perplexity by length, {measured_by(report)}, data {clean(report.source)}"
     table = Table(title, list(columns), [[of(cell) for of in columns.values()] for cell in report.cells], notes)
     if verbose:
         return table
@@ -119,7 +119,9 @@ def _scores(report: Report) -> Table:
     else:
         notes = [f"Guessing scores {100 * chance:.3g}%."] if chance else []
     notes.append(f"Pretraining length: {report.original_max_position_embeddings} tokens.")
-    title = f"{_subject(report)}: {task_name(report)}, score in percent, {scoring(report)}, data {clean(report.source)}"
+    title = (
+        f"{_subject(report)}: {task_name(report)}, score in percent, {measured_by(report)}, data {clean(report.source)}"
+    )
     head = "task" if all(cell.depth is None for cell in report.cells) else "depth"
     return Table(title, [head, *map(str, report.lengths)], rows, notes, sections=frozenset({len(names)}))
 
@@ -129,7 +131,7 @@ def comparison_tables(reports: Sequence[Report], *, verbose: bool = False) -> li
 
     verbose: also each line's paired difference from the first line.
     """
-    several = len({(task_name(report), scoring(report)) for report in reports}) > 1
+    several = len({(task_name(report), measured_by(report)) for report in reports}) > 1
     tables = [_measures(reports)] if several else []
     if verbose or not several:
         tables += [table for lines in sets_of(reports) for table in set_tables(lines, verbose=verbose)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ropecli.analysis.score import LONGEST
+from ropecli.analysis.score import FARTHEST_CHECKED
 from ropecli.analysis.wavelengths import SAME
 from ropecli.reporting.wording import tokens
 from ropecli.scaling.registry import find_method
@@ -35,7 +35,7 @@ def theory_tables(report: dict[str, Any]) -> list[Table]:
 
 
 def _forms(methods: Sequence[Rope]) -> Table:
-    """How each method changes a position m and a pair's frequency θ_d; distance methods change neither."""
+    """The change of a position m and of a pair's frequency θ_d by each method; distance methods change neither."""
     distances = "unchanged: the method changes distances"
     rows = [[rope["name"], rope["g"], rope["h"] if rope["g"] else distances, rope["interpolation"]] for rope in methods]
     title = "scaling of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"
@@ -90,8 +90,8 @@ def _share(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.0%}"
 
 
-def _found(value: int | None) -> str:
-    return f"none by {LONGEST:,}" if value is None else tokens(value)
+def _distance(value: int | None) -> str:
+    return f"none by {FARTHEST_CHECKED:,}" if value is None else tokens(value)
 
 
 _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -106,8 +106,8 @@ _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "slowest pair unique": ("unique_by_slowest_pair", {True: "yes", False: "no", None: ""}.__getitem__),
     "slow pairs at unseen angles": ("unseen", str),
     "critical dimension": ("critical", str),
-    "first rise of the score, tokens": ("first_rise", _found),
-    "first negative score, tokens": ("first_negative_score", _found),
+    "first rise of the score, tokens": ("first_rise", _distance),
+    "first negative score, tokens": ("first_negative_score", _distance),
     "granularity (mean sine)": ("granularity", _digits),
     "its limit α/ln b": ("granularity_limit", _digits),
     "its exact limit": ("granularity_exact_limit", _digits),

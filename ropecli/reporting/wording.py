@@ -26,8 +26,8 @@ def protocol_name(report: "Report") -> str:
     return clean(report.task + (f" ({', '.join(settings)})" if settings else ""), 120)
 
 
-def scoring(report: "Report") -> str:
-    """How the task was measured: the protocol, or how answers were found."""
+def measured_by(report: "Report") -> str:
+    """The protocol of a perplexity, or the way that answers were found."""
     if report.kind == "perplexity":
         return f"protocol {protocol_name(report)}"
     return "answers generated" if report.mode == "generate" else "answers ranked among candidates"

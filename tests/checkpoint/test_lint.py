@@ -177,7 +177,7 @@ def test_mistrals_own_format_beside_config_json(written, fixed):
     (finding,) = findings(folder)
     assert (finding["rule"], finding["changes_results"]) == ("mistral-format", True)
     assert (
-        "skipping consolidated.00.safetensors, params.json, which engines such as vLLM read in place of"
+        "skipping consolidated.00.safetensors, params.json, which engines such as vLLM read instead of"
         in finding["message"]
     )
     assert findings(fixed(finding["fix"])) == []

@@ -188,9 +188,8 @@ def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, rope
 def test_a_source_that_takes_no_configuration_is_refused_with_one(command, ropecli, llama):
     """Every command that reads text has the option."""
     more = {"finetune": ["-o", "out"], "tune": ["-o", "out", "--factor", 2]}.get(command, [])
-    for data in ("demo-train", f"{TEXTS}:en"):
-        outcome = ropecli(command, llama, "--data", data, "--dataset-config", "de", *more)
-        outcome.is_refused(f"--dataset-config is 'de', but --data is '{data}'; expected a Hub id, owner/name.")
+    outcome = ropecli(command, llama, "--data", "demo-train", "--dataset-config", "de", *more)
+    outcome.is_refused("No file or folder demo-train:de.")
 
 
 def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tmp_path, monkeypatch):

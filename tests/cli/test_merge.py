@@ -124,7 +124,7 @@ def test_a_base_with_other_weights_is_warned_of(ropecli, yarn, adapter, tmp_path
 
 @pytest.mark.parametrize(("part", "value"), [(".lora_", 1e30), (".lora_B", float("nan")), ("norm", float("inf"))])
 def test_weights_that_are_not_finite_are_not_written(ropecli, refused, adapter, changed, yarn, tmp_path, part, value):
-    """Of the adapter, or of a product with it. Those of the base are not the adapter's fault."""
+    """Weights of the adapter, or of a product with it. Those of the base are not the adapter's fault."""
     base = Path(shutil.copytree(yarn, tmp_path / "base"))
     tensors = load_file(base / "model.safetensors")
     tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = float("nan")

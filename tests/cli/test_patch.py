@@ -86,7 +86,7 @@ def test_what_engines_read_in_place_of_config_json_stays_behind(ropecli, source,
     shutil.copy(source / "model.safetensors", source / "consolidated.safetensors")
     (source / "params.json").write_text('{"max_position_embeddings": 64}')
     names = "consolidated.safetensors, params.json"
-    sentence = f"skipping {names}, which engines such as vLLM read in place of config.json and its weights"
+    sentence = f"skipping {names}, which engines such as vLLM read instead of config.json and its weights"
     for words in (["--dry-run"], ["-o", tmp_path / "out"], ["-o", tmp_path / "again"]):
         outcome = ropecli("patch", tmp_path / "out" if "again" in str(words) else source, *YARN, *words).succeeds()
         assert outcome.said.count(sentence) == ("again" not in str(words))

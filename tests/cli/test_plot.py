@@ -38,24 +38,6 @@ def test_a_png_beside_the_first_report(ropecli, files, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["reports"]
 
 
-def test_no_picture_lands_in_a_checkpoints_folder(ropecli, files, llama, tmp_path, monkeypatch):
-    folder = shutil.copytree(llama, tmp_path / "checkpoint")
-    shutil.copy(files / "one.json", folder / "tune.json")
-    cached = tmp_path / "models--me--mine" / "snapshots" / "1"
-    shutil.copytree(files, cached)
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    for report in (folder / "tune.json", cached / "one.json"):
-        assert ropecli("plot", report).out == f"plot: {report.stem}.png\n"
-        assert (here / f"{report.stem}.png").exists()
-    monkeypatch.chdir(folder)
-    for arguments in (["tune.json"], ["demo", "--kind", "decay"]):
-        message = "would be in a checkpoint's folder. Choose another place with --output."
-        ropecli("plot", *arguments).is_refused(message)
-    assert not list(tmp_path.glob("[cm]*/**/*.png"))
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "start"),
     [("perplexity", "a.svg", b"<?xml"), ("perplexity", "a.pdf", b"%PDF"), ("comparison", "a.PNG", b"\x89PNG")],
@@ -83,7 +65,7 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
     [
         ("one.json found.json", "A plot of kind perplexity cannot show the scores report"),
         ("one.json --kind scores", "cannot show the perplexity report"),
-        ("one.json --output plot.docx", "unknown image format"),
+        ("one.json --output plot.docx", "plot.docx does not end in .png or .svg or .pdf"),
         ("one.json --output one.json/plot.png", "could not be written"),
     ],
 )

@@ -165,7 +165,7 @@ def test_other_files_are_included_by_name_or_pattern(ropecli, local, tmp_path):
     (local / "1_Pooling" / "link.txt").symlink_to(tmp_path / "key.txt")
     for pattern in ("absent.txt", "../key.txt", str(tmp_path / "key.txt"), "1_Pooling/link.txt", ""):
         refused = ropecli("push", local, "--repo", NEW, "--dry-run", "--include", pattern)
-        refused.is_refused("has no such file")
+        refused.is_refused("has no such file to upload")
 
 
 @pytest.mark.parametrize("name", ["params.json", "consolidated.safetensors"])
@@ -174,14 +174,14 @@ def test_what_engines_read_in_place_of_config_json_is_not_pushed(name, ropecli, 
     push = ["push", local, "--repo", NEW, "--dry-run", "--json"]
     outcome = ropecli(*push)
     assert name not in {file["name"] for file in outcome.json()["files"]}
-    assert f"skipping {name}, which engines such as vLLM read in place of config.json" in outcome.err
-    ropecli(*push, "--include", f"{name[:4]}*").is_refused(f"which has {name}: vLLM would read it in place of")
+    assert f"skipping {name}, which engines such as vLLM read instead of config.json" in outcome.err
+    ropecli(*push, "--include", f"{name[:4]}*").is_refused("has no such file to upload")
 
 
 def test_an_adapter_beside_a_whole_model_is_not_pushed(ropecli, local):
     (local / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/unpatched"}')
     outcome = ropecli("push", local, "--repo", NEW, "--dry-run")
-    outcome.is_refused("has adapter_config.json beside a whole model", "in place of config.json")
+    outcome.is_refused("has adapter_config.json beside a whole model", "instead of config.json")
 
 
 def test_the_origin_is_found_by_way_of_local_folders(ropecli, from_hub, tmp_path):
@@ -203,14 +203,14 @@ def test_a_report_of_other_weights_is_refused(ropecli, large, changed_amid, corp
     ropecli("eval-ppl", first, *measure).succeeds()
     push = ["--repo", NEW, "--report", report, "--dry-run"]
     ropecli("push", first, *push).succeeds()
-    message = f"is a report of {first}, not of {second} as it is now (digest sha256:"
+    message = f"has no measurement of {second} as it is now (digest sha256:"
     ropecli("push", second, *push).is_refused(message)
 
 
 # What is refused.
 
 WRONG = {
-    "login": "Log in with `hf auth login`, or set HF_TOKEN.",
+    "login": "Check --repo, and log in with `hf auth login` and a token with write access.",
     "letters": "The Hub cannot be asked: the token in HF_TOKEN, or of `hf auth login`, has characters that are not",
     "offline": "offline mode is enabled",
     "network": f"The upload to {NEW} failed",

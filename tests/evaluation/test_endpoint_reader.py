@@ -199,7 +199,7 @@ def test_another_tokenizer_and_a_second_checkpoint_are_refused(measure, served, 
         asked = ropecli("compare", llama, "demo", "--methods", "as-is", *data, "--endpoint", server.url)
         asked.is_refused("measure it alone and without --method")
         ropecli("compare", llama, "--methods", "as-is", *data, "--endpoint", server.url).succeeds()
-    ropecli("eval-ppl", llama, *data, "--requests", 3).is_refused("--requests needs --endpoint.")
+    ropecli("eval-ppl", llama, *data, "--requests", 3).is_refused("--requests has no effect without --endpoint.")
 
 
 MODELS, COMPLETIONS = "/v1/models", "/v1/completions"

@@ -10,7 +10,7 @@ from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import PPL, best_of, sets_of
-from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind
+from ropecli.reporting.plot_kinds import REPORT_KINDS, STUDY_KINDS, choose_kind
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
@@ -38,7 +38,7 @@ def reports(report):
 
 
 def drawn(kind, *reports):
-    return KINDS[kind].draw(reports)
+    return REPORT_KINDS[kind].draw(reports)
 
 
 def test_every_report_is_a_line_of_its_numbers(reports):
@@ -139,7 +139,8 @@ def test_decay_is_the_mean_score_of_adjacent_distances():
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_strange_numbers_are_drawn(report, retrieval):
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
-    scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits}, trials=40, method=f"method-{hits}") for hits in (0, 39)]
+    hits = {"ntk": 0, "yarn": 39}
+    scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits[name]}, trials=40, method=name) for name in hits]
     for figure in (
         drawn("perplexity", *wide),
         drawn("comparison", *wide),
@@ -164,8 +165,8 @@ def test_names_are_neither_formulas_nor_markup(report, retrieval, tmp_path, name
 
 def test_the_default_kind_follows_from_the_reports(report, retrieval, tuning):
     many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(9)]
-    assert choose_kind(many[:2]) is KINDS["perplexity"]
-    assert choose_kind(many) is KINDS["comparison"]
-    assert choose_kind([retrieval({(256, 0.0): 4})]) is KINDS["scores"]
+    assert choose_kind(many[:2]) is REPORT_KINDS["perplexity"]
+    assert choose_kind(many) is REPORT_KINDS["comparison"]
+    assert choose_kind([retrieval({(256, 0.0): 4})]) is REPORT_KINDS["scores"]
     with pytest.raises(DataError, match="cannot show the tune report"):
         choose_kind([many[0], tuning("grid")])

@@ -10,12 +10,12 @@ from huggingface_hub import ModelCard
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.checkpoint.upload import HubRepository
+from ropecli.checkpoint.upload import HubModel
 from ropecli.errors import CheckpointError, DataError
 from ropecli.reporting.model_card import make_card, read_measurements
 
 REPO = "me/model-256"
-BASE = HubRepository("owner/base", "v1")
+BASE = HubModel("owner/base", "v1")
 
 
 @pytest.fixture
@@ -77,9 +77,9 @@ def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, 
 def test_a_report_of_anything_else_is_refused(card, of, report, tuning, written):
     yarn = {"method": "yarn", "factor": 8.0}
     for given, message in (
-        (report(20.0, 19.0, 18.5, checkpoint="base"), "is a report of base, not of"),
-        (of(report(20.0, 19.0, 18.5, **yarn), in_memory=True), "with yarn ×8 in memory, not of"),
-        (tuning(), "is of `ropecli tune`, whose scores chose the result"),
+        (report(20.0, 19.0, 18.5, checkpoint="base"), "it is of base. Measure"),
+        (of(report(20.0, 19.0, 18.5, **yarn), in_memory=True), ", patched in memory. Measure"),
+        (tuning(), "it is of `ropecli tune`, whose scores chose the result"),
     ):
         with pytest.raises(DataError, match=re.escape(message)):
             card(written(given))
@@ -108,7 +108,7 @@ def test_metadata_of_the_base_model_alone_are_dropped(card, folder):
     assert made.text.endswith("-->\n\n# Title\n")
     assert "Base model: [owner/base](https://huggingface.co/owner/base/tree/v1)." in made.text
     (folder / "README.md").write_text("---\n- no mapping\n---\n")
-    with pytest.raises(CheckpointError, match="expected a mapping"):
+    with pytest.raises(CheckpointError, match="cannot become the model card"):
         card()
 
 
@@ -140,7 +140,7 @@ def test_what_was_tuned_is_described(card, folder):
 
 
 def test_a_link_to_the_hub_leads_nowhere_else(card):
-    base = HubRepository("owner/tiny", "v1) [free](https://evil.example")
+    base = HubModel("owner/tiny", "v1) [free](https://evil.example")
     link = "[owner/tiny](https://huggingface.co/owner/tiny/tree/v1%29%20%5Bfree%5D%28https%3A//evil.example)"
     assert f"Base model: {link}." in card(base=base).text
 

@@ -76,7 +76,7 @@ def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuni
     name = f"{MARKUP}\x00\x1b[31m"
     hostile = {"checkpoint": name, "source": name}
     everywhere = {"digest": name, "fingerprint": name, "dtype": name, "device": name, "settings": {name: name}}
-    everywhere |= {"command": ["ropecli", name], "environment": {name: name}, "params": {name: name}, "method": name}
+    everywhere |= {"command": ["ropecli", name], "environment": {name: name}, "params": {name: name}}
     base = report(18.0, 25.0, 47.0, **hostile)
     first = replace(base, **everywhere, baseline=base, document_names=[name] * 4)
     scores = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)

@@ -26,7 +26,7 @@ from ropecli.reporting.lines import (
     title_of,
 )
 from ropecli.reporting.report_tables import score_rows
-from ropecli.reporting.wording import percent, ruler_sentences, scoring, task_name
+from ropecli.reporting.wording import measured_by, percent, ruler_sentences, task_name
 from ropecli.table import clean
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
 
 def draw_scores(reports: Sequence[Report]) -> "Figure":
     """Scores in percent, and the mean over the rows."""
-    tasks = list(dict.fromkeys(f"{task_name(report)}, {scoring(report)}" for report in reports))
+    tasks = list(dict.fromkeys(f"{task_name(report)}, {measured_by(report)}" for report in reports))
     names = numbered(
         clean(f"{clean(report.checkpoint, 40)}, {report.label}" + f", {task_name(report)}" * (len(tasks) > 1))
         for report in reports

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ropecli.analysis.score import LONGEST, first_negative, score
+from ropecli.analysis.score import FARTHEST_CHECKED, first_negative, score
 from ropecli.analysis.wavelengths import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
@@ -110,7 +110,7 @@ def _decay_label(name: str, rope: ScaledRope, target: int) -> str:
     """The rope's name, with its first negative score unless it remaps distances."""
     if rope.remapping is not None:
         return clean(name)
-    below = first_negative(rope.inv_freq, min(LONGEST, target))
+    below = first_negative(rope.inv_freq, min(FARTHEST_CHECKED, target))
     return f"{clean(name)}: {f'first negative at {below}' if below else 'never negative in this range'}"
 
 

@@ -55,10 +55,11 @@ _METADATA: dict[str, dict[str, Any]] = {
 """The program, by which a later run knows its own file, and no date: the same figure gives the same file."""
 
 
-def refuse_unknown_ending(path: Path | None) -> None:
-    """Raise OutputError unless the file name ends in .png, .svg or .pdf."""
-    if path is not None and path.suffix.lower() not in _ENDINGS:
-        raise OutputError(f"{path} has an unknown image format. Use one of {', '.join(_ENDINGS)}.")
+def refuse_unknown_ending(path: Path | None, *endings: str) -> None:
+    """Raise OutputError unless the file name has one of these endings; by default .png, .svg or .pdf."""
+    endings = endings or _ENDINGS
+    if path is not None and path.suffix.lower() not in endings:
+        raise OutputError(f"{path} does not end in {' or '.join(endings)}.")
 
 
 @contextlib.contextmanager
@@ -99,8 +100,7 @@ def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Save as PNG, SVG or PDF. Raises OutputError for another ending, OSError."""
-    refuse_unknown_ending(path)
+    """Save as PNG, SVG or PDF, by the ending. Raises OSError."""
     kind = path.suffix.lower().removeprefix(".")
     with drawing(), new_file(path) as partial:
         figure.savefig(partial, dpi=_DPI, format=kind, metadata=_METADATA[kind])
