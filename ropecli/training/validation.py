@@ -21,6 +21,7 @@ from ropecli.data.sources import Source
 from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length, unpatched_after
 from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
 from ropecli.training.loss import explain_out_of_memory
@@ -65,8 +66,7 @@ class Validation:
                 )
         return {
             "step": step,
-            # larger values overflow float64
-            "ppl": {str(length): math.exp(min(nll, 700.0)) for length, nll in losses.items()},
+            "ppl": {str(length): math.exp(min(nll, LARGEST_NLL)) for length, nll in losses.items()},
             "protocol": self.protocol.name,
             "documents": len(self.documents.kept),
             "tokens": len(self.documents.kept) * (self.protocol.targets or 0),
