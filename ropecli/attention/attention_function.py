@@ -70,13 +70,17 @@ def remapped_attention(
     earlier = _ROTATED.pop(module, {})  # removed while in use, so that no other thread writes to them
     kept = {row.padding: earlier.get(row.padding) or RotatedKeys() for row in rows if _reads_cache(row, key)}
     if len(set(rows)) == 1:
-        output = _attend_alike(kernel, rows[0], query, key, value, options, kept)
+        output = _attend_same_padding(kernel, rows[0], query, key, value, options, kept)
     else:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row in dict.fromkeys(rows):
-            alike = torch.tensor([index for index, padded in enumerate(rows) if padded == row], device=query.device)
-            attended = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options, kept)
-            output = output.index_copy(0, alike, attended)
+            same_padding = torch.tensor(
+                [index for index, padded in enumerate(rows) if padded == row], device=query.device
+            )
+            attended = _attend_same_padding(
+                kernel, row, query[same_padding], key[same_padding], value[same_padding], options, kept
+            )
+            output = output.index_copy(0, same_padding, attended)
     _ROTATED[module] = kept
     return output.transpose(1, 2).contiguous(), None
 
@@ -97,7 +101,7 @@ def _reads_cache(row: "RowPadding", key: Tensor) -> bool:
     return in_words and type(key) is Tensor  # fake tensors have no values to keep
 
 
-def _attend_alike(
+def _attend_same_padding(
     kernel: BlockAttention,
     row: "RowPadding",
     query: Tensor,

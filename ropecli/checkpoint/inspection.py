@@ -105,7 +105,7 @@ def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> d
 
 
 def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
-    """What limits the length, and what follows."""
+    """Sentences on the limits of the length, and the advice that follows."""
     count = Counter(layer.attention for layer in layers)
     yield _limit_of_positions(state, layers)
     if count[RECURRENT]:

@@ -26,7 +26,7 @@ from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor
 
 @dataclass(frozen=True)
 class PatchPlan:
-    """What a patch would write.
+    """The changes that a patch would write.
 
     positions: after the patch; the main rope is that of the first scaled layer type, and the pretraining length its
     geometry's. scaled: the scaled layer types. original: the config before any patch; config: after this patch;

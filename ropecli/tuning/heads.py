@@ -290,7 +290,7 @@ def _read_numbers(query: Tensor, size: int) -> Tensor:
     """Read the row indices. query: shape (sequences, heads, width). A norm in between scales each sequence's digits."""
     ones, digits = query[-1], query[:-1]
     written = digits.abs() > ones.abs() / 2
-    alike = (digits - written * ones).abs() <= _SAME * ones.abs()
+    equal = (digits - written * ones).abs() <= _SAME * ones.abs()
     numbers = (written.long() << torch.arange(_DIGITS, device=query.device)[:, None, None]).sum(dim=0) - 1
-    sound = alike.all(dim=0) & (ones > 0) & (numbers >= 0) & (numbers < size)
+    sound = equal.all(dim=0) & (ones > 0) & (numbers >= 0) & (numbers < size)
     return torch.where(sound, numbers, -1).cpu()
