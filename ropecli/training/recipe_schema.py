@@ -129,7 +129,10 @@ class Recipe(_Text):
     )
 
     # not "no" as in Accelerate: YAML 1.1 reads that as false
-    mixed_precision: Literal["bf16", "none"] = Field("bf16", description="autocast dtype; weights stay in float32")
+    mixed_precision: Literal["bf16", "none"] = Field(
+        "bf16",
+        description="autocast dtype; weights stay in float32. A CPU without bfloat16 arithmetic trains in float32",
+    )
     attn: str = Field("auto", description="attention implementation of transformers")
     gradient_checkpointing: bool | Literal["auto"] = Field(
         "auto", description="recompute layers in the backward pass. auto: only if memory would not suffice otherwise"

@@ -69,5 +69,5 @@ def test_too_few_documents_are_an_error(texts, tokenizer):
 
 
 def test_the_held_out_text_is_refused(tokenizer):
-    with pytest.raises(DataError, match="calibrate on 'demo-train'"):
+    with pytest.raises(DataError, match="'demo' is the held-out text"):
         read_calibration(Source("demo"), tokenizer, TARGET, most=None, seed=0)
