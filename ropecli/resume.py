@@ -71,7 +71,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_records(path: Path) -> list[Any]:
-    """Values of the undamaged lines; empty if there is no file. Raises OSError."""
+    """Values of the undamaged lines; empty if the file does not exist. Raises OSError."""
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     parts = [line.partition(b" ") for line in lines]
     return [json.loads(text) for checksum, _, text in parts if checksum == _checksum(text)]
@@ -118,7 +118,7 @@ def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Itera
     rank: this process's rank; every process holds its own lock. Raises RecipeError for another request; OutputError if
     another run uses the folder, or it holds files but no request; OSError.
     """
-    folder, request = state_folder(output), json.loads(json.dumps({"format": 1, **request}))
+    folder, request = state_folder(output), json.loads(json.dumps(request))
     lock = folder / f".lock-{rank}"
     with sole_use(lock, folder):
         has_files = any(not path.name.startswith(".") for path in folder.iterdir())

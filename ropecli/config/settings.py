@@ -29,7 +29,7 @@ from ropecli.config.fields import (
     section_of,
     whole_number,
 )
-from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING, Layer, read_layers
+from ropecli.config.layers import OTHER, RECURRENT, Layer, read_layers
 from ropecli.config.makers import Makers, find_makers
 from ropecli.errors import CheckpointError, Finding, did_you_mean, shown
 from ropecli.rope import RopeGeometry
@@ -74,13 +74,6 @@ class RopeSettings:
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json has a scaling without its pretraining length, and the makers are not known."""
         return any(finding.rule == NO_LENGTH for finding in self.findings)
-
-    @property
-    def widest_window(self) -> int | None:
-        """The tokens that the attention sees which sees furthest; None if it sees, or may see, the whole context."""
-        attention = [layer for layer in self.layers if layer.attention not in (RECURRENT, OTHER)]
-        slides = attention and all(layer.attention in (SLIDING, CHUNKED) for layer in attention)
-        return max((layer.window or 0 for layer in attention), default=0) or None if slides else None
 
     @property
     def context_length(self) -> int:

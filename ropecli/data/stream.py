@@ -139,13 +139,11 @@ def open_stream(
     context_length: int,
     *,
     first: Callable[[], AbstractContextManager] = nullcontext,
-    say: Callable[[str], None] = lambda message: None,
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
     length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. first: a context that
-    lets the main process run first, so that it tokenizes and the other processes reuse the tokens. say: called for a
-    Hub dataset that is not read to its end.
+    lets the main process run first, so that it tokenizes and the other processes reuse the tokens.
     """
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     parts, made_of = [], []

@@ -93,7 +93,7 @@ def finetune_checkpoint(
     say(f"Training with {processes}: {sequences} sequence{'s'[: sequences > 1]} of {length:,} tokens per step.")
     tokenizer = load_tokenizer(checkpoint)
     on_phase("tokenizing")
-    stream = open_stream(recipe, tokenizer, length, position_span, first=lambda: local_main_first(accelerator), say=say)
+    stream = open_stream(recipe, tokenizer, length, position_span, first=lambda: local_main_first(accelerator))
     on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
     wait_for(accelerator, range(accelerator.num_processes))  # hosts tokenize and load at their own speed
