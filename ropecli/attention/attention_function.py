@@ -19,7 +19,7 @@ from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import RotatedKeys, Rotation
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
-from ropecli.errors import PatchError
+from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
@@ -160,8 +160,11 @@ def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) 
 def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
     """Build one attention for all layers with the same settings, so that they share its tables."""
     saved = SavedRemapping(**json.loads(saved_as_json))
-    layout: Any = (saved.rotary_start, saved.neighbours)
-    return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), *layout))
+    if saved.rotary_start is None or saved.neighbours is None:
+        raise CheckpointError(
+            f"{KEY} in config.json lacks the layout of the rotary dimensions. Patch the original checkpoint again."
+        )
+    return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
 
 
 @lru_cache(maxsize=16)

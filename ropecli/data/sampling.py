@@ -147,11 +147,13 @@ def _arrange(shares: tuple[int, ...], seed: int, block: int) -> tuple[np.ndarray
 
 def refuse_impossible_positions(kind: str, length: int, context_length: int, chunks: int) -> None:
     """Raise RecipeError if sequences of `length` tokens cannot have positions of this kind."""
-    if kind != "full" and not chunks <= length <= context_length:
+    if kind != "full" and length > context_length:
         raise RecipeError(
-            f"positions: {kind} cannot fit {chunks} chunks into sequences of {length} tokens, or these into "
-            f"{context_length} positions. Use a longer context or shorter sequences."
+            f"positions: {kind} cannot fit sequences of {length} tokens into {context_length} positions. "
+            "Use a longer context or shorter sequences."
         )
+    if kind == "pose" and chunks > length:
+        raise RecipeError(f"pose_chunks: {chunks} chunks need at least {chunks} tokens, but a sequence has {length}.")
 
 
 def positions_of(kind: str, length: int, context_length: int, chunks: int, seed: int, at: int) -> np.ndarray:

@@ -79,7 +79,7 @@ def make_card(
         readme = _without_section(read_file(path)) if path.is_file() else ""
         block = REGEX_YAML_BLOCK.match(readme)
         data = ModelCardData(**_metadata(block[2] if block else "", state, base))
-    except (AttributeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
     text = readme[block.end() if block else 0 :].strip()
     section = "\n\n".join(_sections(state, repo, measurements, base, has_more=bool(text)))
@@ -94,8 +94,10 @@ def _without_section(readme: str) -> str:
 
 
 def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict[str, Any]:
-    """The metadata of the card, from the YAML block of README.md. Raises AttributeError, TypeError, ValueError."""
+    """The metadata of the card, from the YAML block of README.md. Raises TypeError, ValueError."""
     metadata = read_yaml(block) or {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"its metadata are a {type(metadata).__name__}; expected a mapping")
     kept = {key: value for key, value in metadata.items() if key not in _DROPPED_METADATA}
     tags = kept.get("tags") or []
     keywords = ["long-context", "rope", *state.positions.main.spec.method.name.split("+")]

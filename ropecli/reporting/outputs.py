@@ -7,6 +7,7 @@ overwrites a file of another kind.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,13 +119,17 @@ def measure_subjects(
 def refuse_unusable(
     report: Path | None = None, drawn: Path | None = None, keys: Path | None = None, card: Path | None = None
 ) -> None:
-    """Raise OutputError for outputs that cannot be written, or exist as another kind of file.
+    """Raise OutputError for outputs that cannot be written, exclude each other, or exist as another kind of file.
 
     report: a JSON file. drawn: a picture or a page, with a known ending. keys: a file that is read if it exists. card:
     a model card, which is not written through a link, since the user did not choose its name.
     """
-    for output in (report, drawn, card, None if keys and keys.exists() else keys):
+    outputs = [path for path in (report, drawn, card, keys) if path and not (path is keys and path.exists())]
+    for output in outputs:
         refuse_unwritable(output)
+    for first, second in permutations(outputs, 2):
+        if second.resolve().is_relative_to(first.resolve()):
+            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
     kinds = (
         (report, _holds_reports, "report"),
         (drawn, lambda path, content: _MARKS[path.suffix.lower()] in content, "plot or page"),

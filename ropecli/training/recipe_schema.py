@@ -177,7 +177,7 @@ class Recipe(_Text):
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
             raise ValueError("keep_short needs long_from, the minimum length of long documents")
         if (self.positions != "full") + self.packs + (self.loss == "longce") > 1:
-            raise ValueError("positions with gaps, sequences: packed and loss: longce cannot be combined")
+            raise ValueError("any two of positions with gaps, sequences: packed and loss: longce cannot be combined")
         return self
 
     @property

@@ -122,9 +122,9 @@ def test_randomized_positions_are_a_sample_without_replacement():
 @pytest.mark.parametrize(
     ("kind", "length", "context", "chunks", "message"),
     [
-        ("pose", 64, 48, 2, "sequences of 64 tokens, or these into 48 positions"),
-        ("randomized", 64, 48, 2, "sequences of 64 tokens, or these into 48 positions"),
-        ("pose", 8, 64, 9, "9 chunks into sequences of 8 tokens"),
+        ("pose", 64, 48, 2, "pose cannot fit sequences of 64 tokens into 48 positions"),
+        ("randomized", 64, 48, 2, "randomized cannot fit sequences of 64 tokens into 48 positions"),
+        ("pose", 8, 64, 9, "9 chunks need at least 9 tokens, but a sequence has 8"),
     ],
 )
 def test_positions_that_do_not_fit_are_refused(kind, length, context, chunks, message):

@@ -70,7 +70,7 @@ def test_length_defaults_to_the_context_length_or_with_gaps_to_the_pretraining_l
     assert lengths(positions="pose", window=512) == (64, 512)
     corrected = {"method": "yarn", "factor": 4, "original_length": 32}
     assert lengths(positions="pose", patch=corrected) == (32, 128)
-    with pytest.raises(RecipeError, match=r"300 tokens, or these into 128 positions"):
+    with pytest.raises(RecipeError, match=r"300 tokens into 128 positions"):
         lengths(length=300, positions="pose")
 
 
