@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 
 class Finding(NamedTuple):
-    """A problem that is no error, of a checkpoint's files or of a planned patch.
+    """A warning about a checkpoint's files or a planned patch.
 
     rule: its name, for programs. fix: a command that fixes it, if there is one. changes_results: whether a reader
     computes something else than the files say, or positions beyond the scaling; every command about running the

@@ -1,6 +1,6 @@
 """Messages and progress of a running command: the logger `ropecli`, a progress bar, times and sizes as text.
 
-The command line sets the bar. From Python, warnings go to standard error as those of any logger do; there is no bar.
+The command line sets the bar. From Python there is no bar, and warnings go to standard error through logging.
 """
 
 import contextlib

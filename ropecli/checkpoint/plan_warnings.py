@@ -1,4 +1,4 @@
-"""Findings about a planned patch, and those that a checkpoint as it is has too."""
+"""Findings about planned patches. Some also apply to a checkpoint that is not patched."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

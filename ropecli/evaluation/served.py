@@ -262,7 +262,7 @@ def save_reference(reference: Reference, path: Path) -> None:
 
 
 def load_reference(path: Path, checkpoint: Checkpoint) -> Reference:
-    """Raises DataError for a file that does not belong to the checkpoint or is no reference."""
+    """Raises DataError for a file that does not belong to the checkpoint, or is not a reference."""
     reference: Reference = read_file(path, TypeAdapter(Reference).validate_json)
     if reference.checkpoint != checkpoint.digest():
         raise DataError(

@@ -120,7 +120,7 @@ def _write_folder(
 
 @contextlib.contextmanager
 def explain_full_disk(output: Path) -> Iterator[None]:
-    """Raise OutputError if safetensors cannot write inside the block; its error is no OSError."""
+    """Raise OutputError if safetensors cannot write inside the block. Its error is not an OSError."""
     try:
         yield
     except SafetensorError as error:

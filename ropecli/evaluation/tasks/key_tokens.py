@@ -204,7 +204,7 @@ def get_key_tokens(
     """Read the key tokens if `path` exists; otherwise find them, and write them to `path` if it is given.
 
     lengths: tokens, ascending. tokenizers: of the checkpoints to score, by name. drop_rare: the user asked for no
-    lengths. output: of the command; progress is saved next to it if there is no `path`. Returns the lengths to measure
+    lengths. output: of the command; without a `path`, progress is saved next to it. Returns the lengths to measure
     too.
     """
     subject = open_subject(evaluator) if evaluator else None
