@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     SubjectTasks = Sequence[tuple[Task, Any]]
     """The task and the tokenizer of each subject."""
 
-MEASURES = ("ppl", "longppl", "needle", "ruler")
+MEASURES = ("ppl", "longppl", "recall", "needle", "ruler")
 Methods = Annotated[Sequence[str], Doc("Methods, separated by commas; as-is: no patch."), options.SCALING]
 FactorList = Annotated[
     Sequence[Annotated[float, Gt(0)]],
@@ -37,8 +37,8 @@ Measures = Annotated[
     Sequence[str],
     Flag("--measure", metavar="MEASURE,..."),
     Doc(
-        "ppl: perplexity by --protocol. longppl: perplexity of key tokens, see --evaluator and --keys. needle: keys "
-        "found in --data. ruler: the mean score of RULER's tasks."
+        "ppl: perplexity by --protocol. longppl: perplexity of key tokens, see --evaluator and --keys. recall: "
+        "whether far text is used, see --protocol. needle: keys found in --data. ruler: mean score of RULER's tasks."
     ),
 ]
 Tasks = Annotated[
@@ -63,12 +63,16 @@ def compare(
     tasks: Tasks = None,
     samples: Annotated[options.Samples, Doc("needle, ruler: prompts per task, length and depth.")] = 20,
     mode: Annotated[
-        str, Doc(f"needle, ruler: rank, which works for base models, or generate. {options.MODE_RULE}")
+        str,
+        Doc(
+            f"needle, ruler: rank, which works for base models, or generate. {options.MODE_RULE} recall: generate for "
+            "greedy copies, otherwise losses."
+        ),
     ] = "rank",
     plot: Plot = None,
     **shared: Unpack[CompareOptions],
 ) -> "Reports":
-    """Compare scaling methods by perplexity, without writing checkpoints.
+    """Compare scaling methods by perplexity, recall and other measures, without writing checkpoints.
 
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
@@ -80,9 +84,11 @@ def compare(
     from ropecli.checkpoint.scalings import method_specs
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
+    from ropecli.evaluation.report import refer_to_first
     from ropecli.evaluation.subject import Subject, default_lengths, refuse_attention, refuse_several_revisions
     from ropecli.evaluation.tasks.key_tokens import refuse_key_token_options
     from ropecli.evaluation.tasks.perplexity import make_perplexity
+    from ropecli.evaluation.tasks.recall import make_recall
     from ropecli.evaluation.tasks.retrieval import RetrievalChoice, make_needle
     from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
     from ropecli.reporting.outputs import Outputs
@@ -120,11 +126,14 @@ def compare(
     def perplexity(protocol: Protocol) -> "SubjectTasks":
         keys: dict[str, Any] = {"evaluator": evaluator, "key_file": outputs.keys, "output": outputs.report}
         keys = keys if protocol.name == "longppl" else {}
+        if protocol.name == "recall":
+            return make_recall(subjects, subjects[0], texts, shared["lengths"], generate=mode == "generate")
         return make_perplexity(subjects, texts, shared["lengths"], protocol, factory, workers, **keys)
 
     makers: dict[str, Callable[[], SubjectTasks]] = {
         "ppl": lambda: perplexity(protocol),
         "longppl": lambda: perplexity(Protocol("longppl")),
+        "recall": lambda: perplexity(Protocol("recall")),
         "needle": lambda: _by_checkpoint(subjects, lambda subject: make_needle(subject, search, texts.source)),
         "ruler": lambda: _by_checkpoint(subjects, lambda subject: make_ruler(subject, ruler)),
     }
@@ -133,7 +142,7 @@ def compare(
         Job(subject, [task for task, _ in of_subject], of_subject[0][1])
         for subject, of_subject in zip(subjects, zip(*made, strict=True), strict=True)
     ]
-    reports = make_reports(jobs, factory, outputs.report, workers)
+    reports = refer_to_first(make_reports(jobs, factory, outputs.report, workers))
     by_measure = [report for place in range(len(measures)) for report in reports[place :: len(measures)]]
     return outputs.write(by_measure, workers)
 

@@ -135,7 +135,7 @@ class DocumentOptions(EvalTextOptions, total=False):
         Default(None),
         Ge(2),
         TOKENS,
-        Doc("sliding, disjoint, yarn: skip documents with fewer tokens."),
+        Doc("sliding, disjoint, yarn, recall: skip documents with fewer tokens."),
         DATA,
     ]
     max_tokens: Annotated[
@@ -143,7 +143,7 @@ class DocumentOptions(EvalTextOptions, total=False):
         Default(None),
         Ge(2),
         TOKENS,
-        Doc("sliding, disjoint, yarn: maximum tokens to read per document."),
+        Doc("sliding, disjoint, yarn, recall: maximum tokens to read per document."),
         DATA,
     ]
 

@@ -13,6 +13,8 @@ from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError, did_you_mean
 
 YARN_STRIDE = 256
+PASSAGE, CUE = 80, 16
+"""recall: tokens of a passage, and of its beginning, which is repeated but not scored."""
 YARN_NOTE = "YaRN's script: unweighted window means; not comparable with other protocols"
 
 
@@ -65,6 +67,16 @@ PROTOCOLS = {
         "the last N/2 to N − 1. ppl = exp(Σ nll / Σ key tokens). Shows whether a model uses its long context. "
         "Comparable only with the same evaluator. Fang et al. 2025 (arXiv:2410.23771), section 3.",
     ),
+    "recall": ProtocolDescription(
+        "what a passage gains from its first occurrence, N tokens back; 1: as much as from a near one",
+        f"A passage of {PASSAGE} tokens is repeated at the end of N tokens, after text of other documents. Its first "
+        f"{CUE} tokens are the cue, the others are scored. far: the passage also stands near the beginning. absent: "
+        "another passage stands there. near: it stands shortly before its repetition, within the pretraining length. "
+        "Far gain = absent − far, nats per token of one model. Recall = Σ(absent₀ − far) / Σ(absent₀ − near₀), where ₀ "
+        "is the first model at a length within its pretraining length. 1: as good as a near copy in the first model; "
+        "0: no better than the first model without the passage; below 0: worse. Intervals are paired by document. "
+        "This is literal copying, the least that the use of far text needs. It is not understanding.",
+    ),
 }
 SAME_TOKENS = ("tail", "sliding", "disjoint", "longppl")
 """The protocols that score the same tokens at every length, so that lengths can be compared with each other."""
@@ -113,7 +125,11 @@ class Protocol:
 
     @property
     def reads_whole_documents(self) -> bool:
-        return self.name in ("sliding", "disjoint", "yarn")
+        return self.name in ("sliding", "disjoint", "yarn", "recall")
+
+    def least_tokens(self, special: SpecialTokens) -> int:
+        """Tokens that a document needs, if whole documents are read."""
+        return 3 * PASSAGE if self.name == "recall" else special.first_scored + 1 + len(special.suffix)
 
     def inserted(self, special: SpecialTokens) -> int | None:
         """The token that the protocol puts before a text; None if it adds none or the tokenizer has none."""

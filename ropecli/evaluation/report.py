@@ -4,7 +4,7 @@ import json
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
-from ropecli.errors import RopecliError
+from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.statistics import (
     LARGEST_NLL,
@@ -24,6 +24,7 @@ from ropecli.evaluation.statistics import (
     Fraction,
     TokenCount,
     bootstrap_interval,
+    ratio_interval,
     score_difference,
     wilson,
 )
@@ -34,6 +35,8 @@ SCHEMA_VERSION = 3
 """Schema of all reports, those of `tune` included. Reports of another schema are refused."""
 PUBLISHED = 0.856
 """RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
+ARMS = ("absent", "far", "near")
+"""The tasks of the cells of recall, see evaluation/tasks/recall.py."""
 Positive = Annotated[float, Interval(gt=0, le=1e12)]
 
 
@@ -101,7 +104,7 @@ def score_cell(task: str, length: int, scores: Sequence[float], **statistics: An
 
 @dataclass(frozen=True)
 class Change:
-    """A paired difference, with its 95% interval: of perplexities, relative (0.05 is 5% higher); of scores, absolute.
+    """A paired difference with its 95% interval: of perplexities, relative (0.05 is 5% higher); else, absolute.
 
     low, high: None for a single document.
     """
@@ -122,6 +125,25 @@ def loss_change(cell: Cell, base: Cell) -> Change:
     return Change(change, None if low is None else low - 1, None if high is None else high - 1)
 
 
+def _mean(sums: np.ndarray, weights: np.ndarray) -> Change:
+    """Σ sums / Σ weights. sums, weights: shape (documents,)."""
+    return Change(float(sums.sum() / weights.sum()), *ratio_interval(sums, weights))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What recall refers to: the first subject, at a length within its pretraining length. absent, near: its arms."""
+
+    name: str
+    absent: Cell
+    near: Cell
+
+    @property
+    def gain(self) -> np.ndarray:
+        """Of the near copy, nats; shape (documents,)."""
+        return np.array(self.absent.sums) - np.array(self.near.sums)
+
+
 @dataclass(frozen=True)
 class Headline:
     """A change of perplexity relative to the baseline, paired by document: -0.07 is 7% lower.
@@ -139,15 +161,15 @@ class Headline:
 class Report:
     """One task, measured on one checkpoint with one scaling.
 
-    kind: perplexity (cells are losses) or scores. task: the protocol of a perplexity; passkey, needle, ruler. digest:
-    digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was patched in
-    memory. original_max_position_embeddings: the pretraining length, tokens. source: the data. command: the command
-    line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of the token ids of all
-    samples. too_short: documents skipped. baseline: the report of another checkpoint on the same samples. headlines:
-    comparisons with it.
+    kind: perplexity or recall (cells are losses), or scores. task: the protocol of a perplexity; recall, passkey,
+    needle, ruler. digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether
+    the model was patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data.
+    command: the command line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of
+    the token ids of all samples. too_short: documents skipped. baseline: the report of another checkpoint on the same
+    samples. headlines: comparisons with it. reference: of recall.
     """
 
-    kind: Literal["perplexity", "scores"]
+    kind: Literal["perplexity", "recall", "scores"]
     task: str
     checkpoint: str
     digest: str
@@ -167,6 +189,7 @@ class Report:
     document_names: list[str] = field(default_factory=list)
     baseline: "Report | None" = None
     headlines: list[Headline] = field(default_factory=list)
+    reference: Reference | None = None
     environment: dict[str, str] = field(default_factory=environment)
     schema_version: int = SCHEMA_VERSION
 
@@ -176,7 +199,7 @@ class Report:
 
     @property
     def mode(self) -> str | None:
-        """generate or rank, for scores."""
+        """generate or rank, for scores; generate or losses, for recall."""
         return self.settings.get("mode")
 
     @property
@@ -215,6 +238,9 @@ class Report:
     def change_from(self, base: "Report", length: int) -> Change:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
         cells, base_cells = self.cells_at(length), base.cells_at(length)
+        if self.kind == "recall":
+            losses = [np.array(report.arm("far", length).sums) for report in (base, self)]
+            return _mean(losses[0] - losses[1], self._reference.gain)
         if self.kind == "perplexity":
             return loss_change(cells[0], base_cells[0])
         prompts, base_prompts = (
@@ -238,8 +264,37 @@ class Report:
         passed = list(takewhile(lambda length: self.mean(length)[0] >= self.threshold, self.lengths))
         return passed[-1] if passed and self.above_chance() else None
 
+    def arm(self, name: str, length: int) -> Cell:
+        """The losses of recall."""
+        return next(cell for cell in self.cells_at(length) if cell.task == name)
+
+    @property
+    def _reference(self) -> Reference:
+        if self.reference is None:
+            raise RopecliError(f"The recall of {self.checkpoint} has no reference.")
+        return self.reference
+
+    def far_gain(self, length: int) -> Change:
+        """absent − far, nats per token."""
+        absent, far = self.arm("absent", length), self.arm("far", length)
+        return _mean(np.array(absent.sums) - np.array(far.sums), np.array(far.weights))
+
+    def recall(self, length: int) -> Change:
+        """Σ (absent₀ − far) / Σ (absent₀ − near₀), where ₀ is the reference."""
+        far = np.array(self.arm("far", length).sums)
+        return _mean(np.array(self._reference.absent.sums) - far, self._reference.gain)
+
+    def reads_to(self, least: float = 0.0) -> int | None:
+        """The longest length, with all shorter ones, where far gain and recall are certain: above 0 and `least`."""
+
+        def reads(length: int) -> bool:
+            gain, recall = self.far_gain(length).low, self.recall(length).low
+            return gain is not None and recall is not None and gain > 0 and recall > least
+
+        return max(takewhile(reads, self.lengths), default=None)
+
     def as_json(self) -> dict[str, Any]:
-        """The fields, and what follows from them: rows[] of a perplexity, and the effective length of RULER."""
+        """The fields, and what follows from them: rows[] of losses, and the effective length of RULER."""
         value = asdict(self)
         defaults = {entry.name: entry.default for entry in fields(Cell)}
         value["cells"] = [
@@ -248,6 +303,9 @@ class Report:
         value["baseline"] = self.baseline and self.baseline.as_json()
         if self.kind == "perplexity":
             value["rows"] = [_row(cell) for cell in self.cells]
+        if self.kind == "recall":
+            value["rows"] = [_recall_row(self, length) for length in self.lengths]
+            value |= {"reads_to": self.reads_to(), "reads_to_half": self.reads_to(0.5)}
         if self.task == "ruler":
             value |= {"threshold": self.threshold, "effective_length": self.effective_length}
         return value
@@ -294,6 +352,43 @@ def _row(cell: Cell) -> dict[str, Any]:
         "documents": cell.samples,
         **{name: getattr(cell, name) for name in names},
     }
+
+
+def _recall_row(report: Report, length: int) -> dict[str, Any]:
+    far, recall, gain = report.arm("far", length), report.recall(length), report.far_gain(length)
+    return {
+        "length": length,
+        "recall": recall.change,
+        "recall_low": recall.low,
+        "recall_high": recall.high,
+        "far_gain": gain.change,
+        "far_gain_low": gain.low,
+        "far_gain_high": gain.high,
+        "nll": far.value,
+        "tokens": far.tokens,
+        "documents": far.samples,
+    }
+
+
+def refer_to_first(reports: Sequence[Report]) -> list[Report]:
+    """Set what recall refers to: the first report. Other reports are returned as they are.
+
+    Raises DataError if a near copy gains nothing certain in it.
+    """
+    first = next((report for report in reports if report.kind == "recall"), None)
+    if first is None:
+        return list(reports)
+    [near] = [cell for cell in first.cells if cell.task == "near"]
+    reference = Reference(f"{first.checkpoint}, {first.label}", first.arm("absent", near.length), near)
+    gain = _mean(reference.gain, np.array(near.weights))
+    if gain.low is None or gain.low <= 0:
+        interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
+        raise DataError(
+            f"{first.checkpoint} gains {gain.change:.2f} nats per token{interval} from a near copy at {near.length} "
+            "tokens, which is not certain, so recall has no reference. Use a first checkpoint that copies within its "
+            "pretraining length, or more documents."
+        )
+    return [replace(report, reference=reference) if report.kind == "recall" else report for report in reports]
 
 
 def write_report(path: Path, value: Any) -> None:

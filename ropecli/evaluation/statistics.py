@@ -46,11 +46,11 @@ def bootstrap_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, fl
 def ratio_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
     """95% bootstrap interval of Σ sums / Σ weights over samples; None for fewer than two with weight.
 
-    sums, weights: shape (samples,). Percentiles from few samples are too narrow. They are widened by the ratio of
-    Student's t to the normal distribution, the idea of the expanded percentile interval (Hesterberg 2015,
-    arXiv:1411.5279).
+    sums, weights: shape (samples,); a weight may be negative. Percentiles from few samples are too narrow. They are
+    widened by the ratio of Student's t to the normal distribution, the idea of the expanded percentile interval
+    (Hesterberg 2015, arXiv:1411.5279).
     """
-    sums, weights = sums[weights > 0], weights[weights > 0]
+    sums, weights = sums[weights != 0], weights[weights != 0]
     samples = len(sums)
     if samples < 2:
         return None, None

@@ -49,8 +49,10 @@ class TextChoice:
             )
         special = special_tokens(tokenizer)
         least = lengths[0] if drop_rare else lengths[-1]  # tokens that a document needs
-        if reads_whole:  # by default, enough for one scored token
-            least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
+        if reads_whole:
+            least = max(self.min_tokens or 0, protocol.least_tokens(special))
+            if self.max_tokens and self.max_tokens < least:
+                raise DataError(f"--max-tokens is {self.max_tokens}; a document needs {least} tokens.")
         with progress_bar("reading documents", None) as step:
             documents = read_documents(
                 self.texts(),
@@ -68,7 +70,8 @@ class TextChoice:
                 documents = documents.at_least(least)
         if documents.too_short:
             warn(f"Skipping {count_documents(documents.too_short)} shorter than {least} tokens.")
-        if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
+        shorter = sum(len(document.ids) < lengths[-1] for document in documents.kept)
+        if shorter and protocol.name != "recall":
             warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
         return documents, lengths
 

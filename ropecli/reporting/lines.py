@@ -4,11 +4,12 @@ The lines of a set were measured on the same tokens or prompts in the same way, 
 or a pair of axes shows one set.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ropecli.evaluation.report import Change, Report
-from ropecli.reporting.wording import measured_by, number, sample_count, task_name
+from ropecli.reporting.wording import change_words, measured_by, number, sample_count, task_name
 from ropecli.table import clean
 
 AS_GOOD = 1e-5
@@ -18,12 +19,21 @@ BEST_NOTE = "best, or not worse by the paired 95% interval"
 
 @dataclass(frozen=True)
 class Metric:
-    """axis: label with the unit. of: the value of a report at a length. logarithmic: its axis. places: decimals."""
+    """axis: label with the unit. of: the value of a report at a length. best: words for the best value.
+
+    scale: of the value to that of a paired change, which is a ratio if the axis is logarithmic. places: decimals. unit:
+    after a value. limits: of values.
+    """
 
     axis: str
     of: Callable[[Report, int], float]
+    best: str
+    higher: bool = True
     logarithmic: bool = False
+    scale: float = 1.0
     places: int = 2
+    unit: str = ""
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
     @property
     def axis_label(self) -> str:
@@ -32,9 +42,41 @@ class Metric:
     def shown(self, value: float | None) -> str:
         return "–" if value is None else number(value, self.places)
 
+    def changed(self, value: float, change: float) -> float:
+        """The value after a paired change."""
+        if self.logarithmic:
+            return value * (1 + change)
+        return min(max(value + self.scale * change, self.limits[0]), self.limits[1])
 
-PPL = Metric("perplexity (lower is better)", lambda report, length: report.cells_at(length)[0].ppl, logarithmic=True)
-SCORE = Metric("score (%, higher is better)", lambda report, length: 100 * report.mean(length)[0], places=1)
+    def is_worse(self, change: Change) -> bool:
+        """Whether the change, with its interval, is one for the worse."""
+        assert change.low is not None
+        assert change.high is not None
+        return change.high < 0 if self.higher else change.low > AS_GOOD
+
+    def change_words(self, change: Change) -> str:
+        """In percent, in percentage points, or in the metric's own unit."""
+        return change_words(change, places=self.places if self.scale == 1 and not self.logarithmic else None)
+
+
+PPL = Metric(
+    "perplexity (lower is better)",
+    lambda report, length: report.cells_at(length)[0].ppl,
+    "lowest perplexity",
+    higher=False,
+    logarithmic=True,
+)
+SCORE = Metric(
+    "score (%, higher is better)",
+    lambda report, length: 100 * report.mean(length)[0],
+    "highest score",
+    scale=100,
+    places=1,
+    unit="%",
+    limits=(0, 100),
+)
+RECALL = Metric("recall (higher is better)", lambda report, length: report.recall(length).change, "highest recall")
+_METRICS = {"perplexity": PPL, "scores": SCORE, "recall": RECALL}
 
 
 @dataclass(frozen=True)
@@ -64,14 +106,15 @@ class Line:
             return None
         if change.low is None or change.high is None or change.low == -1:  # -1: by more than float64 holds
             return None
-        if metric is SCORE:
-            return max(0.0, value + 100 * change.low), min(100.0, value + 100 * change.high)
-        return value * (1 + change.low), value * (1 + change.high)
+        return metric.changed(value, change.low), metric.changed(value, change.high)
 
 
 def comparable(first: Report, second: Report) -> bool:
     """Return whether both scored the same tokens or prompts in the same way."""
-    keys = [(report.kind, task_name(report), measured_by(report), report.fingerprint) for report in (first, second)]
+    keys = [
+        (report.kind, task_name(report), measured_by(report), report.fingerprint, report.reference)
+        for report in (first, second)
+    ]
     return keys[0] == keys[1] and all(
         [(cell.task, cell.depth, cell.weights) for cell in first.cells_at(length)]
         == [(cell.task, cell.depth, cell.weights) for cell in second.cells_at(length)]
@@ -129,7 +172,7 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def metric_of(lines: Sequence[Line]) -> Metric:
-    return PPL if lines[0].report.kind == "perplexity" else SCORE
+    return _METRICS[lines[0].report.kind]
 
 
 def lengths_of(lines: Iterable[Line]) -> list[int]:
@@ -139,7 +182,7 @@ def lengths_of(lines: Iterable[Line]) -> list[int]:
 def leading(lines: Sequence[Line], length: int, metric: Metric) -> list[int]:
     """Indices of the lines with a value at a length, best first."""
     values = {index: value for index, line in enumerate(lines) if (value := line.at(length, metric)) is not None}
-    return sorted(values, key=lambda index: values[index], reverse=metric is SCORE)
+    return sorted(values, key=lambda index: values[index], reverse=metric.higher)
 
 
 def best_of(lines: Sequence[Line], length: int, metric: Metric) -> set[int]:
@@ -153,9 +196,8 @@ def best_of(lines: Sequence[Line], length: int, metric: Metric) -> set[int]:
         return set()
     best = {ranked[0]}
     for index, change in zip(ranked[1:], changes, strict=True):
-        if change and change.low is not None and change.high is not None:
-            worse = change.high < 0 if metric is SCORE else change.low > AS_GOOD
-            best |= set() if worse else {index}
+        if change and not metric.is_worse(change):
+            best.add(index)
     return best
 
 

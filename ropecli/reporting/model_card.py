@@ -39,7 +39,12 @@ BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
 _ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
 _DROPPED_METADATA = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
 """Metadata of the copied README.md that are not true of the changed checkpoint."""
-_MEASURES = {"perplexity": ("perplexity",), "key retrieval": ("passkey", "needle"), "RULER": ("ruler",)}
+_MEASURES = {
+    "perplexity": ("perplexity",),
+    "recall": ("recall",),
+    "key retrieval": ("passkey", "needle"),
+    "RULER": ("ruler",),
+}
 """By name, the kind or the tasks of a report."""
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ropecli.evaluation.processes import Workers
     from ropecli.evaluation.subject import ReaderFactory, Subject
 
-_REPORTS = ("perplexity", "scores")
+_REPORTS = ("perplexity", "recall", "scores")
 _LARGEST = 256 * 2**20
 _MARKS = {
     ".png": b"Software\0ropecli ",

@@ -25,6 +25,7 @@ from ropecli.reporting.wording import (
     headline_sentence,
     measured_by,
     protocol_name,
+    reference_sentence,
     ruler_sentences,
     sample_count,
     score_words,
@@ -64,7 +65,7 @@ def render_page(reports: Sequence[AnyReport]) -> str:
     tunings = [report for report in reports if isinstance(report, TuneReport)]
     # sets with a baseline come first: they tell what the extension costs and gains
     sets = sorted(sets_of(evaluations), key=lambda lines: not any(line.report.headlines for line in lines))
-    protocols = dict.fromkeys(report.task for report in evaluations if report.kind == "perplexity")
+    protocols = dict.fromkeys(report.task for report in evaluations if report.kind != "scores")
     # each baseline after its report; tuning reports have none
     all_reports = [
         member for report in reports for member in (report, getattr(report, "baseline", None)) if member is not None
@@ -121,7 +122,10 @@ def _set_section(lines: Sequence[Line]) -> PageSection:
     report = lines[0].report
     tables = set_tables(lines) if len(lines) > 1 else []
     kinds = ["comparison"] if len(lines) > 1 else []
-    if report.kind == "scores":
+    if report.kind == "recall":
+        tables = tables or report_tables(report, verbose=False)
+        kinds = ["comparison"]
+    elif report.kind == "scores":
         tables += [table for line in lines for table in report_tables(line.report)]
         kinds += ["scores"]
     else:
@@ -142,7 +146,7 @@ def _how_measured(report: AnyReport) -> PageSection:
     """The settings and all numbers of a report."""
     if isinstance(report, TuneReport):
         return PageSection(f"{_name(report)}: tuning ({report.level})", [], details=_details(report))
-    tables = report_tables(report) if report.kind == "perplexity" else []
+    tables = report_tables(report) if report.kind != "scores" else []
     return PageSection(f"{_name(report)}: {task_name(report)}, {measured_by(report)}", tables, details=_details(report))
 
 
@@ -178,6 +182,7 @@ def _details(report: AnyReport) -> list[tuple[str, str]]:
             ("documents", f"{sample_count(report)} evaluated, {report.too_short} skipped as too short"),
             ("protocol", protocol_name(report)),
         ]
+        details += [("reference", reference_sentence(report))] * (report.kind == "recall")
     settings = {name: value for name, value in report.settings.items() if value is not None}
     details += [
         ("settings", json.dumps(settings, ensure_ascii=False)),

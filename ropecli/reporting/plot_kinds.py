@@ -26,7 +26,7 @@ class PlotKind:
 
 REPORT_KINDS = {
     "perplexity": PlotKind(("perplexity",), draw_perplexity),
-    "comparison": PlotKind(("perplexity", "scores"), draw_comparison),
+    "comparison": PlotKind(("perplexity", "recall", "scores"), draw_comparison),
     "scores": PlotKind(("scores",), draw_scores),
 }
 STUDY_KINDS = {"decay": draw_decay, "frequencies": draw_frequencies}
@@ -52,6 +52,7 @@ def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKi
     if name is None:
         several = len({report.digest for report in reports}) > 1
         many = len(reports) > _MOST_LINES or (several and len(reports) > 2)
+        many = many or reports[0].kind == "recall"
         name = "scores" if reports[0].kind == "scores" else "comparison" if many else "perplexity"
     kind = REPORT_KINDS[name]
     for report in reports:

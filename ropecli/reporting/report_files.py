@@ -14,7 +14,7 @@ from ropecli.tuning.task import TuneReport
 
 AnyReport = Report | TuneReport
 
-_KINDS = ("perplexity", "scores", "tune")
+_KINDS = ("perplexity", "recall", "scores", "tune")
 _SCORE_KEYS = {"target", "objective", "documents"}
 """Keys by which a score in tune.json is known."""
 

@@ -8,8 +8,10 @@ from ropecli.evaluation.report import Cell, Report
 from ropecli.messages import duration, size
 from ropecli.reporting.lines import (
     BEST_NOTE,
+    RECALL,
     SCORE,
     Line,
+    Metric,
     best_of,
     data_note,
     leading,
@@ -20,11 +22,14 @@ from ropecli.reporting.lines import (
 )
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
-    change_words,
+    INTERVALS_NOTE,
     headline_sentence,
     measured_by,
     number,
     protocol_name,
+    reach_words,
+    recall_words,
+    reference_sentence,
     ruler_sentences,
     sample_count,
     score_words,
@@ -54,6 +59,8 @@ def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
     """The tables of one report. verbose: show all columns and rows, and the loss by tokens of context."""
     if report.kind == "scores":
         return [_scores(report)]
+    if report.kind == "recall":
+        return [_recall(report, verbose=verbose)]
     cell, rows = report.cells[-1], []
     for bucket in cell.by_context if verbose else ():
         context = f"{bucket.start}" + f" to {bucket.stop - 1}" * (bucket.stop > bucket.start + 1)
@@ -126,6 +133,32 @@ def _scores(report: Report) -> Table:
     return Table(title, [head, *map(str, report.lengths)], rows, notes, sections=frozenset({len(names)}))
 
 
+def _recall(report: Report, *, verbose: bool) -> Table:
+    """One row per length."""
+    columns: dict[str, Callable[[int], str]] = {
+        "length": str,
+        "recall": lambda length: recall_words(report.recall(length)),
+        "far gain (nats)": lambda length: recall_words(report.far_gain(length)),
+        "nll, passage far": lambda length: f"{report.arm('far', length).value:.3f}",
+        "nll, absent": lambda length: f"{report.arm('absent', length).value:.3f}",
+        "documents": lambda length: f"{report.arm('far', length).samples}",
+    }
+    if base := report.baseline:
+        of_base = {length: recall_words(base.recall(length)) for length in base.lengths}
+        columns["baseline's recall"] = lambda length: of_base.get(length, "–")
+    rows = [[of(length) for of in columns.values()] for length in report.lengths]
+    title = f"{_subject(report)}: recall by length, {measured_by(report)}, data {clean(report.source)}"
+    table = Table(title, list(columns), rows, [_reach(report), reference_sentence(report), INTERVALS_NOTE])
+    return table if verbose else table.only("length", "recall", "baseline's recall", "far gain (nats)", "documents")
+
+
+def _reach(report: Report) -> str:
+    reads, half = report.reads_to(), report.reads_to(0.5)
+    if reads is None:
+        return f"Does not read at {report.lengths[0]} tokens: far gain and recall are not certainly above 0."
+    return f"Reads to {reads} tokens, with recall above one half {f'to {half}' if half else 'at no length'}."
+
+
 def comparison_tables(reports: Sequence[Report], *, verbose: bool = False) -> list[Table]:
     """One table per set of data, by method and length; or measures side by side if there are several.
 
@@ -147,7 +180,7 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     names = [[clean(line.report.checkpoint, 40), line.method][-len(heads) :] for line in lines]
     columns = []
     for length in lengths:
-        best, texts = best_of(lines, length, metric), [metric.shown(line.at(length, metric)) for line in lines]
+        best, texts = best_of(lines, length, metric), [_shown(line, length, metric) for line in lines]
         columns.append([Bold(text) if index in best else text for index, text in enumerate(texts)])
     digests = [line.report.digest for line in lines]
     sections = frozenset(index for index in range(1, len(lines)) if digests[index] != digests[index - 1])
@@ -155,19 +188,35 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     rows = [[*row, *cells] for row, cells in zip(names, zip(*columns, strict=True), strict=True)]
     emphasized = any(isinstance(cell, Bold) for column in columns for cell in column)
     notes = list(filter(None, [best_sentence(lines), f"bold: {BEST_NOTE}" * emphasized]))
-    heads += map(str, lengths)
-    table = Table(title_of(lines, f": {what} by {by}"), heads, rows, notes, names=len(names[0]), sections=sections)
+    table_heads = [*heads, *map(str, lengths)]
+    if metric is RECALL:
+        notes.append(reference_sentence(lines[0].report))
+        table_heads += ["reads to", "above ½ to"]
+        for row, line in zip(rows, lines, strict=True):
+            row += [reach_words(line.report.reads_to(least)) for least in (0, 0.5)]
+    table = Table(
+        title_of(lines, f": {what} by {by}"), table_heads, rows, notes, names=len(names[0]), sections=sections
+    )
     if len(lines) == 1 or not verbose:
         return [table]
     rows = [
-        [*row, *("–" if change is None else change_words(change) for change in changes)]
+        [*row, *("–" if change is None else metric.change_words(change) for change in changes)]
         for row, line in zip(names[1:], lines[1:], strict=True)
         for changes in [[line.change_from(lines[0], length) for length in lengths]]
     ]
-    unit, sign = ("percentage points", "positive") if metric is SCORE else ("percent", "negative")
-    note = f"{sign} is better; in brackets: 95% interval, paired by {'prompt' if metric is SCORE else 'document'}"
-    title = title_of(lines, f": change of {what} in {unit} from {lines[0].name}")
-    return [table, replace(table, title=title, rows=rows, notes=[note], sections=frozenset())]
+    unit = " in percent" if metric.logarithmic else " in percentage points" if metric is SCORE else ""
+    sign, pairs = "positive" if metric.higher else "negative", "prompt" if metric is SCORE else "document"
+    note = f"{sign} is better; in brackets: 95% interval, paired by {pairs}"
+    title = title_of(lines, f": change of {what}{unit} from {lines[0].name}")
+    heads += map(str, lengths)
+    return [table, replace(table, title=title, heads=heads, rows=rows, notes=[note], sections=frozenset())]
+
+
+def _shown(line: Line, length: int, metric: Metric) -> str:
+    """Of recall, with the interval."""
+    if metric is RECALL and length in line.report.lengths:
+        return recall_words(line.report.recall(length))
+    return metric.shown(line.at(length, metric))
 
 
 def best_sentence(lines: Sequence[Line]) -> str:
@@ -179,8 +228,7 @@ def best_sentence(lines: Sequence[Line]) -> str:
     length = shared[-1]
     ranked, best = leading(lines, length, metric), best_of(lines, length, metric)
     first = lines[ranked[0]]
-    what, unit = ("highest score", "%") if metric is SCORE else ("lowest perplexity", "")
-    value = metric.shown(first.at(length, metric)) + unit
+    value = metric.shown(first.at(length, metric)) + metric.unit
     names = [lines[index].name for index in ranked[1:] if index in best]
     if not best:
         certain = "one document gives no interval, so this may be chance"
@@ -190,7 +238,7 @@ def best_sentence(lines: Sequence[Line]) -> str:
         certain = "by the paired 95% intervals, no other is worse"
     else:
         certain = f"by the paired 95% intervals, not worse: {shortened(', '.join(names), 200)}"
-    return f"At {length} tokens, {first.name} has the {what}, {value}; {certain}."
+    return f"At {length} tokens, {first.name} has the {metric.best}, {value}; {certain}."
 
 
 def _measures(reports: Sequence[Report]) -> Table:
@@ -200,7 +248,9 @@ def _measures(reports: Sequence[Report]) -> Table:
     columns: dict[str, dict[tuple[str, str], str]] = {}
     for members in filter(None, sets):
         length = members[0].lengths[-1]
-        if members[0].kind == "scores":
+        if members[0].kind == "recall":
+            head = f"recall at {length}"
+        elif members[0].kind == "scores":
             head = f"{task_name(members[0])} ({clean(str(members[0].mode), 20)}, %) at {length}"
         else:
             head = f"{protocol_name(members[0])} at {length}"
@@ -211,7 +261,7 @@ def _measures(reports: Sequence[Report]) -> Table:
     rows = [[*name, *(column.get(name, "–") for column in columns.values())] for name in names]
     sources = " and ".join(dict.fromkeys(clean(report.source, 40) for report in reports))
     rulers = [report for report in reports if report.task == "ruler"]
-    notes = ["Perplexity: lower is better. Scores: higher. In brackets: 95% intervals."]
+    notes = ["Perplexity: lower is better. Recall and scores: higher. In brackets: 95% intervals."]
     notes += [f"RULER: {' '.join(ruler_sentences(rulers[0])[1:])}"] if rulers else []
     heads = ["checkpoint", "method", *columns]
     return Table(f"measures by method, data {sources}", heads, rows, notes, names=2)
@@ -222,5 +272,7 @@ def _summary(report: Report, length: int) -> str:
         return "–"
     if report.kind == "scores":
         return score_words(report, length)
+    if report.kind == "recall":
+        return recall_words(report.recall(length))
     cell = report.cells_at(length)[0]
     return number(cell.ppl) + (f" ({_interval(cell)})" if _interval(cell) else "")

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from ropecli.evaluation.protocols import YARN_NOTE
+from ropecli.evaluation.protocols import PASSAGE, YARN_NOTE
 from ropecli.table import clean
 
 if TYPE_CHECKING:
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def task_name(report: "Report") -> str:
-    if report.kind == "perplexity":
-        return "perplexity"
+    if report.kind != "scores":
+        return report.kind
     return "RULER" if report.task == "ruler" else clean(report.task, 40)
 
 
@@ -27,14 +27,16 @@ def protocol_name(report: "Report") -> str:
 
 
 def measured_by(report: "Report") -> str:
-    """The protocol of a perplexity, or the way that answers were found."""
+    """The protocol of a perplexity, what recall repeats, or the way that answers were found."""
     if report.kind == "perplexity":
         return f"protocol {protocol_name(report)}"
+    if report.kind == "recall":
+        return f"passages of {PASSAGE} tokens" + ", copied greedily" * (report.mode == "generate")
     return "answers generated" if report.mode == "generate" else "answers ranked among candidates"
 
 
 def sample_count(report: "Report") -> str:
-    if report.kind == "perplexity":
+    if report.kind != "scores":
         count, what = max(cell.samples for cell in report.cells), "document"
     else:
         count, what = sum(cell.samples for cell in report.cells), "prompt"
@@ -53,10 +55,35 @@ def headline_sentence(headline: "Headline") -> str:
     return f"{clean(headline.name)}: {change_words(headline.change, '%')}{where}"
 
 
-def change_words(change: "Change", unit: str = "") -> str:
-    """A change in percent or points with its interval: "+1.2% (0.3 to 2.0)"."""
-    interval = "" if change.low is None else f" ({percent(change.low)} to {percent(change.high)})"
-    return f"{percent(change.change, sign='+')}{unit}{interval}"
+def change_words(change: "Change", unit: str = "", *, places: int | None = None, sign: str = "+") -> str:
+    """A change with its interval: "+1.2% (0.3 to 2.0)". places: decimals of a change that is not one in percent."""
+
+    def words(value: float | None, sign: str = "") -> str:
+        return percent(value, sign) if places is None else f"{value:{sign}.{places}f}"
+
+    interval = "" if change.low is None else f" ({words(change.low)} to {words(change.high)})"
+    return f"{words(change.change, sign)}{unit}{interval}"
+
+
+INTERVALS_NOTE = "In brackets: 95% interval over documents."
+
+
+def recall_words(change: "Change") -> str:
+    """A recall or far gain with its interval: "0.61 (0.56 to 0.67)"."""
+    return change_words(change, places=2, sign="")
+
+
+def reach_words(length: int | None) -> str:
+    """How far recall reads."""
+    return "–" if length is None else f"{length}"
+
+
+def reference_sentence(report: "Report") -> str:
+    """What the recall of a report refers to."""
+    reference = report.reference
+    assert reference
+    where = f"at {reference.near.length} tokens in {clean(reference.name)}"
+    return f"Recall 1: as good as a near copy {where}. 0: no better than there without the passage."
 
 
 def score_words(report: "Report", length: int) -> str:

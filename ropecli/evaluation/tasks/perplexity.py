@@ -202,13 +202,7 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
     weights = np.array([tally.windows if by_windows else tally.tokens for tally in tallies], dtype=np.float64)
     if not weights.sum():
         raise DataError(f"No tokens to score at length {length}: the documents are too short.")
-    bad = np.flatnonzero(~(np.abs(sums) <= LARGEST_NLL * weights))
-    if len(bad):
-        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise NotFiniteError(
-            f"The loss is not finite, or above {LARGEST_NLL:g} nats, at length {length} in {names[bad[0]]}{more}: the "
-            "model overflows. Try another --dtype."
-        )
+    refuse_overflow(sums, weights, length, names)
     low, high = bootstrap_interval(sums, weights)
     seconds = sum(tally.seconds for tally in tallies)
     context_nll = _sums(tally.context_nll for tally in tallies)
@@ -233,6 +227,17 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         tokens_per_second=sum(tally.read for tally in tallies) / seconds if seconds else 0.0,
         peak_memory=max(tally.peak_memory for tally in tallies),
     )
+
+
+def refuse_overflow(sums: np.ndarray, weights: np.ndarray, length: int, names: Sequence[str]) -> None:
+    """Raise NotFiniteError for a loss that is not finite or too large. sums, weights: of each document."""
+    bad = np.flatnonzero(~(np.abs(sums) <= LARGEST_NLL * weights))
+    if len(bad):
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise NotFiniteError(
+            f"The loss is not finite, or above {LARGEST_NLL:g} nats, at length {length} in {names[bad[0]]}{more}: the "
+            "model overflows. Try another --dtype."
+        )
 
 
 def make_perplexity(
@@ -265,7 +270,7 @@ def make_perplexity(
         )
     tasks: dict[int, tuple[Perplexity, Any]] = {}
     for key, tokenizer in tokenizers.items():
-        task = next((task for task, known in tasks.values() if _is_the_same(tokenizer, known)), None)
+        task = next((task for task, known in tasks.values() if have_same_tokens(tokenizer, known)), None)
         if task is None:
             if key_tokens:
                 documents = read_marked(texts, tokenizer, key_tokens)
@@ -276,7 +281,8 @@ def make_perplexity(
     return [tasks[id(subject.checkpoint)] for subject in subjects]
 
 
-def _is_the_same(*tokenizers: Any) -> bool:
+def have_same_tokens(*tokenizers: Any) -> bool:
+    """Whether two tokenizers give the same ids for every text."""
     if not all(tokenizer.is_fast for tokenizer in tokenizers):
         return False
     first, second = (

@@ -13,7 +13,6 @@ from ropecli.reporting.figures import style
 from ropecli.reporting.lines import (
     BEST_NOTE,
     PPL,
-    SCORE,
     Line,
     Metric,
     best_of,
@@ -26,7 +25,7 @@ from ropecli.reporting.lines import (
     title_of,
 )
 from ropecli.reporting.report_tables import score_rows
-from ropecli.reporting.wording import measured_by, percent, ruler_sentences, task_name
+from ropecli.reporting.wording import measured_by, ruler_sentences, task_name
 from ropecli.table import clean
 
 if TYPE_CHECKING:
@@ -155,8 +154,8 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         axes.hlines(place, low, high, color="#555555", linewidth=1)
         axes.plot([value], [place], "o", color="#0072B2", markerfacecolor="#0072B2" if place in best else "white")
         change = line.change_from(lines[0], length) if place else None
-        unit = "" if metric is SCORE else "%"
-        words = metric.shown(value) + (f" ({percent(change.change, '+')}{unit})" if change else "")
+        unit = "%" if metric.logarithmic else ""
+        words = metric.shown(value) + (f" ({metric.change_words(change).split(' ')[0]}{unit})" if change else "")
         weight = "bold" if place in best else "normal"
         look = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5, "fontweight": weight}
         axes.annotate(words, (max(low, value, high), place), **look)  # type: ignore[arg-type]

@@ -1,0 +1,239 @@
+"""Recall: whether a model uses far text. A passage is repeated at the end of a sample, and its loss tells.
+
+A sample has arms of one length, with the same scored tokens and the same filler:
+
+- absent: lead-in, another passage, filler, cue, rest
+- far: lead-in, passage, filler, cue, rest
+- near: lead-in, beginning of the filler, passage, its last 80 tokens, cue, rest
+
+The passage is the cue and the rest. Only the rest is scored: no model can know that a repetition begins. The lead-in
+is longer than the sinks that a method keeps (4 to 100 tokens), which would be read at any distance. Filler is text of
+other documents; a longer one begins earlier, so that what stands before the cue is the same at every length.
+
+This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from ropecli.data.documents import Documents
+from ropecli.errors import DataError
+from ropecli.evaluation.driver import SampleId, Task, Values
+from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
+from ropecli.evaluation.readers.reader import Reader
+from ropecli.evaluation.report import ARMS, Cell
+from ropecli.evaluation.subject import Subject, default_lengths
+from ropecli.evaluation.tasks.perplexity import have_same_tokens, refuse_overflow
+from ropecli.evaluation.texts import TextChoice
+from ropecli.live.loading import load_tokenizer
+
+_PASSAGES = 2
+"""Samples per document."""
+_SCORED = PASSAGE - CUE
+_GAP = 80
+"""Tokens between the passage and its repetition in the near arm."""
+_SHORTEST_LEAD, _LONGEST_LEAD = 16, 128
+"""Tokens of the lead-in; between them, a sixteenth of the pretraining length."""
+_RUN = 8
+"""A document that shares this many tokens in a row with a passage is no filler for it."""
+
+
+class Recall(Task):
+    """Raises DataError for lengths that do not fit, for a single document, and for documents that repeat each other.
+
+    lengths: tokens. pretraining_length: of the first subject, tokens; the longest length within it has a near arm.
+    tokenizer: to compare greedy copies by their text; None to score losses.
+    """
+
+    kind = name = "recall"
+
+    def __init__(
+        self,
+        documents: Documents,
+        lengths: Iterable[int],
+        pretraining_length: int,
+        source: str = "",
+        tokenizer: Any = None,
+    ) -> None:
+        self.documents, self.source, self.tokenizer = documents, source, tokenizer
+        self.lengths, self.lead = sorted(set(lengths)), lead_in(pretraining_length)
+        self.answers = tokenizer is not None
+        least = self.lead + 2 * PASSAGE
+        if self.lengths[0] < least or self.lengths[0] > pretraining_length:
+            raise DataError(
+                f"The shortest length is {self.lengths[0]} tokens. recall needs at least {least}, and a length within "
+                f"the pretraining length of the first checkpoint, {pretraining_length} tokens."
+            )
+        self.near = max(length for length in self.lengths if length <= pretraining_length)
+        if len(documents.kept) < 2:
+            raise DataError("recall needs two documents or more: the passage is of one, the text around it of others.")
+        self._texts = [documents.special.bare(document.ids) for document in documents.kept]
+        self._runs: dict[int, np.ndarray] = {}  # by document
+
+    def up_to(self, length: int) -> "Recall":
+        """The same samples at the lengths up to `length`, and at that of the near arm."""
+        task = copy(self)
+        task.lengths = [shorter for shorter in self.lengths if shorter <= max(length, self.near)]
+        return task
+
+    @property
+    def needs_losses(self) -> bool:
+        return not self.answers
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        sizes = {"passage": PASSAGE, "cue": CUE, "passages_per_document": _PASSAGES, "lead_in": self.lead}
+        return {**sizes, "near": self.near, "mode": "generate" if self.answers else "losses"}
+
+    def request(self) -> dict[str, Any]:
+        return {"protocol": self.name, "lengths": self.lengths, "data": self.fingerprint({}), **self.settings}
+
+    def longest(self) -> tuple[np.ndarray, int, int]:
+        largest = max(int(document.ids.max()) for document in self.documents.kept)
+        longest = next(self._arms(self.lengths[-1], 0))
+        return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
+
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
+        return [(length, number) for length in self.lengths for number in range(_PASSAGES * len(self._texts))]
+
+    def tokens(self, sample: SampleId) -> int:
+        length, _ = sample
+        return int(length) * (len(ARMS) if length == self.near else 2)
+
+    def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
+        """The loss of each arm, summed over the scored tokens."""
+        arms = [arm for length, number in batch for arm in self._arms(length, number)]
+        losses = self._copying(reader, arms) if self.answers else self._losses(reader, arms)
+        each = len(arms) // len(batch)
+        return [losses[start : start + each] for start in range(0, len(arms), each)]
+
+    def _losses(self, reader: Reader, arms: Sequence[np.ndarray]) -> list[float]:
+        windows = (Window(ids, _SCORED, len(ids), reads_last=False) for ids in arms)
+        return [float(losses.sum()) for losses in reader.losses(windows)]
+
+    def _copying(self, reader: Reader, arms: Sequence[np.ndarray]) -> list[float]:
+        """The scored tokens after the first wrong one of a greedy copy, by the share of its characters."""
+        expected = [self.tokenizer.decode(ids[-_SCORED:]) for ids in arms]
+
+        def right(index: int, tokens: Sequence[int]) -> tuple[int, bool]:
+            text = self.tokenizer.decode(tokens).rstrip("\ufffd")  # half a character
+            pairs = zip(text, expected[index], strict=False)
+            same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+            return same, same < len(text)
+
+        def done(index: int, tokens: list[int]) -> bool:
+            return right(index, tokens)[1]
+
+        answers = reader.generate([ids[:-_SCORED] for ids in arms], _SCORED, done)
+        shares = [right(index, tokens)[0] / len(expected[index]) for index, tokens in enumerate(answers)]
+        return [_SCORED * (1 - share) for share in shares]
+
+    def _arms(self, length: int, number: int) -> Iterator[np.ndarray]:
+        """The ids of each arm of a sample, shape (length,)."""
+        document, part = divmod(number, _PASSAGES)
+        passage = _middle(np.array_split(self._texts[document], _PASSAGES)[part])
+        following = next(self._others(document, passage, step=1))
+        other, prefix = _middle(following), self.documents.special.prefix
+        lead = np.concatenate([prefix, np.resize(following, self.lead - len(prefix))]).astype(np.int64)
+        filler = self._filler(document, passage, length - self.lead - 2 * PASSAGE)
+        begin, end = filler[: max(0, len(filler) - _GAP)], filler[max(0, len(filler) - _GAP) :]
+        yield np.concatenate([lead, other, filler, passage])
+        yield np.concatenate([lead, passage, filler, passage])
+        if length == self.near:
+            yield np.concatenate([lead, begin, passage, end, passage])
+
+    def _filler(self, document: int, passage: np.ndarray, size: int) -> np.ndarray:
+        """Text of the documents before this one, repeated if they are too short; shape (size,)."""
+        parts: list[np.ndarray] = []
+        missing = size
+        while missing > 0:
+            for text in self._others(document, passage, step=-1):
+                parts.insert(0, text[max(0, len(text) - missing) :])
+                missing -= len(parts[0])
+                if missing <= 0:
+                    break
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _others(self, document: int, passage: np.ndarray, step: int) -> Iterator[np.ndarray]:
+        """The texts of the other documents that do not repeat the passage, in both directions round about."""
+        found = False
+        for distance in range(1, len(self._texts)):
+            other = (document + step * distance) % len(self._texts)
+            if other not in self._runs:
+                self._runs[other] = np.unique(_runs_of(self._texts[other]))
+            if not np.isin(_runs_of(passage), self._runs[other]).any():
+                found = True
+                yield self._texts[other]
+        if not found:
+            raise DataError(
+                f"Every other document shares {_RUN} tokens in a row with {self.documents.kept[document].name}. recall "
+                "needs documents that do not repeat each other."
+            )
+
+    def cells(self, values: Values) -> list[Cell]:
+        """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
+        names, cells = [document.name for document in self.documents.kept], []
+        weights = np.full(len(names), float(_PASSAGES * _SCORED))
+        for length in self.lengths:
+            losses = np.array([value for sample, value in values.items() if sample[0] == length], dtype=float)
+            for arm, sums in zip(ARMS, losses.reshape(len(names), _PASSAGES, -1).sum(axis=1).T, strict=False):
+                refuse_overflow(sums, weights, length, names)
+                cells.append(
+                    Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), tokens=int(weights.sum()))
+                )
+        return cells
+
+    def fingerprint(self, values: Values) -> str:
+        return hashlib.sha256(f"{self.documents.fingerprint()} {self.lead}".encode()).hexdigest()
+
+    def details(self) -> dict[str, Any]:
+        names = [document.name for document in self.documents.kept]
+        return {"too_short": self.documents.too_short, "document_names": names}
+
+
+def lead_in(pretraining_length: int) -> int:
+    return min(_LONGEST_LEAD, max(_SHORTEST_LEAD, pretraining_length // 16))
+
+
+def _middle(text: np.ndarray) -> np.ndarray:
+    start = (len(text) - PASSAGE) // 2
+    return text[start : start + PASSAGE]
+
+
+def _runs_of(ids: np.ndarray) -> np.ndarray:
+    """A hash of each run of tokens."""
+    powers = np.uint64(0x9E3779B97F4A7C15) ** np.arange(_RUN, dtype=np.uint64)
+    return np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint64) + np.uint64(1), _RUN) @ powers
+
+
+def make_recall(
+    subjects: Sequence[Subject],
+    first: Subject,
+    texts: TextChoice,
+    lengths: Sequence[int] | None,
+    *,
+    generate: bool = False,
+) -> list[tuple[Recall, Any]]:
+    """The task and its tokenizer for each subject. Raises DataError, CheckpointError.
+
+    first: recall refers to it. lengths: None for the default lengths. generate: greedy copies instead of losses.
+    """
+    tokenizer = load_tokenizer(subjects[0].checkpoint)
+    for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects[1:]}.values():
+        if checkpoint is not subjects[0].checkpoint and not have_same_tokens(tokenizer, load_tokenizer(checkpoint)):
+            raise DataError(
+                f"recall compares the same tokens, and {checkpoint.name} has another tokenizer than "
+                f"{subjects[0].checkpoint.name}. Measure each by itself."
+            )
+    pretraining_length = first.positions.pretraining_length
+    least = lead_in(pretraining_length) + 2 * PASSAGE
+    chosen = list(lengths or [length for length in default_lengths([first, *subjects]) if length >= least])
+    chosen = chosen or [pretraining_length]  # which is too short, and refused
+    documents, _ = texts.read(tokenizer, chosen, Protocol("recall"))
+    task = Recall(documents, chosen, pretraining_length, texts.source.place, tokenizer if generate else None)
+    return [(task, tokenizer)] * len(subjects)
