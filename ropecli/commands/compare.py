@@ -84,7 +84,6 @@ def compare(
     from ropecli.checkpoint.scalings import method_specs
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
-    from ropecli.evaluation.report import refer_to_first
     from ropecli.evaluation.subject import Subject, default_lengths, refuse_attention, refuse_several_revisions
     from ropecli.evaluation.tasks.key_tokens import refuse_key_token_options
     from ropecli.evaluation.tasks.perplexity import make_perplexity
@@ -142,7 +141,7 @@ def compare(
         Job(subject, [task for task, _ in of_subject], of_subject[0][1])
         for subject, of_subject in zip(subjects, zip(*made, strict=True), strict=True)
     ]
-    reports = refer_to_first(make_reports(jobs, factory, outputs.report, workers))
+    reports = make_reports(jobs, factory, outputs.report, workers)
     by_measure = [report for place in range(len(measures)) for report in reports[place :: len(measures)]]
     return outputs.write(by_measure, workers)
 

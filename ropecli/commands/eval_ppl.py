@@ -48,7 +48,7 @@ def eval_ppl(
 
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
-    from ropecli.evaluation.report import pair, refer_to_first
+    from ropecli.evaluation.report import pair
     from ropecli.evaluation.subject import open_subjects
     from ropecli.evaluation.tasks.key_tokens import refuse_key_token_options
     from ropecli.evaluation.tasks.perplexity import make_perplexity
@@ -76,11 +76,12 @@ def eval_ppl(
         _refuse_another_vocabulary(task, tokenizer, base)
         optional = task.kind == "perplexity"
         jobs.append(Job(base, [task.up_to(base.positions.context_length)], tokenizer, optional=optional))
-    report, *measured = make_reports(jobs, factory, outputs.report, workers)
     if task.kind == "recall":
-        *measured, report = refer_to_first([*measured, report])
+        *measured, report = make_reports(jobs[::-1], factory, outputs.report, workers)  # it refers to the first
         report = replace(report, baseline=next(iter(measured), None))
-    elif base and measured:
+    else:
+        report, *measured = make_reports(jobs, factory, outputs.report, workers)
+    if base and measured and task.kind == "perplexity":
         pretraining_length = min(each.positions.pretraining_length for each in (subject, base))
         headlines = pair(report, measured[0], pretraining_length, base.positions.context_length)
         report = replace(report, baseline=measured[0], headlines=headlines)

@@ -7,7 +7,7 @@ makes the cells of a report from all scores.
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from ropecli.errors import EndpointError, NotFiniteError
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.readers.reader import Reader, batches
-from ropecli.evaluation.report import Cell, Report
+from ropecli.evaluation.report import Cell, Reference, Report, reference_of
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import command_line, duration, progress_bar, say, warn
 from ropecli.resume import append_record, open_state, read_records, state_folder
@@ -155,7 +155,7 @@ def score_samples(
     if task.needs_losses and not reader.gives_losses:
         raise EndpointError(
             f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "
-            "use --mode generate in passkey, needle and ruler."
+            "measure what it generates: passkey, needle and ruler with --mode generate, recall with --generate."
         )
     _check_model(reader, store, longest)
     samples, done = task.samples(one_pass=not reader.follows_length), store.values(part)
@@ -319,8 +319,12 @@ def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
 def make_reports(
     jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
 ) -> list[Report]:
-    """The reports of all jobs, by job and task. Arguments and errors: see `collect`; and NotFiniteError."""
-    workers, reports = workers or Workers(), []
+    """The reports of all jobs, by job and task. Recall refers to the first job.
+
+    Arguments and errors: see `collect`; and NotFiniteError, DataError.
+    """
+    workers, reports = workers or Workers(), list[Report]()
+    reference: Reference | None = None
     for job, task, values, reader in collect(jobs, factory, output, workers):
         try:
             cells = task.cells(values)
@@ -345,6 +349,9 @@ def make_reports(
             cells=cells,
             **task.details(),
         )
+        if report.kind == "recall":
+            reference = reference or reference_of(report)
+            report = replace(report, reference=reference)
         reports.append(report)
     return reports
 

@@ -4,7 +4,7 @@ import json
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -140,7 +140,7 @@ class Reference:
 
     @property
     def gain(self) -> np.ndarray:
-        """Of the near copy, nats; shape (documents,)."""
+        """The near gain of each document, nats; shape (documents,)."""
         return np.array(self.absent.sums) - np.array(self.near.sums)
 
 
@@ -370,25 +370,22 @@ def _recall_row(report: Report, length: int) -> dict[str, Any]:
     }
 
 
-def refer_to_first(reports: Sequence[Report]) -> list[Report]:
-    """Set what recall refers to: the first report. Other reports are returned as they are.
+def reference_of(report: Report) -> Reference:
+    """What the recall of this report and the following ones refers to.
 
     Raises DataError if a near copy gains nothing certain in it.
     """
-    first = next((report for report in reports if report.kind == "recall"), None)
-    if first is None:
-        return list(reports)
-    [near] = [cell for cell in first.cells if cell.task == "near"]
-    reference = Reference(f"{first.checkpoint}, {first.label}", first.arm("absent", near.length), near)
+    [near] = [cell for cell in report.cells if cell.task == "near"]
+    reference = Reference(f"{report.checkpoint}, {report.label}", report.arm("absent", near.length), near)
     gain = _mean(reference.gain, np.array(near.weights))
     if gain.low is None or gain.low <= 0:
         interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
         raise DataError(
-            f"{first.checkpoint} gains {gain.change:.2f} nats per token{interval} from a near copy at {near.length} "
+            f"{report.checkpoint} gains {gain.change:.2f} nats per token{interval} from a near copy at {near.length} "
             "tokens, which is not certain, so recall has no reference. Use a first checkpoint that copies within its "
             "pretraining length, or more documents."
         )
-    return [replace(report, reference=reference) if report.kind == "recall" else report for report in reports]
+    return reference
 
 
 def write_report(path: Path, value: Any) -> None:

@@ -182,7 +182,8 @@ def _details(report: AnyReport) -> list[tuple[str, str]]:
             ("documents", f"{sample_count(report)} evaluated, {report.too_short} skipped as too short"),
             ("protocol", protocol_name(report)),
         ]
-        details += [("reference", reference_sentence(report))] * (report.kind == "recall")
+    if isinstance(report, Report) and report.reference:
+        details.append(("reference", reference_sentence(report)))
     settings = {name: value for name, value in report.settings.items() if value is not None}
     details += [
         ("settings", json.dumps(settings, ensure_ascii=False)),

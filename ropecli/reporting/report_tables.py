@@ -213,7 +213,7 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
 
 
 def _shown(line: Line, length: int, metric: Metric) -> str:
-    """Of recall, with the interval."""
+    """The value; for recall, with its interval."""
     if metric is RECALL and length in line.report.lengths:
         return recall_words(line.report.recall(length))
     return metric.shown(line.at(length, metric))

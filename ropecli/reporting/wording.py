@@ -81,7 +81,7 @@ def reach_words(length: int | None) -> str:
 def reference_sentence(report: "Report") -> str:
     """What the recall of a report refers to."""
     reference = report.reference
-    assert reference
+    assert reference is not None
     where = f"at {reference.near.length} tokens in {clean(reference.name)}"
     return f"Recall 1: as good as a near copy {where}. 0: no better than there without the passage."
 

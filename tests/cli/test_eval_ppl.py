@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 FIELDS = """schema_version task checkpoint digest method factor params in_memory original_max_position_embeddings source
-command settings fingerprint too_short dtype device cells rows document_names baseline headlines environment kind"""
+command settings fingerprint too_short dtype device cells rows document_names baseline headlines reference
+environment kind"""
 
 
 def losses(report):

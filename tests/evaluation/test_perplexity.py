@@ -65,7 +65,7 @@ def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
     model = loaded(llama)
     with torch.no_grad():
         model.model.norm.weight.mul_(float("nan"))
-    for protocol in PROTOCOLS:
+    for protocol in PROTOCOLS.keys() - {"recall"}:
         with pytest.raises(RopecliError, match=r"not finite, .* at length 24 in text00\.txt and 3 more"):
             evaluate(model, uneven(60, 50, 40, 30), [24], protocol)
 

@@ -150,7 +150,7 @@ def test_prefix_is_the_documents_beginning():
     assert (window.targets, window.stop, window.read) == (23, 24, 24)
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "recall"])
 def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
     special = SpecialTokens((BOS,), BOS, EOS)
     scored = []

@@ -178,7 +178,7 @@ def test_it_is_loaded_and_served_by_its_name_on_the_hub(card):
     assert f"vllm serve {REPO} --hf-overrides" in text
     assert f"python -m sglang.launch_server --model-path {REPO}" in text
     assert "llama-server -m model.gguf" in text
-    assert "- Not measured: perplexity, key retrieval, RULER, and short-context benchmarks." in text
+    assert "- Not measured: perplexity, recall, key retrieval, RULER, and short-context benchmarks." in text
 
 
 def test_a_distance_method_needs_its_import_and_no_engine(patched, llama):

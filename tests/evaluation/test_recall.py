@@ -1,0 +1,207 @@
+"""Recall: the loss of a repeated passage, with its first occurrence far, near or absent."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from completions_server import CompletionsServer
+
+from ropecli.errors import DataError
+from ropecli.evaluation.driver import score_samples
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.statistics import ratio_interval
+from ropecli.evaluation.tasks.recall import Recall
+
+LENGTHS = [256, 400]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(build):
+    return build("llama", head_dim=32, max_position_embeddings=256)
+
+
+def laid_out(documents, length, document, part):
+    """absent, far, near, as the definition says."""
+    texts = [document.ids[1:].tolist() for document in documents.kept]
+    half = [text.tolist() for text in np.array_split(texts[document], 2)][part]
+    passage = half[(len(half) - 80) // 2 :][:80]
+    following = texts[(document + 1) % len(texts)]
+    lead, other = [0, *following[:15]], following[(len(following) - 80) // 2 :][:80]
+    before = [token for step in (3, 2, 1) for token in texts[(document - step) % len(texts)]]
+    filler = before[len(before) - (length - 16 - 160) :]
+    yield lead + other + filler + passage
+    yield lead + passage + filler + passage
+    yield lead + filler[:-80] + passage + filler[-80:] + passage
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_losses_of_every_arm_equal_those_of_transformers(checkpoint, loaded, uneven, plain_nll, batch_size):
+    documents = uneven(241, 300, 321, 260)
+    task = Recall(documents, LENGTHS, 256)
+    values = score_samples(task, LiveReader(loaded(checkpoint), batch_size=batch_size))
+    model = loaded(checkpoint)
+    for cell in task.cells(values):
+        for document, total in enumerate(cell.sums):
+            arms = [list(laid_out(documents, cell.length, document, part)) for part in (0, 1)]
+            of_arm = [arm[("absent", "far", "near").index(cell.task)] for arm in arms]
+            assert all(len(ids) == cell.length for ids in of_arm)
+            assert total == pytest.approx(sum(plain_nll(model, ids)[-64:].sum() for ids in of_arm), abs=1e-2)
+        assert cell.weights == (128.0,) * 4
+    assert [(cell.length, cell.task) for cell in task.cells(values)] == [
+        *((256, arm) for arm in ("absent", "far", "near")),
+        *((400, arm) for arm in ("absent", "far")),
+    ]
+
+
+def test_a_longer_filler_begins_earlier_and_is_repeated_if_it_is_short(uneven):
+    documents = uneven(241, 250, 260)
+    short, long = (list(Recall(documents, [256, 1024], 256)._arms(length, 3)) for length in (256, 1024))
+    others = np.concatenate([documents.kept[2].ids[1:], documents.kept[0].ids[1:]])
+    for shorter, longer in zip(short, long, strict=False):
+        np.testing.assert_array_equal(shorter[:96], longer[:96])
+        np.testing.assert_array_equal(shorter[96:], longer[-160:])
+        np.testing.assert_array_equal(longer[96:-80], np.tile(others, 2)[-848:])
+
+
+def test_a_document_that_repeats_the_passage_is_no_filler(uneven):
+    """Without another document it is refused."""
+    documents = uneven(300, 300, 300)
+    first, second, third = documents.kept
+    third = replace(third, ids=np.concatenate([third.ids[:100], first.ids[60:90], third.ids[130:]]))
+    task = Recall(replace(documents, kept=(first, second, third)), [256], 256)
+    _, far, _ = task._arms(256, 0)
+    np.testing.assert_array_equal(far[96:-80], second.ids[-80:])
+    with pytest.raises(DataError, match=r"shares 8 tokens in a row with text00\.txt"):
+        list(Recall(replace(documents, kept=(first, third)), [256], 256)._arms(256, 0))
+
+
+@pytest.mark.parametrize("method", ["streaming", "lm-infinite"])
+def test_what_a_window_does_not_reach_gains_nothing(checkpoint, patched, uneven, method):
+    from ropecli.attention import load_model
+    from ropecli.checkpoint.opening import open_checkpoint
+
+    model = load_model(open_checkpoint(patched(checkpoint, method, window=100)))
+    task = Recall(uneven(300, 300, 300), [256, 512], 256)
+    values = score_samples(task, LiveReader(model))
+    for (length, _), (absent, far, *_) in values.items():
+        assert (far == pytest.approx(absent, abs=1e-3)) is (length == 512)  # two layers reach 200 tokens
+
+
+def test_random_weights_gain_nothing(checkpoint, loaded, corpus, tokenizer):
+    from ropecli.data.documents import read_documents
+    from ropecli.data.sources import Source
+
+    documents = read_documents(Source(str(corpus)).texts(), tokenizer, 240)
+    model = loaded(checkpoint)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.div_(3)  # the usual initialisation
+    task = Recall(documents, [256], 256)
+    absent, far, _ = (np.array(cell.sums) for cell in task.cells(score_samples(task, LiveReader(model, batch_size=4))))
+    low, high = ratio_interval(absent - far, np.full(len(far), 128.0))
+    assert low < 0 < high
+    assert high - low < 0.05
+
+
+@pytest.mark.parametrize("like", ["vllm", "llama"])
+def test_a_server_gives_the_losses_or_the_copies_of_transformers(checkpoint, loaded, uneven, tokenizer, like):
+    from ropecli.evaluation.endpoint import Endpoint
+    from ropecli.evaluation.readers.endpoint import EndpointReader
+
+    task = Recall(
+        uneven(241, 260), [256] if like == "llama" else LENGTHS, 256, tokenizer=tokenizer if like == "llama" else None
+    )
+    expected = score_samples(task, LiveReader(loaded(checkpoint)))
+    model = loaded(checkpoint)
+
+    def logits(ids):
+        with torch.inference_mode():
+            return model(torch.tensor([ids])).logits[0]
+
+    with CompletionsServer(logits, like=like, most=512, tokenizer=tokenizer).running() as server:
+        reader = EndpointReader(Endpoint(server.url), tokenizer, in_flight=3)
+        values = score_samples(task, reader)
+    for sample, losses in expected.items():
+        assert values[sample] == pytest.approx(losses, abs=1e-2)
+
+
+def test_a_greedy_copy_counts_up_to_its_first_wrong_character(uneven, tokenizer):
+    documents = uneven(300, 300)
+    task = Recall(documents, [256], 256, tokenizer=tokenizer)
+
+    class Copies:
+        def generate(self, prompts, limit, done):
+            half = documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:32].tolist()
+            assert limit == 64
+            assert not any(done(0, half[:count]) for count in range(1, 33))
+            assert done(0, [*half, 1, 2])
+            return [[*half, 1, 2], [], [5]]
+
+    [[half, nothing, wrong]] = task.score(Copies(), [(256, 0)])
+    passage = tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:64])
+    copied = len(tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:32]))
+    assert half == pytest.approx(64 * (1 - copied / len(passage)))
+    assert (nothing, wrong) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "message"),
+    [
+        ((300, 300), [175, 256], "shortest length is 175 tokens. recall needs at least 176"),
+        ((300, 300), [512], "a length within the pretraining length of the first checkpoint, 256 tokens"),
+        ((300,), [256], "needs two documents or more"),
+    ],
+)
+def test_what_gives_no_recall_is_refused(uneven, tokens, lengths, message):
+    with pytest.raises(DataError, match=message):
+        Recall(uneven(*tokens), lengths, 256)
+
+
+@pytest.fixture
+def recall(ropecli):
+    options = ["--protocol", "recall", "--data", "demo", "--max-documents", 6, "--batch-size", 4]
+    return lambda name, *others: ropecli(name, *others, *options)
+
+
+def test_the_demo_is_damaged_beyond_its_length_and_the_patch_reads_on(recall, ropecli, tmp_path):
+    path = tmp_path / "report.json"
+    options = ["demo", "--method", "yarn", "--factor", 8, "--baseline", "demo", "--lengths", "256,512"]
+    outcome = recall("eval-ppl", *options, "--output", path)
+    value = json.loads(path.read_text())
+    near, far = value["rows"]
+    assert "Reads to 512 tokens, with recall above one half" in outcome.succeeds().printed
+    assert [row["length"] for row in value["baseline"]["rows"]] == [256]
+    assert value["baseline"]["rows"][0]["recall"] == 1
+    assert 0.3 < far["recall_low"] < far["recall"] < near["recall_high"]
+    for command, output in (("report", "page.html"), ("plot", "plot.png")):
+        ropecli(command, path, "--output", tmp_path / output).succeeds()
+    assert "Recall 1: as good as a near copy at 256 tokens in demo, none." in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_headroom_reads_where_the_plain_factor_does_not(recall, tmp_path):
+    options = ["demo", "--methods", "none,yarn,streaming", "--factors", "4,8", "--lengths", "256,512,1024"]
+    reports = recall("compare", *options, "--output", tmp_path / "a.json", "--json").json()
+    rows = {(report["method"], report["factor"]): report["rows"] for report in reports}
+    base, streaming = rows["none", 1], rows["streaming", 4]
+    assert base[1]["recall_high"] < 0 < base[1]["far_gain_low"]
+    assert rows["yarn", 4][2]["recall_high"] < rows["yarn", 8][2]["recall_low"]
+    assert streaming[2]["far_gain_low"] < 0 < streaming[2]["far_gain_high"]
+    assert streaming[2]["far_gain_high"] - streaming[2]["far_gain_low"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["compare", "demo", "{llama}", "--methods", "as-is"], "has another tokenizer than demo"),
+        (["eval-ppl", "demo", "--lengths", "512,1024"], "a length within the pretraining length"),
+        (["eval-ppl", "demo", "--max-tokens", 100], "--max-tokens is 100; a document needs 240 tokens."),
+        (["eval-ppl", "demo", "--protocol", "tail", "--generate"], "--generate applies only to the protocol recall"),
+    ],
+)
+def test_wrong_input_has_one_message(ropecli, checkpoint, options, message):
+    name, *others = (str(option).format(llama=checkpoint) for option in options)
+    defaults = [] if "--protocol" in others else ["--protocol", "recall"]
+    ropecli(name, *others, *defaults, "--data", "demo", "--max-documents", 3).is_refused(message)

@@ -1,0 +1,83 @@
+"""Reports of recall: one denominator for all, and tables that rank by it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ropecli.errors import DataError
+from ropecli.evaluation.report import Cell, Change, reference_of
+from ropecli.evaluation.statistics import ratio_interval
+from ropecli.reporting.plot_kinds import choose_kind
+from ropecli.reporting.report_tables import comparison_tables, report_tables
+from ropecli.table import Bold
+
+
+def cells(*losses, weight=10.0):
+    """losses: (arm, length, nats per token of each document)."""
+    return [
+        Cell(arm, length, tuple(weight * value for value in values), (weight,) * len(values))
+        for arm, length, values in losses
+    ]
+
+
+def referring(reports):
+    return [replace(report, reference=reference_of(reports[0])) for report in reports]
+
+
+NEAR = ("near", 256, (1.0, 1.2, 1.1, 0.9))
+ABSENT, FAR = ("absent", 256, (3.0, 3.2, 3.1, 2.9)), ("far", 256, (1.5, 1.7, 1.6, 1.4))
+
+
+@pytest.fixture
+def recalled(report):
+    def make(*losses, **others):
+        values = {"kind": "recall", "task": "recall", "cells": cells(*losses), "settings": {"mode": "losses"}}
+        return report(1.0, 1.0, 1.0, **values, **others)
+
+    return make
+
+
+def test_recall_refers_to_the_first_report(recalled):
+    """One denominator for all, and never clipped."""
+    base = recalled(ABSENT, FAR, NEAR, ("absent", 512, (9.0, 9.1, 9.2, 9.3)), ("far", 512, (6.0, 6.4, 6.2, 6.1)))
+    better = recalled(("absent", 256, (9.0,) * 4), ("far", 256, (0.5, 0.7, 0.6, 0.4)), method="yarn", factor=4.0)
+    base, better = referring([base, better])
+    assert better.recall(256).change == pytest.approx(1.25)
+    assert base.recall(256).change == pytest.approx(0.75)
+    assert better.change_from(base, 256).change == pytest.approx(0.5)
+    low, high = ratio_interval(np.array([25.0, 25, 25, 25]), np.full(4, 20.0))
+    assert better.recall(256) == Change(pytest.approx(1.25), pytest.approx(low), pytest.approx(high))
+    # a damaged model has a far gain, and a recall below zero
+    assert base.far_gain(512).low > 2
+    assert base.recall(512).high < 0
+    assert (base.reads_to(), base.reads_to(0.8), better.reads_to(0.5)) == (256, None, 256)
+    assert [row["recall"] for row in base.as_json()["rows"]] == [base.recall(length).change for length in (256, 512)]
+
+
+@pytest.mark.parametrize("near", [(3.0, 3.3, 3.0, 2.9), (0.0, 5.0, 4.0, 1.0)])
+def test_a_first_report_that_does_not_copy_from_near_is_refused(recalled, near):
+    with pytest.raises(DataError, match=r"folder gains .* from a near copy at 256 tokens, which is not certain"):
+        reference_of(recalled(ABSENT, FAR, ("near", 256, near)))
+
+
+def test_methods_are_ranked_by_recall(recalled):
+    far = [("far", 256, (2.0, 2.3, 2.1, 1.8)), ("far", 256, (1.1, 1.2, 1.2, 0.9))]
+    others = [
+        recalled(ABSENT, of, NEAR, method=name, factor=4.0) for of, name in zip(far, ("yarn", "ntk"), strict=True)
+    ]
+    reports = referring([recalled(ABSENT, FAR, NEAR), *others])
+    table, differences = comparison_tables(reports, verbose=True)
+    assert table.heads == ["method", "256", "reads to", "above ½ to"]
+    assert [row[1][:4] for row in table.rows] == ["0.75", "0.50", "0.97"]
+    assert [row[2:] for row in table.rows] == [["256", "256"], ["256", "–"], ["256", "256"]]
+    assert [isinstance(row[1], Bold) for row in table.rows] == [False, False, True]
+    assert (
+        "At 256 tokens, ntk ×4 has the highest recall, 0.97; by the paired 95% intervals, every other" in table.notes[0]
+    )
+    assert [row[1][:5] for row in differences.rows] == ["-0.25", "+0.23"]
+    [own] = report_tables(reports[1])
+    assert own.rows[0][1].startswith("0.50 (")
+    assert own.rows[0][3:] == ["2.050", "3.050", "4"]
+    panel = choose_kind(reports).draw(reports).axes[0]
+    assert [point.get_xdata()[0] for point in panel.lines[:3]] == pytest.approx([0.75, 0.5, 0.975])
