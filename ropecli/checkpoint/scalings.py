@@ -16,16 +16,6 @@ from ropecli.scaling.spec import ScalingSpec, make_spec
 AS_IS = "as-is"
 _LISTS = {"longrope": "long_factor", "custom": "factors"}
 """The parameter that a list in a factors file sets."""
-_NEEDS_FACTOR = "{} needs --factor, such as --factor 4."
-
-
-def one_spec(
-    method: str, factor: float | None, settings: Mapping[str, Any] | None, factors_file: str | Path | None
-) -> ScalingSpec:
-    """Raises MethodError."""
-    if factor is None and method not in LENGTH_ONLY:
-        raise MethodError(_NEEDS_FACTOR.format(method))
-    return make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file))
 
 
 def method_parameters(
@@ -55,7 +45,7 @@ def method_specs(
     for name in [name for name in names if name in _LISTS] or names[:1]:  # the first one may refuse the file
         params[name] = {**_read_factors(name, factors_file), **params[name]}
     if not factors and (needy := [name for name in names if name not in LENGTH_ONLY]):
-        raise MethodError(_NEEDS_FACTOR.format(needy[0]))
+        raise MethodError(f"{needy[0]} needs --factor, such as --factor 4.")
     specs: list[ScalingSpec | None] = [None] if AS_IS in methods else []
     return specs + [make_spec(name, factor, params[name]) for name in names for factor in factors or [1.0]]
 

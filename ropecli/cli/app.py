@@ -42,7 +42,7 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
     ],
     "Measure": [
         (commands.eval_ppl, render.show_measured),
-        (commands.compare, render.show_comparison),
+        (commands.compare, render.show_measured),
         (commands.passkey, render.show_measured),
         (commands.needle, render.show_measured),
         (commands.ruler, render.show_measured),

@@ -306,21 +306,16 @@ def _suggest_measuring(output: Path, base: str, *options: str) -> None:
     tell("Next: " + quoted("ropecli", "eval-ppl", output, "--baseline", base, "--data", data, *options))
 
 
-def show_measured(result: Any) -> None:
-    """A report, or the `reports` of a result: the tables of each, then a comparison of several."""
+def show_measured(result: "Reports") -> None:
+    """A single report, or the comparison of several; the tables of each if verbose."""
     from ropecli.reporting.report_tables import comparison_tables, report_tables
 
-    reports = getattr(result, "reports", [result])
-    tables = [table for report in reports for table in report_tables(report, verbose=out.verbose)]
-    show_tables([*tables, *(comparison_tables(reports, verbose=out.verbose) if len(reports) > 1 else [])])
-
-
-def show_comparison(comparison: "Reports") -> None:
-    from ropecli.reporting.report_tables import comparison_tables
-
-    show_tables(comparison_tables(comparison.reports, verbose=out.verbose))
-    if comparison.plot:
-        tell(f"plot: {comparison.plot}")
+    several = len(result.reports) > 1
+    alone = [] if several and not out.verbose and result.reports[0].kind != "scores" else result.reports
+    tables = [table for report in alone for table in report_tables(report, verbose=out.verbose)]
+    show_tables([*tables, *(comparison_tables(result.reports, verbose=out.verbose) if several else [])])
+    if result.plot:
+        tell(f"plot: {result.plot}")
 
 
 def show_served(check: "ServedCheck") -> None:

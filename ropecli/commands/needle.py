@@ -1,6 +1,6 @@
 """`ropecli needle`: measures whether a model finds a key in a text."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from annotated_doc import Doc
 from annotated_types import Ge
@@ -9,8 +9,6 @@ from ropecli.commands import options
 from ropecli.commands.signature import Flag, command
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.subject import Subject
-    from ropecli.evaluation.tasks.retrieval import Retrieval
     from ropecli.reporting.outputs import Reports
 
 
@@ -42,7 +40,7 @@ NumNeedles = Annotated[
 ]
 
 
-class NeedleOptions(options.EvalTextOptions, options.SearchOptions, total=False): ...
+class NeedleOptions(options.EvalTextOptions, options.InMemoryOptions, options.SearchOptions, total=False): ...
 
 
 @command
@@ -64,7 +62,7 @@ def needle(
     """
     from ropecli.evaluation.retrieval_prompts import choose_templates, default_style
     from ropecli.evaluation.tasks.retrieval import make_needle
-    from ropecli.reporting.outputs import measure_subjects
+    from ropecli.reporting.outputs import by_checkpoint, measure
 
     source = options.source_of(data, shared, shared["split"])
     choice = options.retrieval_of(shared, num_needles)
@@ -73,8 +71,11 @@ def needle(
     templates.check_needles(num_needles)
     style = (style or default) if needle is None else None
 
-    def make(subject: "Subject") -> "tuple[Retrieval, Any]":
-        return make_needle(subject, choice, source, templates, style=style)
-
-    factory, scaling = options.reader_factory_of(shared), options.scaling_of(shared)
-    return measure_subjects(options.listed(checkpoints), make, factory, shared, scaling, single=True)
+    return measure(
+        checkpoints,
+        lambda subjects, workers, outputs: by_checkpoint(
+            subjects, lambda scalings: make_needle(scalings, choice, source, templates, style=style)
+        ),
+        options.reader_factory_of(shared),
+        shared,
+    )

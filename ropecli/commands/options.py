@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
 
 from annotated_doc import Doc
-from annotated_types import Ge, Interval, Le, MinLen
+from annotated_types import Ge, Gt, Interval, Le, MinLen
 
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
@@ -75,19 +75,27 @@ class StudyOptions(TypedDict, total=False):
     revision: Annotated[Revision, Default(None)]
 
 
-class InMemoryOptions(TypedDict, total=False):
-    """A patch in memory."""
+class ParameterOptions(TypedDict, total=False):
+    """The parameters of methods."""
 
-    method: Annotated[
-        str | None,
-        Default(None),
-        Doc("Patch the model in memory with this method (see `ropecli methods`); needs --factor."),
-        SCALING,
-    ]
-    factor: Annotated[ScalingFactor, Default(None)]
-    settings: Annotated[Settings, Default(None)]
+    settings: Annotated[SeveralSettings, Default(None)]
     factors_file: Annotated[FactorsFile, Default(None)]
     original_length: Annotated[OriginalLength, Default(None)]
+
+
+_METHODS = Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch.")
+_FACTORS = Doc("Target length ÷ pretraining length: one factor or several, separated by commas.")
+_FACTORS_FLAG = Flag("--factors", "-f")
+Factor = Annotated[float, Gt(0)]
+Methods = Annotated[Sequence[str], _METHODS, SCALING]
+Factors = Annotated[Sequence[Factor], MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
+
+
+class InMemoryOptions(ParameterOptions, total=False):
+    """Patches in memory. Without methods, checkpoints are measured as they are."""
+
+    methods: Annotated[Sequence[str] | None, Default(None), _METHODS, SCALING]
+    factors: Annotated[Sequence[Factor] | None, Default(None), MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
 
 
 # Data
@@ -264,21 +272,31 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
         ),
         LOADING,
     ]
+    baseline: Annotated[
+        str | None,
+        Default(None),
+        Doc("Checkpoint to compare with, as it is. Default: the first unscaled one of those that are measured."),
+    ]
     revision: Annotated[Revision, Default(None)]
     output: Annotated[
         str | Path | None,
         Default(None),
         Flag("--output", "-o", metavar="FILE"),
-        Doc("Write the report as JSON."),
+        Doc("Write the reports as JSON."),
         OUTPUT,
     ]
+    plot: Annotated[
+        str | Path | None,
+        Default(None),
+        Flag("--plot", metavar="FILE"),
+        Doc("Draw the result: .png, .svg or .pdf."),
+        OUTPUT,
+    ]
+    resume: Annotated[bool, Default(False), Doc("Resume an interrupted run of the same --output."), OUTPUT]
     overwrite: Annotated[bool, Default(False), Doc("Replace the report and plot of a finished run."), OUTPUT]
 
 
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
-PlotFile = Annotated[
-    str | Path | None, Flag("--plot", metavar="FILE"), Doc("Plot to draw: .png, .svg or .pdf."), OUTPUT
-]
 ChatTemplate = Annotated[str, Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text.")]
 
 
@@ -325,13 +343,18 @@ class PerplexityOptions(MeasuringOptions, total=False):
         Doc("longppl: file of key tokens to read; with --evaluator, to write if it does not exist."),
     ]
     batch_size: Annotated[int, Default(1), Ge(1), Doc("Windows of the same length per forward pass."), LOADING]
-    resume: Annotated[Resume, Default(False)]
+    generate: Annotated[
+        bool,
+        Default(False),
+        Doc(
+            "recall: generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
+            "prompt's tokens, such as llama-server."
+        ),
+    ]
 
 
-class SearchOptions(InMemoryOptions, MeasuringOptions, total=False):
+class SearchOptions(MeasuringOptions, total=False):
     """A search for a key in a prompt."""
-
-    resume: Annotated[Resume, Default(False)]
 
     lengths: Annotated[
         Sequence[Length] | None,
@@ -367,7 +390,6 @@ class SearchOptions(InMemoryOptions, MeasuringOptions, total=False):
     ]
     chat_template: Annotated[ChatTemplate, Default("auto")]
     seed: Annotated[int, Default(0), Ge(0), Doc("Random seed of keys and texts.")]
-    plot: Annotated[PlotFile, Default(None)]
 
 
 # Training
@@ -392,11 +414,6 @@ def refuse_without(options: Mapping[str, Any], needed: str, *names: str) -> None
             raise MethodError(f"{name} has no effect without {needed}. Add {needed}, or remove {name}.")
 
 
-def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
-    """The arguments of open_subject, but for the revision."""
-    return {name: options.get(name) for name in InMemoryOptions.__annotations__}
-
-
 def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_options: object) -> "ReaderFactory":
     """A model in this process, or a server. model_options: further ones that need a model here; None if not set.
 
@@ -415,7 +432,10 @@ def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_opt
     if engine and (dtype := loading.pop("dtype")) != "auto":
         arguments["dtype"] = dtype
     if (
-        any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], *model_options))
+        any(
+            value not in ("auto", None)
+            for value in (*loading.values(), options["chunk"], options["baseline"], *model_options)
+        )
         or batch_size > 1
     ):
         raise MethodError(
@@ -504,8 +524,3 @@ def folder_to_write(output: str | Path | None, *, dry_run: bool) -> Path | None:
         raise OutputError("Set --output DIR, the folder to write, or --dry-run.")
     refuse_existing(folder := as_path(output))
     return folder
-
-
-def listed(values: Any) -> list[Any]:
-    """Return a list of one value or several."""
-    return [values] if isinstance(values, str | Path) else list(values)

@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
+class PasskeyOptions(options.InMemoryOptions, options.SearchOptions, total=False): ...
+
+
 @command
-def passkey(checkpoints: options.CheckpointNames, **shared: Unpack[options.SearchOptions]) -> "Reports":
+def passkey(checkpoints: options.CheckpointNames, **shared: Unpack[PasskeyOptions]) -> "Reports":
     """Measure whether a model finds a pass key in a long text, by length and depth.
 
     The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
@@ -18,14 +21,12 @@ def passkey(checkpoints: options.CheckpointNames, **shared: Unpack[options.Searc
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
     from ropecli.evaluation.tasks.retrieval import make_passkey
-    from ropecli.reporting.outputs import measure_subjects
+    from ropecli.reporting.outputs import by_checkpoint, measure
 
     choice = options.retrieval_of(shared)
-    return measure_subjects(
-        options.listed(checkpoints),
-        lambda subject: make_passkey(subject, choice),
+    return measure(
+        checkpoints,
+        lambda subjects, workers, outputs: by_checkpoint(subjects, lambda scalings: make_passkey(scalings, choice)),
         options.reader_factory_of(shared),
         shared,
-        options.scaling_of(shared),
-        single=True,
     )

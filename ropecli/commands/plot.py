@@ -59,7 +59,7 @@ def plot(
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
     from ropecli.reporting.plot_kinds import STUDY_KINDS, refuse_unknown_kind
 
-    names, picture = options.listed(subjects), options.optional_path(output)
+    names, picture = subjects, options.optional_path(output)
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
     refuse_unusable(drawn=picture)
@@ -82,7 +82,7 @@ def _given(scaling: Mapping[str, Any], *names: str) -> list[str]:
     return ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in given]
 
 
-def _draw_reports(kind: str | None, subjects: list[str], scaling: Mapping[str, Any]) -> Any:
+def _draw_reports(kind: str | None, subjects: Sequence[str], scaling: Mapping[str, Any]) -> Any:
     from ropecli.evaluation.report import Report
     from ropecli.reporting.lines import data_note
     from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
@@ -102,7 +102,7 @@ def _draw_reports(kind: str | None, subjects: list[str], scaling: Mapping[str, A
     return chosen.draw(reports)
 
 
-def _draw_study(kind: str, subjects: list[str], scaling: Mapping[str, Any]) -> Any:
+def _draw_study(kind: str, subjects: Sequence[str], scaling: Mapping[str, Any]) -> Any:
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
     from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
@@ -114,7 +114,7 @@ def _draw_study(kind: str, subjects: list[str], scaling: Mapping[str, Any]) -> A
     checkpoint = open_checkpoint(subjects[0], revision=scaling["revision"])
     factor = _FACTOR if scaling["factor"] is None else scaling["factor"]
     if scaling["methods"] is not None:
-        methods = options.listed(scaling["methods"])
+        methods = scaling["methods"]
         specs = method_specs(methods, [factor], scaling["settings"], scaling["factors_file"])
         study = make_study(checkpoint, specs, scaling["original_length"])
     elif given := _given(scaling, "settings", "factors_file", "original_length"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import new_file, sibling
-from ropecli.commands.options import OUTPUT, Flag, as_path, listed
+from ropecli.commands.options import OUTPUT, Flag, as_path
 from ropecli.commands.signature import command
 from ropecli.errors import CheckpointError, OutputError, quoted
 from ropecli.messages import say, warn
@@ -86,7 +86,7 @@ def push(
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
         refuse_unusable(card=card_file)
-    reports = [as_path(path) for path in listed(report or ())]
+    reports = [as_path(path) for path in report or ()]
     run = read_run(checkpoint.folder)
     base = HubModel(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
     if base:
@@ -98,7 +98,7 @@ def push(
         warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
     if not card.data.get("license"):
         warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
-    public_files = files_to_push(checkpoint, [str(pattern) for pattern in listed(include or ())], say)
+    public_files = files_to_push(checkpoint, [str(pattern) for pattern in include or ()], say)
     files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
     sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files.items()}
     url = f"{constants.ENDPOINT}/{repo}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import new_file
-from ropecli.commands.options import OUTPUT, Flag, as_path, listed
+from ropecli.commands.options import OUTPUT, Flag, as_path
 from ropecli.commands.signature import command
 from ropecli.reporting.outputs import refuse_unusable
 
@@ -40,7 +40,7 @@ def report(
     page = as_path(output)
     refuse_unknown_ending(page, ".html", ".htm")
     refuse_unusable(drawn=page)
-    text = render_page(read_reports([as_path(path) for path in listed(reports)]))
+    text = render_page(read_reports([as_path(path) for path in reports]))
     with new_file(page) as partial:
         partial.write_text(text, encoding="utf-8")
     return DrawnFile("page", page)

@@ -67,8 +67,6 @@ def ruler(
     data: EssayText = "demo",
     seed: Annotated[int, Ge(0), Doc("Random seed of the prompts.")] = 0,
     batch_size: Annotated[int, Ge(1), Doc("generate: prompts at once."), options.LOADING] = 1,
-    plot: options.PlotFile = None,
-    resume: options.Resume = False,
     **shared: Unpack[RulerOptions],
 ) -> "Reports":
     """Find the effective context length: RULER's tasks at several lengths.
@@ -78,22 +76,21 @@ def ruler(
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
     from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
-    from ropecli.reporting.outputs import measure_subjects
+    from ropecli.reporting.outputs import by_checkpoint, measure
 
     choice = RulerChoice(
         options.source_of(data, shared, shared["split"]),
         lengths,
-        None if tasks is None else options.listed(tasks),
+        tasks,
         samples,
         mode,
         chat_template=chat_template,
         threshold=threshold,
         seed=seed,
     )
-    return measure_subjects(
-        options.listed(checkpoints),
-        lambda subject: make_ruler(subject, choice),
+    return measure(
+        checkpoints,
+        lambda subjects, workers, outputs: by_checkpoint(subjects, lambda scalings: make_ruler(scalings, choice)),
         options.reader_factory_of(shared, batch_size),
-        {**shared, "plot": plot, "resume": resume},
-        options.scaling_of(shared),
+        shared,
     )

@@ -64,7 +64,7 @@ def command(function: _Function) -> _Function:
     """Give a function the flat signature of its groups, and check every call against it.
 
     A call raises TypeError for an unknown name or a wrong type, and MethodError for a value out of range. A Path stands
-    for a string, and one string or Path for a list of one.
+    for a string, and one string, Path or number for a list of one.
     """
     signature = _flat_signature(function)
     name = function.__name__
@@ -155,8 +155,8 @@ def _typed(value: Any, kind: Any, option: str, verb: str) -> Any:
             except _WrongTypeError:
                 continue
     elif origin is Sequence:
-        if isinstance(value, str | os.PathLike):
-            return _fitted(value, parts[0], option)
+        if isinstance(value, str | os.PathLike | numbers.Real):
+            value = [value]
         if isinstance(value, Sequence) and not isinstance(value, bytes):
             return [_fitted(item, parts[0], option, "has") for item in value]
     elif kind in (int, float):

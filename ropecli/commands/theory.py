@@ -53,7 +53,7 @@ def theory(
     specs: list[ScalingSpec | None] = [None]
     if methods is not None:
         factors = [] if factor is None else [factor]
-        specs = method_specs(options.listed(methods), factors, settings, factors_file)
+        specs = method_specs(methods, factors, settings, factors_file)
     if methods is None:
         refuse_without_method(factor, settings or None, factors_file, original_length)
     elif specs == [None]:

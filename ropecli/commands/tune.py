@@ -120,7 +120,7 @@ def tune(
 
     link = options.is_link(weights)
     settings = TuneSettings(
-        methods=tuple(dict.fromkeys(options.listed(methods))),
+        methods=tuple(dict.fromkeys(methods)),
         search_population=population,
         search_iterations=iterations,
         **{name: shared[name] for name in SettingOptions.__annotations__},  # type: ignore[literal-required]

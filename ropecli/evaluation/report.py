@@ -31,8 +31,8 @@ from ropecli.evaluation.statistics import (
 from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
-SCHEMA_VERSION = 3
-"""Schema of all reports, those of `tune` included. Reports of another schema are refused."""
+SCHEMA_VERSION = 4
+"""Schema of all files of reports, those of `tune` included. Others are refused."""
 PUBLISHED = 0.856
 """RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
 ARMS = ("absent", "far", "near")
@@ -145,19 +145,6 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Headline:
-    """A change of perplexity relative to the baseline, paired by document: -0.07 is 7% lower.
-
-    length: the model's length. baseline_length: the baseline's length for the same target tokens.
-    """
-
-    name: str
-    length: TokenCount
-    baseline_length: TokenCount
-    change: Change
-
-
-@dataclass(frozen=True)
 class Report:
     """One task, measured on one checkpoint with one scaling.
 
@@ -165,8 +152,8 @@ class Report:
     needle, ruler. digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether
     the model was patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data.
     command: the command line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of
-    the token ids of all samples. too_short: documents skipped. baseline: the report of another checkpoint on the same
-    samples. headlines: comparisons with it. reference: of recall.
+    the token ids of all samples. context_length: tokens that it reads. too_short: documents skipped. reference: of
+    recall.
     """
 
     kind: Literal["perplexity", "recall", "scores"]
@@ -178,6 +165,7 @@ class Report:
     params: dict[str, Any]
     in_memory: bool
     original_max_position_embeddings: TokenCount
+    context_length: TokenCount
     source: str
     dtype: str
     device: str
@@ -187,11 +175,8 @@ class Report:
     cells: Annotated[list[Cell], Len(1, 10_000)]
     too_short: Count = 0
     document_names: list[str] = field(default_factory=list)
-    baseline: "Report | None" = None
-    headlines: list[Headline] = field(default_factory=list)
     reference: Reference | None = None
     environment: dict[str, str] = field(default_factory=environment)
-    schema_version: int = SCHEMA_VERSION
 
     @property
     def label(self) -> str:
@@ -234,6 +219,19 @@ class Report:
         shortest = self.lengths[0]
         # without a hit, the interval's lower end is only 0 up to rounding
         return self.mean(shortest)[0] > 0 and self.interval(shortest)[0] > self.chance(shortest)
+
+    def is_comparable(self, other: "Report") -> bool:
+        """Whether both scored the same tokens or prompts in the same way."""
+        settings = ("mode", "stride", "targets")
+        keys = [
+            (one.kind, one.task, one.fingerprint, one.reference, *map(one.settings.get, settings))
+            for one in (self, other)
+        ]
+        return keys[0] == keys[1] and all(
+            [(cell.task, cell.depth, cell.weights) for cell in self.cells_at(length)]
+            == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length)]
+            for length in set(self.lengths) & set(other.lengths)
+        )
 
     def change_from(self, base: "Report", length: int) -> Change:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
@@ -294,80 +292,85 @@ class Report:
         return max(takewhile(reads, self.lengths), default=None)
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, and what follows from them: rows[] of losses, and the effective length of RULER."""
+        """The fields, and what follows from them: rows by length, how far recall reads, RULER's effective length."""
         value = asdict(self)
         defaults = {entry.name: entry.default for entry in fields(Cell)}
         value["cells"] = [
             {key: entry for key, entry in cell.items() if entry != defaults[key]} for cell in value["cells"]
         ]
-        value["baseline"] = self.baseline and self.baseline.as_json()
-        if self.kind == "perplexity":
-            value["rows"] = [_row(cell) for cell in self.cells]
+        value["rows"] = [{"length": length, **self._row(length)} for length in self.lengths]
         if self.kind == "recall":
-            value["rows"] = [_recall_row(self, length) for length in self.lengths]
             value |= {"reads_to": self.reads_to(), "reads_to_half": self.reads_to(0.5)}
         if self.task == "ruler":
             value |= {"threshold": self.threshold, "effective_length": self.effective_length}
         return value
 
+    def _row(self, length: int) -> dict[str, Any]:
+        """value, with its 95% interval low to high, of n documents or prompts; and what belongs to the kind."""
+        if self.kind == "scores":
+            mean, samples = self.mean(length)
+            low, high = self.interval(length)
+            return {"value": mean, "low": low, "high": high, "n": samples, "chance": self.chance(length)}
+        cell = self.arm("far", length) if self.kind == "recall" else self.cells_at(length)[0]
+        row = {"n": cell.samples, "nll": cell.value, "tokens": cell.tokens}
+        if self.kind == "recall":
+            recall, gain = self.recall(length), self.far_gain(length)
+            of_gain = {"far_gain": gain.change, "far_gain_low": gain.low, "far_gain_high": gain.high}
+            return {"value": recall.change, "low": recall.low, "high": recall.high, **row, **of_gain}
+        names = ("bits_per_byte", "seconds", "tokens_per_second", "peak_memory")
+        return {
+            **{"value": cell.ppl, "low": cell.low, "high": cell.high, **row, "ppl": cell.ppl},
+            **{"documents": cell.samples, **{name: getattr(cell, name) for name in names}},
+        }
 
-def pair(report: Report, base: Report, pretraining_length: int, context_length: int) -> list[Headline]:
-    """The short-context cost and the long-context gain, as far as the lengths allow.
 
-    base: measured on the same samples, at some of the report's lengths. pretraining_length: tokens that both models
-    were pretrained to read. context_length: the baseline's, which may be extended too. The cost compares both at the
-    longest length that they were pretrained to read. The gain compares the report at its longest length beyond it with
-    the baseline at the longest length that it reads. This requires a protocol that scores the same tokens at every
-    length; other protocols compare both at the longest length.
+@dataclass(frozen=True)
+class Headline:
+    """A change of perplexity from another report, paired by document: -0.07 is 7% lower.
+
+    length: of the report. base_length: of the other one, for the same target tokens.
     """
 
+    name: str
+    length: TokenCount
+    base_length: TokenCount
+    change: Change
+
+
+def headlines(report: Report, base: Report) -> list[Headline]:
+    """The short-context cost and the long-context gain, as far as the lengths allow.
+
+    Both reports are perplexities of the same documents. The cost compares them at the longest length that both models
+    were pretrained to read. The gain compares the report at its longest length beyond it with the other one at the
+    longest length that it reads. This requires a protocol that scores the same tokens at every length; of other
+    protocols, both are compared at the longest length.
+    """
+    pretraining_length = min(each.original_max_position_embeddings for each in (report, base))
+    lengths = [length for length in base.lengths if length <= base.context_length]
+
     def headline(name: str, length: int, base_length: int) -> Headline:
-        return Headline(
-            name, length, base_length, loss_change(report.cells_at(length)[0], base.cells_at(base_length)[0])
-        )
+        change = loss_change(report.cells_at(length)[0], base.cells_at(base_length)[0])
+        return Headline(name, length, base_length, change)
 
-    inside, read = (
-        max((length for length in base.lengths if length <= most), default=None)
-        for most in (pretraining_length, context_length)
-    )
-    longest = report.lengths[-1]
-    headlines = []
-    if inside is not None:
-        headlines.append(headline("short-context cost", inside, inside))
+    found, longest = [], report.lengths[-1]
+    inside = [length for length in lengths if length <= pretraining_length and length in report.lengths]
+    if inside:
+        found.append(headline("short-context cost", inside[-1], inside[-1]))
     if longest > pretraining_length and report.task not in SAME_TOKENS:
-        headlines.append(headline("change beyond the pretraining length", longest, longest))
-    elif longest > pretraining_length and read is not None:
-        headlines.append(headline("long-context gain", longest, read))
-    return headlines
+        if longest in base.lengths:
+            found.append(headline("change beyond the pretraining length", longest, longest))
+    elif longest > pretraining_length and lengths:
+        found.append(headline("long-context gain", longest, lengths[-1]))
+    return found
 
 
-def _row(cell: Cell) -> dict[str, Any]:
-    names = ("tokens", "bits_per_byte", "seconds", "tokens_per_second", "peak_memory")
-    return {
-        "length": cell.length,
-        "ppl": cell.ppl,
-        "nll": cell.value,
-        "ppl_low": cell.low,
-        "ppl_high": cell.high,
-        "documents": cell.samples,
-        **{name: getattr(cell, name) for name in names},
-    }
-
-
-def _recall_row(report: Report, length: int) -> dict[str, Any]:
-    far, recall, gain = report.arm("far", length), report.recall(length), report.far_gain(length)
-    return {
-        "length": length,
-        "recall": recall.change,
-        "recall_low": recall.low,
-        "recall_high": recall.high,
-        "far_gain": gain.change,
-        "far_gain_low": gain.low,
-        "far_gain_high": gain.high,
-        "nll": far.value,
-        "tokens": far.tokens,
-        "documents": far.samples,
-    }
+def as_json(reports: Sequence[Report]) -> dict[str, Any]:
+    """The content of a file of reports. Those of perplexity have their headlines against the first one."""
+    values = [report.as_json() for report in reports]
+    for value, report in zip(values[1:], reports[1:], strict=True):
+        if report.is_comparable(reports[0]) and report.kind == "perplexity":
+            value["headlines"] = [asdict(headline) for headline in headlines(report, reports[0])]
+    return {"schema_version": SCHEMA_VERSION, "reports": values}
 
 
 def reference_of(report: Report) -> Reference:

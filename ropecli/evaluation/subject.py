@@ -5,14 +5,13 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.attention import load_model
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.scalings import method_parameters, one_spec, refuse_without_method
+from ropecli.checkpoint.scalings import AS_IS, method_specs, refuse_without_method
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
@@ -22,8 +21,9 @@ from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, resolve_dtype_a
 from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
 from ropecli.messages import progress_bar, warn
+from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScalingSpec
+from ropecli.scaling.spec import ScalingSpec, make_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -91,50 +91,68 @@ class Subject:
             "params": dict(self.spec.params),
             "in_memory": self.plan is not None,
             "original_max_position_embeddings": self.positions.pretraining_length,
+            "context_length": self.positions.context_length,
         }
 
 
-def open_subject(
-    name: str,
-    *,
-    method: str | None = None,
-    factor: float | None = None,
-    settings: Mapping[str, Any] | None = None,
-    factors_file: str | Path | None = None,
-    original_length: int | None = None,
-    revision: str | None = None,
-    weights: bool = True,
-) -> Subject:
-    """Open a checkpoint, unpatched without a method. Raises MethodError, CheckpointError.
-
-    weights: whether a Hub id's weights are needed.
-    """
-    if method is None:
-        params = method_parameters("none", settings, factors_file)
-        refuse_without_method(factor, params or None, original_length)
-        return Subject(open_checkpoint(name, weights=weights, tokenizer=True, revision=revision, adapters=True))
-    spec = one_spec(method, factor, settings, factors_file)
-    checkpoint = open_checkpoint(name, weights=weights, tokenizer=True, revision=revision, adapters=True)
-    return Subject(checkpoint, make_plan(checkpoint, spec, original_length=original_length))
-
-
 def open_subjects(
-    names: Sequence[str], *, revision: str | None, attn: str, prefix: str = "", **scaling: Any
+    names: Sequence[str], options: Mapping[str, Any], *, baseline: str | None = None, weights: bool = True
 ) -> list[Subject]:
-    """Open several checkpoints with the same scaling, and show their findings. Raises MethodError, CheckpointError."""
-    names = list(dict.fromkeys(names))
-    refuse_several_revisions(names, revision)
-    subjects = [open_subject(name, revision=revision, **scaling) for name in names]
+    """Every checkpoint with every method and factor, without methods as it is. The first one is compared with.
+
+    It is the baseline, as it is; else the first unscaled one, wherever it stands; else the first. options: methods,
+    factors, settings, factors_file, original_length, revision, attn. weights: whether a Hub id's weights are needed.
+    Shows the findings. Raises MethodError, CheckpointError.
+    """
+    names, revision = list(dict.fromkeys(names)), options["revision"]
+    if revision and len(names) > 1:
+        raise MethodError("--revision works with one checkpoint only.")
+    methods, factors, settings = options["methods"], options["factors"] or (), options["settings"]
+    specs: list[ScalingSpec | None] = [None]
+    if methods is None:
+        refuse_without_method(factors or None, settings or None, options["factors_file"], options["original_length"])
+    else:
+        specs = method_specs(methods, sorted(set(factors)), settings, options["factors_file"])
+    if len(specs) > 1:  # what scales nothing appears once
+        scaled = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]
+        specs = [spec for number, spec in enumerate(scaled) if spec not in scaled[:number]]
+    needed: dict[str, Any] = {"weights": weights, "tokenizer": True, "adapters": True}
+    opened = [open_checkpoint(name, revision=revision, **needed) for name in names]
+    length = options["original_length"]
+    subjects = [
+        Subject(checkpoint, make_plan(checkpoint, spec, original_length=length) if spec else None)
+        for checkpoint in opened
+        for spec in specs
+    ]
+    first = next((subject for subject in subjects if subject.label == "none"), subjects[0])
+    if baseline is not None:
+        loaded = not revision and baseline in names
+        first = Subject(opened[names.index(baseline)] if loaded else open_checkpoint(baseline, **needed))
+    subjects = [first, *(subject for subject in subjects if subject is not first)]
     for subject in subjects:
-        refuse_attention(subject, attn)
-        for finding in subject.findings:
-            warn(f"{prefix}{finding.message}")
+        refuse_attention(subject, options["attn"])
+    _show_findings(subjects, several=len(specs) > 1)
     return subjects
 
 
-def refuse_several_revisions(names: Sequence[str], revision: str | None) -> None:
-    if revision and len(names) > 1:
-        raise MethodError("--revision works with one checkpoint only.")
+def _show_findings(subjects: Sequence[Subject], *, several: bool) -> None:
+    """several: whether of several methods, of which only what is wrong with the files is shown."""
+    messages = [
+        finding.message
+        for subject in subjects
+        for finding in subject.findings
+        if not several or (subject.plan and finding.about == "files")
+    ]
+    for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values() if several else ():
+        shipped = read_state(checkpoint).positions.main.spec
+        plans = [subject.plan for subject in subjects if subject.checkpoint is checkpoint]
+        if shipped.method.name != "none" and all(plan and plan.spec.method != shipped.method for plan in plans):
+            messages.append(
+                f"{checkpoint.name} ships with {shipped.method} ×{shipped.factor:g}, which every method here replaces. "
+                f"To measure it too, add {AS_IS} to --methods."
+            )
+    for message in dict.fromkeys(messages):
+        warn(message)
 
 
 def default_lengths(subjects: Sequence[Subject]) -> list[int]:

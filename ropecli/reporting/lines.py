@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ropecli.evaluation.report import Change, Report
-from ropecli.reporting.wording import change_words, measured_by, number, sample_count, task_name
+from ropecli.reporting.wording import change_words, measured_by, number, sample_count
 from ropecli.table import clean
 
 AS_GOOD = 1e-5
@@ -81,7 +81,7 @@ _METRICS = {"perplexity": PPL, "scores": SCORE, "recall": RECALL}
 
 @dataclass(frozen=True)
 class Line:
-    """name: unique in its set. baseline: whether it is a baseline.
+    """name: unique in its set.
 
     method: the report's label, plus "as shipped" where another line has the same method patched in memory.
     """
@@ -89,7 +89,6 @@ class Line:
     name: str
     method: str
     report: Report
-    baseline: bool
 
     def at(self, length: int, metric: Metric) -> float | None:
         return metric.of(self.report, length) if length in self.report.lengths else None
@@ -97,7 +96,7 @@ class Line:
     def change_from(self, base: "Line", length: int) -> Change | None:
         """The paired change; None if one of them lacks the length, or they cannot be paired."""
         both = length in self.report.lengths and length in base.report.lengths
-        return self.report.change_from(base.report, length) if both and comparable(self.report, base.report) else None
+        return self.report.change_from(base.report, length) if both and self.report.is_comparable(base.report) else None
 
     def span(self, base: "Line", length: int, metric: Metric) -> tuple[float, float] | None:
         """The paired 95% interval of the difference from `base`, around the base's value; None if it is unknown."""
@@ -109,56 +108,39 @@ class Line:
         return metric.changed(value, change.low), metric.changed(value, change.high)
 
 
-def comparable(first: Report, second: Report) -> bool:
-    """Return whether both scored the same tokens or prompts in the same way."""
-    keys = [
-        (report.kind, task_name(report), measured_by(report), report.fingerprint, report.reference)
-        for report in (first, second)
-    ]
-    return keys[0] == keys[1] and all(
-        [(cell.task, cell.depth, cell.weights) for cell in first.cells_at(length)]
-        == [(cell.task, cell.depth, cell.weights) for cell in second.cells_at(length)]
-        for length in set(first.lengths) & set(second.lengths)
-    )
-
-
 def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
-    """The lines of each set of comparable reports: baselines first, then by checkpoint in order of appearance."""
-    measured = [(report, False) for report in reports]
-    for report, _ in list(measured):
-        base = report.baseline
-        key = base and (base.digest, base.label, base.cells)
-        if base and not any(
-            key == (known.digest, known.label, known.cells) and comparable(base, known) for known, _ in measured
-        ):
-            measured.append((base, True))
-    sets: list[list[tuple[Report, bool]]] = []
-    for report, baseline in measured:
-        members = next((members for members in sets if all(comparable(report, member) for member, _ in members)), None)
+    """The lines of each set of comparable reports: the first report, then by checkpoint in order of appearance.
+
+    A report that is in several files, as that of a baseline, is one line.
+    """
+    sets: list[list[Report]] = []
+    for report in reports:
+        members = next((members for members in sets if all(map(report.is_comparable, members))), None)
         if members is None:
-            sets.append(members := [])
-        members.append((report, baseline))
+            sets.append([report])
+        elif not any(_is_same(report, member) for member in members):
+            members.append(report)
     return [_lines(members) for members in sets]
 
 
-def _lines(members: Sequence[tuple[Report, bool]]) -> list[Line]:
-    reports = [report for report, _ in members]
+def _is_same(first: Report, second: Report) -> bool:
+    keys = [(report.digest, report.label, report.in_memory, report.cells) for report in (first, second)]
+    return keys[0] == keys[1]
+
+
+def _lines(reports: Sequence[Report]) -> list[Line]:
     order = list(dict.fromkeys(report.digest for report in reports))
+    reports = [reports[0], *sorted(reports[1:], key=lambda report: order.index(report.digest))]
     patched = {(report.digest, report.label) for report in reports if report.in_memory}
     several = len({report.checkpoint for report in reports}) > 1
     labels = len({report.label for report in reports}) > 1
     methods, names = [], []
-    for report, baseline in members:
+    for report in reports:
         shipped = not report.in_memory and (report.digest, report.label) in patched
-        method = clean(report.label) + (", as shipped" if shipped else "")
-        parts = [clean(report.checkpoint, 40)] * several + [method] * (labels or not several)
-        methods.append("baseline: " * baseline + method)
-        names.append(clean("baseline: " * baseline + ", ".join(parts)))
-    lines = [
-        Line(name, method, report, baseline)
-        for name, method, (report, baseline) in zip(numbered(names), methods, members, strict=True)
-    ]
-    return sorted(lines, key=lambda line: (not line.baseline, order.index(line.report.digest)))
+        methods.append(clean(report.label) + (", as shipped" if shipped else ""))
+        parts = [clean(report.checkpoint, 40)] * several + [methods[-1]] * (labels or not several)
+        names.append(clean(", ".join(parts)))
+    return [Line(*line) for line in zip(numbered(names), methods, reports, strict=True)]
 
 
 def numbered(names: Iterable[str]) -> list[str]:

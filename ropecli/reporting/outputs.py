@@ -6,14 +6,14 @@ overwrites a file of another kind.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import optional_path, refuse_unwritable, sibling
 from ropecli.errors import OutputError
-from ropecli.evaluation.report import Report, write_report
+from ropecli.evaluation.report import Report, as_json, write_report
 from ropecli.reporting.figures.style import refuse_unknown_ending, save
 from ropecli.resume import refuse_interrupted, remove_state
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ropecli.evaluation.processes import Workers
     from ropecli.evaluation.subject import ReaderFactory, Subject
 
-_REPORTS = ("perplexity", "recall", "scores")
 _LARGEST = 256 * 2**20
 _MARKS = {
     ".png": b"Software\0ropecli ",
@@ -36,15 +35,13 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Reports:
-    """The result of a measuring command. plot: the drawn file. single: whether JSON has no list around its report."""
+    """The result of a measuring command. reports: the first is compared with. plot: the drawn file."""
 
     reports: Sequence[Report]
     plot: Path | None = None
-    single: bool = False
 
-    def as_json(self) -> Any:
-        values = [report.as_json() for report in self.reports]
-        return values[0] if self.single else values
+    def as_json(self) -> dict[str, Any]:
+        return as_json(self.reports)
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,9 @@ class Outputs:
         for key_file in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
             refuse_interrupted(key_file, resume)
 
-    def write(self, reports: Sequence[Report], workers: "Workers", *, single: bool = False) -> Reports:
+    def write(self, reports: Sequence[Report], workers: "Workers") -> Reports:
         """Write the reports and the plot, and remove the saved progress. Only the first process of a launch writes."""
-        result = Reports(reports, self.plot, single)
+        result = Reports(reports, self.plot)
         if not workers.first:
             return result
         if self.plot:
@@ -87,33 +84,41 @@ class Outputs:
         return result
 
 
-def measure_subjects(
+def measure(
     names: Sequence[str],
-    make_task: "Callable[[Subject], tuple[Task, Any]]",
+    make_tasks: "Callable[[Sequence[Subject], Workers, Outputs], Sequence[tuple[Task, Any]]]",
     factory: "ReaderFactory",
     options: Mapping[str, Any],
-    scaling: Mapping[str, Any],
-    *,
-    single: bool = False,
 ) -> Reports:
-    """Measure a task on each checkpoint. make_task: returns the task and the tokenizer of a subject.
+    """Measure a task on every subject.
 
-    options: of the command: output, plot, overwrite, resume, revision, attn. scaling: see open_subject. single: whether
-    JSON has no list for one checkpoint.
+    make_tasks: returns the task and the tokenizer of each subject. options: of the command: MeasuringOptions.
     """
     from ropecli.evaluation.driver import Job, make_reports
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.subject import open_subjects
 
-    outputs = Outputs(optional_path(options["output"]), optional_path(options["plot"]))
+    outputs = Outputs(*(optional_path(options.get(name)) for name in ("output", "plot", "keys")))
     outputs.refuse_overwriting(resume=options["resume"], overwrite=options["overwrite"])
-    needed = {"attn": options["attn"], "weights": factory.loads_weights}
-    subjects = open_subjects(names, revision=options["revision"], **needed, **scaling)
-    made = [make_task(subject) for subject in subjects]
+    baseline = options["baseline"]
+    subjects = open_subjects(names, options, baseline=baseline, weights=factory.loads_weights)
     workers = join_workers()
+    made = make_tasks(subjects, workers, outputs)
     jobs = [Job(subject, [task], tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]
-    reports = make_reports(jobs, factory, outputs.report, workers)
-    return outputs.write(reports, workers, single=single and len(reports) == 1)
+    if baseline is not None:
+        jobs[0] = replace(jobs[0], optional=jobs[0].tasks[0].kind == "perplexity")
+    return outputs.write(make_reports(jobs, factory, outputs.report, workers), workers)
+
+
+def by_checkpoint(
+    subjects: "Sequence[Subject]", make: "Callable[[Sequence[Subject]], tuple[Task, Any]]"
+) -> "list[tuple[Task, Any]]":
+    """The task and the tokenizer of each subject, made once for the scalings of a checkpoint."""
+    scalings: dict[int, list[Subject]] = {}
+    for subject in subjects:
+        scalings.setdefault(id(subject.checkpoint), []).append(subject)
+    made = {key: make(members) for key, members in scalings.items()}
+    return [made[id(subject.checkpoint)] for subject in subjects]
 
 
 def refuse_unusable(
@@ -144,16 +149,12 @@ def refuse_unusable(
 
 
 def _holds_reports(path: Path, content: bytes) -> bool:
-    """Whether all values are evaluation reports. (A tune.json belongs to its checkpoint.)"""
+    """Whether it is a file of reports. (A tune.json belongs to its checkpoint.)"""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
         return False
-    reports = value if isinstance(value, list) else [value]
-    keys = {"schema_version", "digest"}
-    return bool(reports) and all(
-        isinstance(report, dict) and report.get("kind") in _REPORTS and keys <= report.keys() for report in reports
-    )
+    return isinstance(value, dict) and "schema_version" in value and isinstance(value.get("reports"), list)
 
 
 def _is_card(path: Path, content: bytes) -> bool:

@@ -18,11 +18,10 @@ from ropecli.reporting.figures.style import as_png
 from ropecli.reporting.lines import Line, sets_of
 from ropecli.reporting.plot_kinds import REPORT_KINDS
 from ropecli.reporting.report_files import AnyReport
-from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
+from ropecli.reporting.report_tables import best_sentence, headline_sentences, report_tables, set_tables
 from ropecli.reporting.tuning_runs import tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
-    headline_sentence,
     measured_by,
     protocol_name,
     reference_sentence,
@@ -63,18 +62,14 @@ def render_page(reports: Sequence[AnyReport]) -> str:
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
     evaluations = [report for report in reports if isinstance(report, Report)]
     tunings = [report for report in reports if isinstance(report, TuneReport)]
-    # sets with a baseline come first: they tell what the extension costs and gains
-    sets = sorted(sets_of(evaluations), key=lambda lines: not any(line.report.headlines for line in lines))
+    # those that tell what the extension costs and gains come first
+    sets = sorted(sets_of(evaluations), key=lambda lines: not headline_sentences(lines))
     protocols = dict.fromkeys(report.task for report in evaluations if report.kind != "scores")
-    # each baseline after its report; tuning reports have none
-    all_reports = [
-        member for report in reports for member in (report, getattr(report, "baseline", None)) if member is not None
-    ]
     return template.render(
         title=_title(reports),
         generator=GENERATOR,
         headlines=[sentence for lines in sets for sentence in _headlines(lines)],
-        headlines_note=HEADLINES_NOTE if any(report.headlines for report in evaluations) else "",
+        headlines_note=HEADLINES_NOTE if any(map(headline_sentences, sets)) else "",
         results=[
             *map(_set_section, sets),
             *([PageSection("Comparison of tuning runs", [tuning_runs(tunings)])] if len(tunings) > 1 else []),
@@ -82,7 +77,7 @@ def render_page(reports: Sequence[AnyReport]) -> str:
         ],
         scored=any(report.kind == "scores" for report in evaluations),
         protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
-        measured=[_how_measured(report) for report in all_reports],
+        measured=[_how_measured(report) for report in reports],
         bold=lambda cell: isinstance(cell, Bold),
     )
 
@@ -98,9 +93,7 @@ def _headlines(lines: Sequence[Line]) -> Iterator[str]:
     report = lines[0].report
     task = task_name(report)
     conditions = f"{measured_by(report)}, {sample_count(report)}"
-    changes = [(line, headline) for line in lines for headline in line.report.headlines]
-    yield from (f"{_name(line.report)}, {conditions}: {headline_sentence(headline)}" for line, headline in changes)
-    if not changes and (sentence := best_sentence(lines)):
+    for sentence in headline_sentences(lines) or filter(None, [best_sentence(lines)]):
         yield f"{task[:1].upper()}{task[1:]}, {conditions}: {sentence}"
     if report.kind != "scores":
         return
@@ -132,9 +125,7 @@ def _set_section(lines: Sequence[Line]) -> PageSection:
         tables = tables or report_tables(report, verbose=False)
         kinds += ["perplexity"]
     title = f"{task_name(report)}, {measured_by(report)}, {sample_count(report)} of {clean(report.source)}"
-    # plots draw the baseline of each report themselves; some sets contain only a baseline
-    plotted = [line.report for line in lines if not line.baseline] or [report]
-    return PageSection(title[:1].upper() + title[1:], tables, _pictures(kinds, plotted))
+    return PageSection(title[:1].upper() + title[1:], tables, _pictures(kinds, [line.report for line in lines]))
 
 
 def _tuning_section(report: TuneReport) -> PageSection:

@@ -14,13 +14,12 @@ from ropecli.tuning.task import TuneReport
 
 AnyReport = Report | TuneReport
 
-_KINDS = ("perplexity", "recall", "scores", "tune")
 _SCORE_KEYS = {"target", "objective", "documents"}
 """Keys by which a score in tune.json is known."""
 
 
 def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
-    """Read the reports of all files, in order. A file contains one report, or a list as `compare` writes it.
+    """Read the reports of all files, in order: of evaluations, or of a tuning run.
 
     Raises DataError, which names the file and what was expected.
     """
@@ -29,9 +28,17 @@ def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
 
 def _read_file(path: Path) -> list[AnyReport]:
     value = read_file(path, partial(json.loads, object_hook=_with_infinity))
-    if isinstance(value, list):
-        return [_read_one(f"{path}, report {index}", report) for index, report in enumerate(value, 1)]
-    return [_read_one(f"{path}", value)]
+    value = value if isinstance(value, dict) else {}
+    is_tuning, reports, version = value.get("kind") == "tune", value.get("reports"), value.get("schema_version")
+    if version != SCHEMA_VERSION or not (is_tuning or (isinstance(reports, list) and reports)):
+        raise DataError(
+            f"{path} has no reports of this version of ropecli: its schema_version is {shown(version)}. Measure again, "
+            "with `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler` or `tune`."
+        )
+    if is_tuning:
+        return [_read_one(f"{path}", value, TuneReport)]
+    assert reports is not None
+    return [_read_one(f"{path}, report {index}", report, Report) for index, report in enumerate(reports, 1)]
 
 
 def _with_infinity(value: dict[str, Any]) -> dict[str, Any]:
@@ -40,20 +47,12 @@ def _with_infinity(value: dict[str, Any]) -> dict[str, Any]:
     return {key: math.inf if is_score and item is None else item for key, item in value.items()}
 
 
-def _read_one(where: str, value: Any) -> AnyReport:
+def _read_one(where: str, value: Any, kind: type[AnyReport]) -> AnyReport:
     """where: names the file and the report in it, for messages."""
     from pydantic import TypeAdapter, ValidationError
 
-    report = value if isinstance(value, dict) else {}
-    kind, version = report.get("kind"), report.get("schema_version")
-    if kind not in _KINDS or version != SCHEMA_VERSION:
-        raise DataError(
-            f"{where} is not a report of this version of ropecli: its kind is {shown(kind)} and its schema_version "
-            f"{shown(version)}. Measure again, with `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, "
-            "`ruler` or `tune`."
-        )
     try:
-        expected_type: TypeAdapter[Any] = TypeAdapter(TuneReport if kind == "tune" else Report)
-        return expected_type.validate_python(report)
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        return adapter.validate_python(value)
     except ValidationError as error:
         raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ropecli.errors import shortened
-from ropecli.evaluation.report import Cell, Report
+from ropecli.evaluation.report import Cell, Report, headlines
 from ropecli.messages import duration, size
 from ropecli.reporting.lines import (
     BEST_NOTE,
+    PPL,
     RECALL,
     SCORE,
     Line,
@@ -26,17 +27,16 @@ from ropecli.reporting.wording import (
     headline_sentence,
     measured_by,
     number,
-    protocol_name,
     reach_words,
     recall_words,
     reference_sentence,
     ruler_sentences,
-    sample_count,
-    score_words,
     task_name,
 )
 from ropecli.table import Bold, Table, clean
 
+_FEW = 4
+"""Lines of which each has its headlines."""
 _COLUMNS: dict[str, Callable[[Cell], str]] = {
     "length": lambda cell: f"{cell.length}",
     "ppl": lambda cell: number(cell.ppl),
@@ -71,26 +71,13 @@ def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
 
 
 def _perplexity(report: Report, *, verbose: bool) -> Table:
-    """One row per length, with the baseline's perplexity; cost and gain below."""
-    columns, notes = dict(_COLUMNS), []
-    if base := report.baseline:
-        of_base = {cell.length: number(cell.ppl) for cell in base.cells}
-        columns = {
-            "length": columns.pop("length"),
-            "ppl": columns.pop("ppl"),
-            "baseline ppl": lambda cell: of_base.get(cell.length, "–"),
-            **columns,
-        }
-        shorter = ", read up to its context length" * (base.lengths[-1] < report.lengths[-1])
-        notes.append(f"baseline: {clean(base.checkpoint)}, {clean(base.label)}{shorter}")
-        notes += map(headline_sentence, report.headlines)
-        notes += [HEADLINES_NOTE] if report.headlines else []
+    """One row per length."""
     title = f"{_subject(report)}: perplexity by length, {measured_by(report)}, data {clean(report.source)}"
-    table = Table(title, list(columns), [[of(cell) for of in columns.values()] for cell in report.cells], notes)
+    table = Table(title, list(_COLUMNS), [[of(cell) for of in _COLUMNS.values()] for cell in report.cells])
     if verbose:
         return table
     few = ["tokens"] if report.task == "longppl" else []  # the number of key tokens
-    return table.only("length", "ppl", "baseline ppl", "95% interval", "bits/byte", *few, "documents")
+    return table.only("length", "ppl", "95% interval", "bits/byte", *few, "documents")
 
 
 def _subject(report: Report) -> str:
@@ -143,13 +130,10 @@ def _recall(report: Report, *, verbose: bool) -> Table:
         "nll, absent": lambda length: f"{report.arm('absent', length).value:.3f}",
         "documents": lambda length: f"{report.arm('far', length).samples}",
     }
-    if base := report.baseline:
-        of_base = {length: recall_words(base.recall(length)) for length in base.lengths}
-        columns["baseline's recall"] = lambda length: of_base.get(length, "–")
     rows = [[of(length) for of in columns.values()] for length in report.lengths]
     title = f"{_subject(report)}: recall by length, {measured_by(report)}, data {clean(report.source)}"
     table = Table(title, list(columns), rows, [_reach(report), reference_sentence(report), INTERVALS_NOTE])
-    return table if verbose else table.only("length", "recall", "baseline's recall", "far gain (nats)", "documents")
+    return table if verbose else table.only("length", "recall", "far gain (nats)", "documents")
 
 
 def _reach(report: Report) -> str:
@@ -160,15 +144,9 @@ def _reach(report: Report) -> str:
 
 
 def comparison_tables(reports: Sequence[Report], *, verbose: bool = False) -> list[Table]:
-    """One table per set of data, by method and length; or measures side by side if there are several.
-
-    verbose: also each line's paired difference from the first line.
-    """
-    several = len({(task_name(report), measured_by(report)) for report in reports}) > 1
-    tables = [_measures(reports)] if several else []
-    if verbose or not several:
-        tables += [table for lines in sets_of(reports) for table in set_tables(lines, verbose=verbose)]
-    note = None if several else data_note(reports)
+    """A table per set of data, by method and length. verbose: also each line's paired difference from the first."""
+    tables = [table for lines in sets_of(reports) for table in set_tables(lines, verbose=verbose)]
+    note = data_note(reports)
     return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, note])] if note else tables
 
 
@@ -187,7 +165,9 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     what, by = task_name(lines[0].report), " and ".join([", ".join(heads), "length"])
     rows = [[*row, *cells] for row, cells in zip(names, zip(*columns, strict=True), strict=True)]
     emphasized = any(isinstance(cell, Bold) for column in columns for cell in column)
-    notes = list(filter(None, [best_sentence(lines), f"bold: {BEST_NOTE}" * emphasized]))
+    notes = headline_sentences(lines)
+    notes += [HEADLINES_NOTE] if notes else filter(None, [best_sentence(lines)])
+    notes += [f"bold: {BEST_NOTE}"] * emphasized
     table_heads = [*heads, *map(str, lengths)]
     if metric is RECALL:
         notes.append(reference_sentence(lines[0].report))
@@ -219,6 +199,18 @@ def _shown(line: Line, length: int, metric: Metric) -> str:
     return metric.shown(line.at(length, metric))
 
 
+def headline_sentences(lines: Sequence[Line]) -> list[str]:
+    """Cost and gain of one extended model, or of a few: perplexities against the first line."""
+    if metric_of(lines) is not PPL or not 1 < len(lines) <= _FEW:
+        return []
+    first = lines[0].report
+    return [
+        (f"{line.name}: " if len(lines) > 2 else "") + headline_sentence(headline)
+        for line in lines[1:]
+        for headline in headlines(line.report, first)
+    ]
+
+
 def best_sentence(lines: Sequence[Line]) -> str:
     """The best line at the longest length of several, and whether that is certain; empty if there is none."""
     metric = metric_of(lines)
@@ -239,40 +231,3 @@ def best_sentence(lines: Sequence[Line]) -> str:
     else:
         certain = f"by the paired 95% intervals, not worse: {shortened(', '.join(names), 200)}"
     return f"At {length} tokens, {first.name} has the {metric.best}, {value}; {certain}."
-
-
-def _measures(reports: Sequence[Report]) -> Table:
-    """Measures at the longest length of each report, with 95% intervals; each set of data has columns of its own."""
-    sets = [[line.report for line in lines if not line.baseline] for lines in sets_of(reports)]
-    names = list(dict.fromkeys((clean(report.checkpoint, 40), clean(report.label)) for report in reports))
-    columns: dict[str, dict[tuple[str, str], str]] = {}
-    for members in filter(None, sets):
-        length = members[0].lengths[-1]
-        if members[0].kind == "recall":
-            head = f"recall at {length}"
-        elif members[0].kind == "scores":
-            head = f"{task_name(members[0])} ({clean(str(members[0].mode), 20)}, %) at {length}"
-        else:
-            head = f"{protocol_name(members[0])} at {length}"
-        head += f", {sample_count(members[0])} of {members[0].fingerprint[:6]}" if head in columns else ""
-        columns[head] = {
-            (clean(report.checkpoint, 40), clean(report.label)): _summary(report, length) for report in members
-        }
-    rows = [[*name, *(column.get(name, "–") for column in columns.values())] for name in names]
-    sources = " and ".join(dict.fromkeys(clean(report.source, 40) for report in reports))
-    rulers = [report for report in reports if report.task == "ruler"]
-    notes = ["Perplexity: lower is better. Recall and scores: higher. In brackets: 95% intervals."]
-    notes += [f"RULER: {' '.join(ruler_sentences(rulers[0])[1:])}"] if rulers else []
-    heads = ["checkpoint", "method", *columns]
-    return Table(f"measures by method, data {sources}", heads, rows, notes, names=2)
-
-
-def _summary(report: Report, length: int) -> str:
-    if length not in report.lengths:
-        return "–"
-    if report.kind == "scores":
-        return score_words(report, length)
-    if report.kind == "recall":
-        return recall_words(report.recall(length))
-    cell = report.cells_at(length)[0]
-    return number(cell.ppl) + (f" ({_interval(cell)})" if _interval(cell) else "")

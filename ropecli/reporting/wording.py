@@ -48,10 +48,10 @@ HEADLINES_NOTE = "Percentages: change of perplexity, negative is better. In brac
 
 def headline_sentence(headline: "Headline") -> str:
     """A change of perplexity, like "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; negative is lower."""
-    if headline.length == headline.baseline_length:
+    if headline.length == headline.base_length:
         where = f" at {headline.length} tokens"
     else:
-        where = f": {headline.length} tokens against the baseline's {headline.baseline_length}"
+        where = f": {headline.length} tokens against {headline.base_length} of the first"
     return f"{clean(headline.name)}: {change_words(headline.change, '%')}{where}"
 
 

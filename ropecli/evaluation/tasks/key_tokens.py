@@ -22,6 +22,7 @@ from annotated_types import Interval, Len
 
 from ropecli.atomic import sibling
 from ropecli.checkpoint.files import read_file
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import Texts
 from ropecli.errors import DataError, MethodError
@@ -31,7 +32,7 @@ from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_c
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import write_report
 from ropecli.evaluation.statistics import Count, TokenCount
-from ropecli.evaluation.subject import ReaderFactory, Subject, open_subject, refuse_attention
+from ropecli.evaluation.subject import ReaderFactory, Subject, refuse_attention
 from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, say, warn
@@ -207,7 +208,7 @@ def get_key_tokens(
     lengths. output: of the command; without a `path`, progress is saved next to it. Returns the lengths to measure
     too.
     """
-    subject = open_subject(evaluator) if evaluator else None
+    subject = Subject(open_checkpoint(evaluator, weights=True, tokenizer=True, adapters=True)) if evaluator else None
     if path and path.exists():
         key_tokens = read_key_tokens(path)
         if subject and key_tokens.digest != subject.checkpoint.digest():

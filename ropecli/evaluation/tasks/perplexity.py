@@ -295,3 +295,14 @@ def have_same_tokens(*tokenizers: Any) -> bool:
         for tokenizer in tokenizers
     )
     return first == second
+
+
+def refuse_another_vocabulary(documents: Documents, tokenizer: Any, baseline: Subject) -> None:
+    """Raise DataError if the baseline has other tokens for the ids of the documents."""
+    used = np.unique(np.concatenate([document.ids for document in documents.kept])).tolist()
+    words = [reads.convert_ids_to_tokens(used) for reads in (tokenizer, load_tokenizer(baseline.checkpoint))]
+    if words[0] != words[1]:
+        raise DataError(
+            "The baseline's tokenizer has another vocabulary, so the two cannot read the same tokens. Evaluate each by "
+            "itself and compare bits per byte."
+        )

@@ -101,10 +101,7 @@ class Retrieval(Asking):
 
 @dataclass(frozen=True)
 class RetrievalChoice:
-    """The options of a search. lengths, candidates: None for the default.
-
-    skip_short: skip lengths that are too short for a prompt, as without `lengths`. Raises MethodError.
-    """
+    """The options of a search. lengths, candidates: None for the default. Raises MethodError."""
 
     lengths: Sequence[int] | None = None
     depths: Sequence[float] = (0, 0.25, 0.5, 0.75, 1)
@@ -114,7 +111,6 @@ class RetrievalChoice:
     chat_template: str = "auto"
     seed: int = 0
     num_needles: int = 1
-    skip_short: bool = False
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
@@ -122,24 +118,28 @@ class RetrievalChoice:
             raise MethodError("--candidates has no effect with --mode generate. Remove it.")
 
 
-def make_passkey(subject: Subject, choice: RetrievalChoice) -> tuple[Retrieval, Any]:
+def make_passkey(scalings: Sequence[Subject], choice: RetrievalChoice) -> tuple[Retrieval, Any]:
     """The pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300) among repeated sentences, and the tokenizer."""
-    pieces = PieceTokenizer(load_tokenizer(subject.checkpoint))
-    lengths = sorted(set(choice.lengths or default_lengths([subject])))
+    pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
+    lengths = sorted(set(choice.lengths or default_lengths(scalings)))
     haystack = repeat_sentences(PASSKEY_FILLER, pieces, lengths[-1])
     task = _make("passkey", PASSKEY, haystack, pieces, lengths, choice, "repeated sentences", filler=PASSKEY_FILLER)
     return task, pieces.tokenizer
 
 
 def make_needle(
-    subject: Subject, choice: RetrievalChoice, source: Source, templates: Templates | None = None, **settings: Any
+    scalings: Sequence[Subject],
+    choice: RetrievalChoice,
+    source: Source,
+    templates: Templates | None = None,
+    **settings: Any,
 ) -> tuple[Retrieval, Any]:
     """A key in a source, and the tokenizer.
 
-    templates: default: the style for this data. settings: further ones for the report.
+    scalings: of one checkpoint. templates: default: the style for this data. settings: further ones for the report.
     """
-    pieces = PieceTokenizer(load_tokenizer(subject.checkpoint))
-    lengths = sorted(set(choice.lengths or default_lengths([subject])))
+    pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
+    lengths = sorted(set(choice.lengths or default_lengths(scalings)))
     with progress_bar("reading documents", None) as step:
         haystack = read_haystack(source.limited().texts(), pieces, step)
     if len(haystack.ids) < lengths[-1]:
@@ -166,7 +166,7 @@ def _make(
     prompts = RetrievalPrompts(
         name, templates, haystack, pieces, choice.num_needles, num_candidates, choice.seed, frame
     )
-    if choice.lengths is None or choice.skip_short:
+    if choice.lengths is None:
         while len(lengths) > 1 and not prompts.has_room(lengths[0], choice.depths, choice.samples):
             lengths = lengths[1:]
     options: dict[str, Any] = {"samples": choice.samples, "mode": choice.mode, "source": source}

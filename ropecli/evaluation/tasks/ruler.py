@@ -26,10 +26,7 @@ from ropecli.messages import progress_bar, warn
 
 @dataclass(frozen=True)
 class RulerChoice:
-    """The options of a measurement. lengths, tasks: None for all that fit.
-
-    skip_short: skip lengths that are too short for every task, as without `lengths`.
-    """
+    """The options of a measurement. lengths, tasks: None for all that fit."""
 
     data: Source
     lengths: Sequence[int] | None
@@ -39,7 +36,6 @@ class RulerChoice:
     chat_template: str = "auto"
     threshold: float | None = None
     seed: int = 0
-    skip_short: bool = False
 
     def __post_init__(self) -> None:
         """Raises MethodError, before anything is loaded."""
@@ -102,18 +98,18 @@ class Ruler(Asking):
         return hashlib.sha256("".join(value[1] for value in values.values()).encode()).hexdigest()
 
 
-def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
-    """The task for a checkpoint, and its tokenizer."""
-    tokenizer = load_tokenizer(subject.checkpoint)
+def make_ruler(scalings: Sequence[Subject], choice: RulerChoice) -> tuple[Ruler, Any]:
+    """The task for the scalings of a checkpoint, and its tokenizer."""
+    tokenizer = load_tokenizer(scalings[0].checkpoint)
     pieces = PieceTokenizer(tokenizer)
     tasks = choose_tasks(choice.tasks)
-    lengths = sorted(set(choice.lengths or default_lengths([subject])))
+    lengths = sorted(set(choice.lengths or default_lengths(scalings)))
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
             essay = read_essay(choice.data.texts(), pieces, lengths[-1])
     maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, choice.seed)
-    if choice.lengths is None or choice.skip_short:
+    if choice.lengths is None:
         fits_any = [length for length in lengths if any(_fits(maker, [length], task, choice.samples) for task in tasks)]
         lengths = fits_any or lengths[-1:]
     fitting = [task for task in tasks if _fits(maker, lengths, task, choice.samples)]

@@ -88,8 +88,9 @@ def _perplexity(figure: "Part", lines: Sequence[Line]) -> None:
     spans = {line.name: _spans(line, lines) for line in lines}
     ends = [end for of_line in spans.values() for _, span in of_line for end in span]
     whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
+    base = lines[0] if len(lines) > 1 and lines[0].report.method == "none" else None
     for index, line in enumerate(sorted(lines, key=lambda line: -ppls[line.name][-1])):
-        look = style.BASELINE_LOOK if line.baseline else style.look(index)
+        look = style.BASELINE_LOOK if line is base else style.look(index)
         axes.plot(line.report.lengths, ppls[line.name], label=line.name, **look)
         aside = 2 ** (0.03 * (index - (len(lines) - 1) / 2))  # whiskers of several lines do not overlap
         for length, span in spans[line.name] if whiskers else ():
