@@ -56,6 +56,14 @@ class Outcome(NamedTuple):
         """The JSON document that is all of standard output."""
         return json.loads(self.succeeds().out)
 
+    def reports(self) -> list[dict[str, Any]]:
+        return self.json()["reports"]
+
+    def report(self) -> dict[str, Any]:
+        """The only one."""
+        [report] = self.reports()
+        return report
+
     def is_refused(self, *parts: object) -> None:
         """Exit status 2, nothing on standard output, and one message that has these parts."""
         assert (self.code, self.out) == (2, ""), self

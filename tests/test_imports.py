@@ -97,7 +97,7 @@ import ropecli.commands.plan, ropecli.reporting.page, ropecli
 assert ropecli.inspect("demo").state.positions.context_length == 256
 done = ropecli.patch("demo", method="yarn", factor=4, output={str(tmp_path / "out")!r}, no_verify=True)
 assert ropecli.read_state(done.plan.source).positions.context_length == 256
-report = ropecli.eval_ppl({str(tmp_path / "out")!r}, data="demo", lengths=[64], max_documents=2)
+[report] = ropecli.eval_ppl({str(tmp_path / "out")!r}, data="demo", lengths=64, max_documents=2).reports
 assert report.cells[0].length == 64 and report.command == []
 assert ropecli.export("demo", engine="vllm").command.startswith("vllm serve")
 assert ropecli.patch("demo", method="ntk", factor=2, dry_run=True).output is None

@@ -65,7 +65,7 @@ def test_the_main_job_outside_the_repository(installed, tmp_path):
     settings = ("--length", 512, "--set", "gradient_accumulation=1", "--set", "warmup_steps=0")
     ropecli("finetune", "patched", "--recipe", "demo", "--steps", 2, *settings, "--output", "tuned")
     measured = ("eval-ppl", "tuned", "--data", "demo", "--lengths", 512, "--max-documents", 2, "--json")
-    [row] = json.loads(ropecli(*measured))["rows"]
+    [row] = json.loads(ropecli(*measured))["reports"][0]["rows"]
     assert 1 < row["ppl"] < 50
     configuration = Path(ropecli("recipe", "--path", "8-gpu-fsdp2").strip())
     assert configuration.is_file()

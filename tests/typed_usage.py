@@ -16,8 +16,8 @@ from ropecli.reporting.outputs import Reports
 
 
 def use() -> None:
-    assert_type(ropecli.eval_ppl("demo", data="demo"), ropecli.Report)
-    assert_type(ropecli.eval_ppl("demo", data="demo", device_map="auto", max_memory="cpu=1GB"), ropecli.Report)
+    assert_type(ropecli.eval_ppl("demo", data="demo"), Reports)
+    assert_type(ropecli.eval_ppl("demo", data="demo", device_map="auto", max_memory="cpu=1GB"), Reports)
     assert_type(ropecli.needle("demo"), Reports)
     assert_type(ropecli.compare(["demo"], data="demo"), Reports)
     assert_type(ropecli.finetune("demo", output="out"), FinetuneResult)

@@ -131,19 +131,24 @@ def open_subjects(
     subjects = [first, *(subject for subject in subjects if subject is not first)]
     for subject in subjects:
         refuse_attention(subject, options["attn"])
-    _show_findings(subjects, several=len(specs) > 1)
+    _show_findings(subjects, several=len(specs) > 1, replacing=methods is not None)
     return subjects
 
 
-def _show_findings(subjects: Sequence[Subject], *, several: bool) -> None:
-    """several: whether of several methods, of which only what is wrong with the files is shown."""
+def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: bool) -> None:
+    """several: whether of several methods, of which only what is wrong with the files is shown.
+
+    replacing: whether methods were given, which may replace a shipped one.
+    """
     messages = [
         finding.message
         for subject in subjects
         for finding in subject.findings
         if not several or (subject.plan and finding.about == "files")
     ]
-    for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values() if several else ():
+    for checkpoint in (
+        {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values() if replacing else ()
+    ):
         shipped = read_state(checkpoint).positions.main.spec
         plans = [subject.plan for subject in subjects if subject.checkpoint is checkpoint]
         if shipped.method.name != "none" and all(plan and plan.spec.method != shipped.method for plan in plans):

@@ -93,7 +93,8 @@ def _headlines(lines: Sequence[Line]) -> Iterator[str]:
     report = lines[0].report
     task = task_name(report)
     conditions = f"{measured_by(report)}, {sample_count(report)}"
-    for sentence in headline_sentences(lines) or filter(None, [best_sentence(lines)]):
+    sentences = headline_sentences(lines)
+    for sentence in [*sentences, *filter(None, [best_sentence(lines) if len(lines) > 2 or not sentences else ""])]:
         yield f"{task[:1].upper()}{task[1:]}, {conditions}: {sentence}"
     if report.kind != "scores":
         return

@@ -166,7 +166,8 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     rows = [[*row, *cells] for row, cells in zip(names, zip(*columns, strict=True), strict=True)]
     emphasized = any(isinstance(cell, Bold) for column in columns for cell in column)
     notes = headline_sentences(lines)
-    notes += [HEADLINES_NOTE] if notes else filter(None, [best_sentence(lines)])
+    notes += [HEADLINES_NOTE] if notes else []
+    notes += filter(None, [best_sentence(lines) if len(lines) > 2 or not notes else ""])
     notes += [f"bold: {BEST_NOTE}"] * emphasized
     table_heads = [*heads, *map(str, lengths)]
     if metric is RECALL:

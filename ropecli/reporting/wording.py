@@ -40,7 +40,8 @@ def sample_count(report: "Report") -> str:
         count, what = max(cell.samples for cell in report.cells), "document"
     else:
         count, what = sum(cell.samples for cell in report.cells), "prompt"
-    return f"{count} {what}{'s'[: count != 1]}"
+    key_tokens = f", {report.cells[0].tokens} key tokens" if report.task == "longppl" else ""
+    return f"{count} {what}{'s'[: count != 1]}{key_tokens}"
 
 
 HEADLINES_NOTE = "Percentages: change of perplexity, negative is better. In brackets: 95% interval, paired by document."
@@ -51,7 +52,7 @@ def headline_sentence(headline: "Headline") -> str:
     if headline.length == headline.base_length:
         where = f" at {headline.length} tokens"
     else:
-        where = f": {headline.length} tokens against {headline.base_length} of the first"
+        where = f": {headline.length} tokens against the baseline's {headline.base_length}"
     return f"{clean(headline.name)}: {change_words(headline.change, '%')}{where}"
 
 

@@ -67,7 +67,9 @@ def perplexity(part: Part) -> None:
     few = {"data": "demo", "lengths": [256, 1024], "max_documents": 2 if part.toy else 8}
 
     def ppl(**loading: Any) -> list[float]:
-        return [cell.ppl for cell in ropecli.eval_ppl("demo", method="yarn", factor=4, **few, **loading).cells]
+        return [
+            cell.ppl for cell in ropecli.eval_ppl("demo", methods="yarn", factors=4, **few, **loading).reports[0].cells
+        ]
 
     exact: list[float] = []
     device = part.device.type
@@ -152,6 +154,7 @@ def folding(part: Part, folder: Path) -> dict[str, Any]:
     report = result.tuned.report
     untuned, tuned = (
         ropecli.eval_ppl(one, data="demo", lengths=[1024], protocol="tail", max_documents=8, dtype="float32")
+        .reports[0]
         .cells[-1]
         .ppl
         for one in (folder / "patched", folder / "tuned")

@@ -50,8 +50,10 @@ def run(part: Part) -> None:
 def spread(part: Part) -> dict[str, Any]:
     """Perplexity of the demo over two GPUs (a dry run: over memory and disk) against one device."""
     few = {"data": "demo", "lengths": [256], "max_documents": 2, "dtype": "float32"}
-    alone = ropecli.eval_ppl("demo", device=part.device.type, **few)
-    found = ropecli.eval_ppl("demo", device_map="auto", max_memory="cpu=8MB" if part.toy else "0=8MB,1=20MB", **few)
+    alone = ropecli.eval_ppl("demo", device=part.device.type, **few).reports[0]
+    found = ropecli.eval_ppl(
+        "demo", device_map="auto", max_memory="cpu=8MB" if part.toy else "0=8MB,1=20MB", **few
+    ).reports[0]
     difference = abs(found.cells[0].ppl / alone.cells[0].ppl - 1)
     several = "," in found.device
     return {"devices": found.device, "difference": difference, "allowed": 1e-4, "ok": several and difference <= 1e-4}

@@ -30,29 +30,22 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
             if name == "tail-x2-distance" and "tail-tuned" in found:
-                [tuned] = found["tail-tuned"]
-                lines += [(report.label, report) for report in (_baseline(tuned), tuned)]
+                lines += [(report.label, report) for report in found["tail-tuned"]]
             made.append({"prefix": same_length, "tail": same_targets, "ruler": scores}[reports[0].task](name, lines))
     if "tail-x4" in found:
-        extended = [*found["tail-x4"], *found.get("tail-x4-distance", [])]
-        rows = [("none", _baseline(extended[0])), *((report.label, report) for report in extended)]
+        (base, yarn), distance = found["tail-x4"], found.get("tail-x4-distance", [])[1:]
+        rows = [("none", base), *((report.label, report) for report in (yarn, *distance))]
         made.append(same_targets("tail-x4", rows))
     if "tail-trained" in found:
-        [trained], (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
+        (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
         rows = [
             ("none", none),
-            ("none, trained", _baseline(trained)),
+            ("none, trained", control),
             (yarn.label, yarn),
             (f"{yarn.label}, trained", trained),
         ]
-        made.append(same_targets("tail-trained", rows, control=_baseline(trained)))
+        made.append(same_targets("tail-trained", rows, control=control))
     return made
-
-
-def _baseline(report: Report) -> Report:
-    if report.baseline is None:
-        raise ValueError(f"The report of {report.checkpoint} has no baseline.")
-    return report.baseline
 
 
 def same_length(name: str, lines: Lines) -> Table:

@@ -53,7 +53,7 @@ def measured(evaluate):
     """The report of `evaluate`."""
 
     def call(*options, **where) -> dict:
-        return evaluate("--json", *options, **where).json()
+        return evaluate("--json", *options, **where).report()
 
     return call
 

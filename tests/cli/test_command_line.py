@@ -50,7 +50,7 @@ def test_token_counts_take_suffixes(ropecli):
     report = ropecli("patch", "demo", *options).json()
     assert (report["method"], report["target_length"]) == ("yarn", 1024)
     assert ropecli("plan", "demo", "--set", "length=2k", "--json").json()["length"] == 2048
-    whole = ropecli("eval-ppl", "demo", "-d", "demo", "-L", 2, "-l", "64", "--chunk", 0, "--json").json()
+    whole = ropecli("eval-ppl", "demo", "-d", "demo", "-L", 2, "-l", "64", "--chunk", 0, "--json").report()
     assert whole["settings"]["chunk"] is None
     wrong = ropecli("patch", "demo", "--method", "yarn", "--target-length", "1q", "--dry-run")
     wrong.is_refused("--target-length is '1q'; expected a number of tokens")
@@ -80,7 +80,7 @@ def test_lengths_follow_from_the_checkpoint_and_the_data(ropecli, llama, tmp_pat
     arguments = ["eval-ppl", llama, "--data", folder, "--json"]
     longer = ropecli(*arguments, "--method", "yarn", "--factor", 4)
     for outcome in (ropecli(*arguments), longer):
-        assert [row["length"] for row in outcome.json()["rows"]] == [16, 32, 64]
+        assert [row["length"] for row in outcome.report()["rows"]] == [16, 32, 64]
     assert "Measuring up to 64 tokens: only 3 documents of 10 have 128." in longer.err
 
 

@@ -21,7 +21,7 @@ def compare(ropecli, llama, other, corpus):
 
 @pytest.fixture
 def measured(compare):
-    return lambda *options, **where: compare("--json", *options, **where).json()
+    return lambda *options, **where: compare("--json", *options, **where).reports()
 
 
 def numbers(reports):
@@ -42,7 +42,7 @@ def test_every_method_has_a_report_with_each_factor_and_its_parameters(measured,
 def test_plot_and_report_are_written_beside_the_table(compare, llama, tmp_path):
     outcome = compare("--plot", tmp_path / "plot.png", "--output", tmp_path / "reports.json", checkpoints=[llama])
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    for report in json.loads((tmp_path / "reports.json").read_text()):
+    for report in json.loads((tmp_path / "reports.json").read_text())["reports"]:
         line = next(line for line in outcome.out.splitlines() if line.strip("│ ").startswith(report["method"]))
         assert [cell.strip() for cell in line.split("│")[2:-1]] == [f"{row['ppl']:.2f}" for row in report["rows"]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "reports.json"]
@@ -80,7 +80,7 @@ def test_a_stopped_comparison_resumes(compare, measured, stopping, tmp_path):
     with stopping(0) as samples:
         compare("--output", output, "--resume").succeeds()
     assert len(samples) == 2 * 20 - after
-    assert numbers(json.loads(output.read_text())) == numbers(measured())
+    assert numbers(json.loads(output.read_text())["reports"]) == numbers(measured())
     assert [path.name for path in tmp_path.iterdir()] == ["reports.json"]
 
 
@@ -88,11 +88,11 @@ def test_as_is_measures_the_shipped_scaling(measured, compare, patched, ropecli,
     folder = patched(llama, "dynamic")
     reports = measured(checkpoints=[folder], methods="linear,as-is,none")
     labels = [(report["method"], report["in_memory"]) for report in reports]
-    assert labels == [("dynamic", False), ("linear", True), ("none", True)]
+    assert labels == [("none", True), ("dynamic", False), ("linear", True)]  # the unscaled one is compared with
     fixed = ["--data", corpus, "--lengths", "24,64,128", "--max-documents", 4, "--json"]
-    alone = ropecli("eval-ppl", folder, *fixed).json()
-    assert numbers(reports[:1]) == numbers([alone])
-    assert numbers(reports[2:])[0][2] != numbers([alone])[0][2]
+    alone = ropecli("eval-ppl", folder, *fixed).report()
+    assert numbers(reports[1:2]) == numbers([alone])
+    assert numbers(reports[:1])[0][2] != numbers([alone])[0][2]
     assert "dynamic ×4, as shipped" in compare(checkpoints=[folder], methods="as-is,dynamic").out
 
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-FIELDS = """schema_version task checkpoint digest method factor params in_memory original_max_position_embeddings source
-command settings fingerprint too_short dtype device cells rows document_names baseline headlines reference
-environment kind"""
+FIELDS = """task checkpoint digest method factor params in_memory original_max_position_embeddings source
+command settings fingerprint too_short dtype device cells rows document_names reference environment
+kind context_length"""
 
 
 def losses(report):
@@ -16,10 +16,11 @@ def losses(report):
 
 
 def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
-    report = evaluate("--json", lengths="24,64").json()
+    value = evaluate("--json", lengths="24,64").json()
+    [report] = value["reports"]
+    assert (value["schema_version"], report["kind"]) == (4, "perplexity")
     assert set(report) == set(FIELDS.split())
-    assert (report["schema_version"], report["kind"]) == (3, "perplexity")
-    assert (report["method"], report["task"], report["headlines"]) == ("none", "prefix", [])
+    assert (report["method"], report["task"]) == ("none", "prefix")
     settings = {"stride": None, "targets": None, "chunk": None, "batch_size": 1, "attn": "auto", "processes": 1}
     assert report["settings"] == settings
     options = ["--data", str(corpus), "--lengths", "24,64", "--max-documents", "4", "--json"]
@@ -53,7 +54,7 @@ def few(corpus, tmp_path):
 
 def test_skipped_documents_are_counted_in_a_warning(evaluate, few):
     outcome = evaluate("--json", data=few, lengths="24,64")
-    assert outcome.json()["too_short"] == 2
+    assert outcome.report()["too_short"] == 2
     assert "2 documents" in outcome.err
 
 
@@ -62,7 +63,7 @@ def test_whole_documents_are_all_scored_and_short_ones_are_named(evaluate, few, 
     tokens = [len(tokenizer((few / f"{name}.txt").read_text())["input_ids"]) for name in "abc"]
     assert tokens[0] > 100 > 64 > tokens[1] > 24 > tokens[2] >= 2
     outcome = evaluate("--json", "--protocol", protocol, data=few, lengths="24,100")
-    report = outcome.json()
+    report = outcome.report()
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt", "c.txt"], 0)
     assert "2 documents shorter than 100 tokens: scored with less context" in outcome.said
     first = protocol == "sliding"
@@ -73,7 +74,7 @@ def test_whole_documents_are_all_scored_and_short_ones_are_named(evaluate, few, 
 def test_whole_documents_can_be_skipped_and_cut(evaluate, few):
     options = ["--json", "--protocol", "sliding", "--min-tokens", 30, "--max-tokens", 90]
     outcome = evaluate(*options, data=few, lengths="24,60")
-    report = outcome.json()
+    report = outcome.report()
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt"], 1)
     assert report["cells"][0]["weights"][0] == 89
     assert "Skipping 1 document shorter than 30 tokens" in outcome.said
@@ -83,7 +84,9 @@ def test_whole_documents_can_be_skipped_and_cut(evaluate, few):
 # With a baseline.
 
 
-def test_checkpoint_and_baseline_give_what_each_gives_alone_one_in_memory_at_a_time(measured, llama, yarn, monkeypatch):
+def test_checkpoint_and_baseline_give_what_each_gives_alone_one_in_memory_at_a_time(
+    measured, evaluate, llama, yarn, monkeypatch
+):
     import gc
     import weakref
 
@@ -100,16 +103,16 @@ def test_checkpoint_and_baseline_give_what_each_gives_alone_one_in_memory_at_a_t
     options = ["--protocol", "sliding", "--max-tokens", 200]
     own, base = measured(*options, checkpoint=yarn), measured(*options)
     monkeypatch.setattr(subject, "load_model", watched)
-    both = measured("--baseline", llama, *options, checkpoint=yarn)
+    first, second = evaluate("--json", "--baseline", llama, *options, checkpoint=yarn).reports()
     assert len(models) == 2
     assert losses(own) != losses(base)
-    assert losses(both) == losses(own)
-    assert losses(both["baseline"]) == losses(base)[: len(both["baseline"]["rows"])]
-    assert [row["length"] for row in both["baseline"]["rows"]] == [24, 64]  # up to its context length
+    assert losses(second) == losses(own)
+    assert losses(first) == losses(base)[: len(first["rows"])]
+    assert [row["length"] for row in first["rows"]] == [24, 64]  # up to its context length
     for key in ("checkpoint", "digest", "method", "factor", "task", "fingerprint", "document_names", "kind"):
-        assert both[key] == own[key], key
-        assert both["baseline"][key] == base[key], key
-    assert both["fingerprint"] == both["baseline"]["fingerprint"]
+        assert second[key] == own[key], key
+        assert first[key] == base[key], key
+    assert first["fingerprint"] == second["fingerprint"]
 
 
 @pytest.fixture
@@ -136,15 +139,16 @@ def mean_loss(corpus, tokenizer):
 
 @pytest.mark.parametrize(("protocol", "factor"), [("prefix", 2), ("tail", 2), ("tail", 8)])
 def test_cost_is_within_the_pretraining_length_and_gain_against_all_that_the_baseline_reads(
-    measured, llama, yarn, patched, mean_loss, protocol, factor
+    evaluate, llama, yarn, patched, mean_loss, protocol, factor
 ):
     """Both are pretrained on 64 tokens; the baseline reads factor × 64."""
     base = patched(llama, "yarn", factor)
-    report = measured("--baseline", base, "--protocol", protocol, checkpoint=yarn, lengths="24,64,128,256")
+    options = ["--json", "--baseline", base, "--protocol", protocol]
+    _, report = evaluate(*options, checkpoint=yarn, lengths="24,64,128,256").reports()
     tail = protocol == "tail"
     gain = "long-context gain" if tail else "change beyond the pretraining length"
     expected = [("short-context cost", 64, 64), (gain, 256, min(256, 64 * factor) if tail else 256)]
-    assert [(one["name"], one["length"], one["baseline_length"]) for one in report["headlines"]] == expected
+    assert [(one["name"], one["length"], one["base_length"]) for one in report["headlines"]] == expected
     for (_, length, base_length), headline in zip(expected, report["headlines"], strict=True):
         ours, theirs = (
             mean_loss(folder, tokens, 12 if tail else tokens - 1, 256 if tail else tokens)
@@ -176,6 +180,5 @@ def test_a_baseline_whose_loss_is_not_finite_leaves_the_other_its_report(measure
     weights["model.norm.weight"].mul_(float("nan"))
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
     report = measured("--baseline", broken)
-    assert (report["baseline"], report["headlines"]) == (None, [])
     assert [row["ppl"] for row in report["rows"]] == [row["ppl"] for row in measured()["rows"]]
     assert f"{broken} was not measured: The loss is not finite" in evaluate("--baseline", broken).said

@@ -117,12 +117,12 @@ def test_two_processes_give_the_very_numbers_of_one(ropecli, arguments, stopped,
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, *launcher, *command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)  # of one process, or it would be no JSON
-    assert report == json.loads(output.read_text())
-    assert done.stderr.count("tokenizer has") == 2  # a warning for each model, not for each process as well
-    one = ropecli(*arguments(*options)).json()
-    for settings in (one["settings"], one["baseline"]["settings"]):
-        assert settings["processes"] == 1
-        settings["processes"] = 2
-    assert without_times(report) == without_times(one)
+    reports = json.loads(done.stdout)["reports"]  # of one process, or it would be no JSON
+    assert reports == json.loads(output.read_text())["reports"]
+    assert done.stderr.count("tokenizer has") == 1  # a warning for the model, not for each process
+    alone = ropecli(*arguments(*options)).reports()
+    for report in alone:
+        assert report["settings"]["processes"] == 1
+        report["settings"]["processes"] = 2
+    assert without_times(reports) == without_times(alone)
     assert names(tmp_path) == ["report.json"]

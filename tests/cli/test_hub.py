@@ -43,7 +43,7 @@ def test_a_server_needs_no_weights(hub, ropecli, llama, corpus, tokenizer):
     )
     options = ["--data", corpus, "--lengths", 24, "--max-documents", 2, "--json"]
     with server.running():
-        report = ropecli("eval-ppl", NAME, *options, "--endpoint", server.url).json()
+        report = ropecli("eval-ppl", NAME, *options, "--endpoint", server.url).report()
     assert report["digest"] == f"commit:{MAIN}"
     assert "tokenizer.json" in hub.files_of("GET")
     assert "model.safetensors" not in hub.files_of("GET")
@@ -176,7 +176,7 @@ def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, rope
     for config in ("en", "de"):
         assert [text for _, text in Source(f"{TEXTS}:{config}").texts()] == texts[config]
     outcome = ropecli("eval-ppl", llama, "--data", TEXTS, "--dataset-config", "de", "--lengths", 32, "--json")
-    report = outcome.json()
+    report = outcome.report()
     assert (report["source"], report["rows"][0]["documents"]) == (f"{TEXTS}:de", len(texts["de"]))
     assert "Reading at most 10,000 documents of owner/texts:de. To read more, set --max-documents." in outcome.err
     for name, fault in ((TEXTS, "has several configurations"), (f"{TEXTS}:fr", "has no configuration fr")):
@@ -199,7 +199,7 @@ def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tm
     data = ["--data", f"{TEXTS}:en"]
     counts = []
     for options in ([], ["--max-documents", 5]):
-        report = ropecli("eval-ppl", llama, *data, "--lengths", 32, "--json", *options).json()
+        report = ropecli("eval-ppl", llama, *data, "--lengths", 32, "--json", *options).report()
         counts.append(report["rows"][0]["documents"])
     assert counts == [3, 5]
     said = []

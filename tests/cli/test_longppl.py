@@ -36,23 +36,23 @@ def test_keys_are_found_once_and_read_for_other_models(ropecli, repeating, yarn,
     outcome = ropecli(
         "eval-ppl", yarn, "--evaluator", yarn, "--baseline", "demo", "--output", report, *fixed
     ).succeeds()
-    first = json.loads(report.read_text())
+    base, first = json.loads(report.read_text())["reports"]
     count = first["rows"][0]["tokens"]
     assert count >= 5
-    assert [row["tokens"] for one in (first, first["baseline"]) for row in one["rows"]] == [count] * 3
+    assert [row["tokens"] for one in (first, base) for row in one["rows"]] == [count] * 3
     assert f"\n{count} of 1,9" in outcome.err
     assert f"{count} key tokens give wide intervals" in outcome.err
-    assert "┃ tokens ┃" in outcome.out
+    assert f"documents, {count} key tokens" in outcome.printed
     search = {"length": 640, "short_context": 256, "stride": 64, "min_gain": 2.0, "max_loss": 2.0}
     assert first["settings"]["key_tokens"] == {"evaluator": str(yarn), "digest": first["digest"], **search}
     # the evaluator uses more than the demo's 256 tokens
-    assert first["baseline"]["rows"][0]["nll"] > 2 > first["rows"][1]["nll"]
+    assert base["rows"][0]["nll"] > 2 > first["rows"][1]["nll"]
     assert [one["name"] for one in first["headlines"]] == ["short-context cost", "long-context gain"]
 
     compared = ropecli("compare", yarn, "--methods", "none,as-is", "--json", *fixed)
     assert "finding key tokens" not in compared.err
-    reports = {one["method"]: one for one in compared.json()}
-    for method, earlier in (("yarn", first), ("none", first["baseline"])):
+    reports = {one["method"]: one for one in compared.reports()}
+    for method, earlier in (("yarn", first), ("none", base)):
         assert reports[method]["fingerprint"] == earlier["fingerprint"]
         nll = [row["nll"] for row in earlier["rows"]]
         assert [row["nll"] for row in reports[method]["rows"]][: len(nll)] == pytest.approx(nll, rel=1e-4)
@@ -98,7 +98,7 @@ def test_an_evaluator_with_another_tokenizer_is_refused_before_and_after_the_sea
 def test_default_lengths_end_with_those_of_the_keys(evaluate, llama, patched, tmp_path):
     keys, four = tmp_path / "keys.json", patched(llama, "yarn", 4.0)
     evaluate("--evaluator", llama, "--keys", keys).succeeds()
-    report = evaluate("--keys", keys, "--json", checkpoint=four, lengths=()).json()
+    report = evaluate("--keys", keys, "--json", checkpoint=four, lengths=()).report()
     assert [row["length"] for row in report["rows"]] == [16, 32, 64, 128]
 
 
@@ -121,7 +121,7 @@ def test_a_stopped_run_resumes(evaluate, llama, stopping, tmp_path, after, with_
         evaluate(*options, "--resume").succeeds()
     assert len(samples) == 9 - after
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys.json", "report.json"][1 - with_file :]
-    whole = evaluate("--evaluator", llama, "--json").json()
-    assert [cell["sums"] for cell in json.loads(output.read_text())["cells"]] == [
+    whole = evaluate("--evaluator", llama, "--json").report()
+    assert [cell["sums"] for cell in json.loads(output.read_text())["reports"][0]["cells"]] == [
         cell["sums"] for cell in whole["cells"]
     ]

@@ -100,7 +100,7 @@ def test_an_adapter_is_measured_on_its_base_with_its_own_config(ropecli, llama, 
         return ropecli("eval-ppl", checkpoint, "--data", corpus, "--lengths", "48,128", "--json")
 
     def losses(outcome):
-        return [row["nll"] for row in outcome.json()["rows"]]
+        return [row["nll"] for row in outcome.report()["rows"]]
 
     ropecli("merge", adapter, "--output", tmp_path / "whole").succeeds()
     expected = losses(measured(tmp_path / "whole"))

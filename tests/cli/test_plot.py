@@ -56,7 +56,8 @@ def test_retrieval(ropecli, files, tmp_path):
 
 def test_different_data_are_warned_of(ropecli, files, tmp_path):
     value = json.loads((files / "one.json").read_text())
-    (tmp_path / "other.json").write_text(json.dumps({**value, "fingerprint": "2" * 64}))
+    value["reports"][0]["fingerprint"] = "2" * 64
+    (tmp_path / "other.json").write_text(json.dumps(value))
     assert "warning: different data" in ropecli("plot", tmp_path / "other.json", files / "one.json").succeeds().err
 
 

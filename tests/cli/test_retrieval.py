@@ -24,7 +24,7 @@ def needle(ropecli, llama, corpus):
 
 
 def test_a_report_of_passkey(passkey, llama):
-    report = passkey("--json").json()
+    report = passkey("--json").report()
     assert (report["kind"], report["task"], report["settings"]["mode"]) == ("scores", "passkey", "rank")
     assert (report["checkpoint"], report["method"], report["in_memory"]) == (str(llama), "none", False)
     assert report["original_max_position_embeddings"] == 64
@@ -37,7 +37,7 @@ def test_a_report_of_passkey(passkey, llama):
 
 
 def test_generated_answers(passkey):
-    report = passkey("--json", "--mode", "generate").json()
+    report = passkey("--json", "--mode", "generate").report()
     assert report["settings"]["mode"] == "generate"
     assert {(cell["chance"], cell.get("margin")) for cell in report["cells"]} == {(1 / 90_000, None)}
 
@@ -59,7 +59,7 @@ def test_a_length_or_output_that_cannot_be_is_refused_before_the_weights_are_loa
 
 
 def test_a_report_of_needle(needle, corpus):
-    report = needle("--json", "--style", "code", "--depths", "1,0,0.5").json()
+    report = needle("--json", "--style", "code", "--depths", "1,0,0.5").report()
     assert (report["kind"], report["task"], report["source"]) == ("scores", "needle", str(corpus))
     assert [(cell["length"], cell["depth"], cell["chance"]) for cell in report["cells"]] == [
         (length, depth, 0.1) for length in (80, 150) for depth in (0, 0.5, 1)
@@ -69,7 +69,7 @@ def test_a_report_of_needle(needle, corpus):
 
 def test_the_users_own_needles(needle):
     own = ("--needle", "the {name} is {key}", "--question", "what is the {name}? it is")
-    report = needle("--json", *own, "--num-needles", 3, "--candidates", 5, lengths="250").json()
+    report = needle("--json", *own, "--num-needles", 3, "--candidates", 5, lengths="250").report()
     settings = {"needle": own[1], "question": own[3], "num_needles": 3, "candidates": 5, "style": None}
     assert settings.items() <= report["settings"].items()
     assert report["cells"][0]["chance"] == 0.2
@@ -84,17 +84,18 @@ def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, edited,
     with stopping(0) as samples:
         ropecli("passkey", *checkpoints, *options, "--output", output, "--resume").succeeds()
     assert len(samples) == 5
-    alone = [ropecli("passkey", checkpoint, *options, "--json").json() for checkpoint in checkpoints]
-    reports = json.loads(output.read_text())
+    alone = [ropecli("passkey", checkpoint, *options, "--json").report() for checkpoint in checkpoints]
+    reports = json.loads(output.read_text())["reports"]
     assert [report["checkpoint"] for report in reports] == list(map(str, checkpoints))
     assert [report["cells"] for report in reports] == [report["cells"] for report in alone]
     assert alone[0]["cells"] != alone[1]["cells"]
     assert not (tmp_path / "reports.json.state").exists()
 
 
-def test_compare_hides_the_same_needles(ropecli, needle, llama, corpus):
-    options = ["--measure", "needle", "--methods", "none,yarn", "--lengths", "280,330", "--samples", 2, "--json"]
-    compared = ropecli("compare", llama, "--data", corpus, *options).json()
-    alone = needle("--method", "yarn", "--factor", 4, "--json", lengths="280,330").json()
-    assert [report["method"] for report in compared] == ["none", "yarn"]
-    assert [compared[1][key] for key in ("cells", "fingerprint")] == [alone[key] for key in ("cells", "fingerprint")]
+def test_methods_are_asked_for_the_same_needles(needle):
+    options = ["--factor", 4, "--json"]
+    first, second = needle("--methods", "yarn,none", *options, lengths="280,330").reports()
+    alone = needle("--method", "yarn", *options, lengths="280,330").report()
+    assert [first["method"], second["method"]] == ["none", "yarn"]
+    assert first["fingerprint"] == second["fingerprint"]
+    assert second["cells"] == alone["cells"]

@@ -14,7 +14,7 @@ def test_two_checkpoints_side_by_side(ropecli, patched, tmp_path):
     report, picture, page = (tmp_path / name for name in ("ruler.json", "ruler.png", "page.html"))
     options = ["--lengths", "512,600", "--output", report, "--plot", picture]
     outcome = ropecli("ruler", "demo", patched(FOLDER, "yarn"), *TASKS, *FEW, *options).succeeds()
-    first, second = json.loads(report.read_text())
+    first, second = json.loads(report.read_text())["reports"]
     assert first["fingerprint"] == second["fingerprint"]
     assert {(cell["task"], cell["length"], len(cell["sums"])) for cell in first["cells"]} == {
         (task, length, 2) for task in ("niah_single_1", "fwe") for length in (512, 600)
@@ -38,7 +38,7 @@ def test_a_model_that_guesses_has_no_effective_length(ropecli, llama, tmp_path):
     """Its weights are random."""
     options = ["--mode", "rank", "--lengths", "1200,1300", *TASKS, "--samples", 10]
     outcome = ropecli("ruler", llama, *options, "--output", tmp_path / "ruler.json").succeeds()
-    [report] = json.loads((tmp_path / "ruler.json").read_text())
+    [report] = json.loads((tmp_path / "ruler.json").read_text())["reports"]
     assert sum(sum(cell["sums"]) for cell in report["cells"] if cell["length"] == 1200) > 0
     assert report["effective_length"] is None
     assert "Effective length: none, because the score at 1200 tokens, " in outcome.printed
@@ -54,17 +54,4 @@ def test_an_interrupted_run_resumes(ropecli, tmp_path, stopping):
         ropecli(*options, 4, "--output", report, "--resume").is_refused("prompts")
         ropecli(*options, 3, "--output", report, "--resume").succeeds()
     assert len(samples) == 4
-    assert json.loads(whole.read_text())[0]["cells"] == json.loads(report.read_text())[0]["cells"]
-
-
-def test_compare_puts_measures_side_by_side(ropecli, tmp_path):
-    report, same = tmp_path / "measures.json", ["--lengths", 512, "--samples", 2, "--tasks", "fwe"]
-    options = ["--methods", "none,yarn", "--measure", "ppl,ruler", "--max-documents", 2, "--protocol", "tail"]
-    outcome = ropecli("compare", "demo", "--data", "demo", *same, *options, "--output", report).succeeds()
-    reports = json.loads(report.read_text())
-    labels = [(task, method) for task in ("tail", "ruler") for method in ("none", "yarn")]
-    assert [(one["task"], one["method"]) for one in reports] == labels
-    [alone] = ropecli("ruler", "demo", *same, *FEW[:2], "--method", "yarn", "--factor", 4, "--json").json()
-    assert [reports[3][key] for key in ("cells", "fingerprint")] == [alone[key] for key in ("cells", "fingerprint")]
-    assert "RULER (rank, %) at 512" in outcome.out
-    assert f"{reports[1]['rows'][0]['ppl']:.2f}" in outcome.out
+    assert json.loads(whole.read_text())["reports"][0]["cells"] == json.loads(report.read_text())["reports"][0]["cells"]

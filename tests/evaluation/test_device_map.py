@@ -88,8 +88,7 @@ def test_comparisons_give_the_same_numbers(ropecli, corpus, llama):
     losses = []
     for place, device in (([], "cpu"), (["--device-map", "auto", "--max-memory", "cpu=300KB"], "cpu,disk")):
         outcome = ropecli("compare", llama, *options, *place, "--json")
-        assert outcome.code == 0, outcome.err
-        reports = json.loads(outcome.out)
+        reports = outcome.reports()
         assert {report["device"] for report in reports} == {device}
         losses.append([row["nll"] for report in reports for row in report["rows"]])
     assert losses[1] == pytest.approx(losses[0])

@@ -9,12 +9,13 @@ from itertools import count
 import pytest
 
 from ropecli import messages
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import driver
 from ropecli.evaluation.driver import Job, Task, collect, score_samples
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.readers.live import LiveReader
-from ropecli.evaluation.subject import LiveReaderFactory, open_subject
+from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.key_tokens import FindKeyTokens
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.retrieval import Retrieval
@@ -80,7 +81,7 @@ def make(documents, uneven, prompts):
 
 @pytest.fixture(scope="module")
 def subject(llama):
-    return open_subject(str(llama))
+    return Subject(open_checkpoint(str(llama)))
 
 
 @pytest.fixture

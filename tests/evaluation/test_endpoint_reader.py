@@ -54,9 +54,9 @@ def measure(ropecli, llama, corpus):
     ],
 )
 def test_a_server_gives_the_numbers_of_transformers(arguments, measure, served):
-    own = measure(*arguments, "--json").json()
+    own = measure(*arguments, "--json").report()
     with served(delay=0.01).running() as server:
-        report = measure(*arguments, "--endpoint", server.url, "--requests", 4, "--json").json()
+        report = measure(*arguments, "--endpoint", server.url, "--requests", 4, "--json").report()
         assert 1 < server.most_waiting <= 4
     assert report["device"] == f"vllm 0.0.1 at {server.url}"
     assert report["settings"]["engine"] == "vllm 0.0.1"
@@ -80,7 +80,7 @@ def test_requests_in_flight_share_the_time(monkeypatch):
 def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
     """One message, and --resume asks for the rest alone."""
     arguments = ["eval-ppl", "--protocol", "tail", "--requests", 2, "--output", tmp_path / "report.json", "--json"]
-    expected = measure(*arguments[:3], "--json").json()
+    expected = measure(*arguments[:3], "--json").report()
     with served().running() as server:
         server.stops_after = 9  # four to find out what it gives
         outcome = measure(*arguments, "--endpoint", server.url)
@@ -88,7 +88,7 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
         assert outcome.err.count("error:") == 1
         assert "answered 500 4 times: engine died" in outcome.err
         server.fault, server.prompts, server.stops_after = None, [], -1
-        report = measure(*arguments, "--endpoint", server.url, "--resume").json()
+        report = measure(*arguments, "--endpoint", server.url, "--resume").report()
     assert 5 + 12 - 6 <= len(server.prompts) <= 5 + 12 - 2  # one more to see whether the model is the same
     for cell, other in zip(report["cells"], expected["cells"], strict=True):
         assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
@@ -335,6 +335,6 @@ def test_a_key_that_comes_back_as_a_name_is_in_no_report(measure, served, monkey
         server.models = lambda: {"data": [{"id": key, "owned_by": f"of {key}", "max_model_len": 256}]}
         server.odd["/version"] = (200, {}, json.dumps({"version": key}).encode())
         outcome = measure("eval-ppl", "--endpoint", server.url, "--api-key-env", "ROPECLI_TEST_KEY", "--json")
-        settings = outcome.json()["settings"]
+        settings = outcome.report()["settings"]
     assert (settings["engine"], settings["served"]) == ("of *** ***", "***")
     assert "never" not in outcome.out + outcome.err

@@ -17,7 +17,7 @@ def test_perplexity_of_text_is_that_of_the_whole_model(model_type, chunk, build,
     """Against a plain forward pass of transformers over the first 48 tokens of each document."""
     folder = build(model_type)
     options = {"lengths": [48], "protocol": "prefix", "max_documents": 3, "chunk": chunk}
-    report = ropecli.eval_ppl(str(folder), data=str(corpus), **options)
+    [report] = ropecli.eval_ppl(str(folder), data=str(corpus), **options).reports
     model = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32).eval()
     losses = []
     for path in sorted(corpus.iterdir())[:3]:

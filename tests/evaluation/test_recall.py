@@ -169,12 +169,12 @@ def test_the_demo_is_damaged_beyond_its_length_and_the_patch_reads_on(recall, ro
     path = tmp_path / "report.json"
     options = ["demo", "--method", "yarn", "--factor", 8, "--baseline", "demo", "--lengths", "256,512"]
     outcome = recall("eval-ppl", *options, "--output", path)
-    value = json.loads(path.read_text())
-    near, far = value["rows"]
-    assert "Reads to 512 tokens, with recall above one half" in outcome.succeeds().printed
-    assert [row["length"] for row in value["baseline"]["rows"]] == [256]
-    assert value["baseline"]["rows"][0]["recall"] == 1
-    assert 0.3 < far["recall_low"] < far["recall"] < near["recall_high"]
+    base, patched = json.loads(path.read_text())["reports"]
+    near, far = patched["rows"]
+    assert "1: as good as a near copy at 256 tokens in demo, none." in outcome.succeeds().printed
+    assert [(row["length"], row["value"]) for row in base["rows"]] == [(256, 1)]
+    assert patched["reads_to"] == 512
+    assert 0.3 < far["low"] < far["value"] < near["high"]
     for command, output in (("report", "page.html"), ("plot", "plot.png")):
         ropecli(command, path, "--output", tmp_path / output).succeeds()
     assert "Recall 1: as good as a near copy at 256 tokens in demo, none." in (tmp_path / "page.html").read_text()
@@ -183,11 +183,11 @@ def test_the_demo_is_damaged_beyond_its_length_and_the_patch_reads_on(recall, ro
 @pytest.mark.slow
 def test_headroom_reads_where_the_plain_factor_does_not(recall, tmp_path):
     options = ["demo", "--methods", "none,yarn,streaming", "--factors", "4,8", "--lengths", "256,512,1024"]
-    reports = recall("compare", *options, "--output", tmp_path / "a.json", "--json").json()
+    reports = recall("compare", *options, "--output", tmp_path / "a.json", "--json").json()["reports"]
     rows = {(report["method"], report["factor"]): report["rows"] for report in reports}
     base, streaming = rows["none", 1], rows["streaming", 4]
-    assert base[1]["recall_high"] < 0 < base[1]["far_gain_low"]
-    assert rows["yarn", 4][2]["recall_high"] < rows["yarn", 8][2]["recall_low"]
+    assert base[1]["high"] < 0 < base[1]["far_gain_low"]
+    assert rows["yarn", 4][2]["high"] < rows["yarn", 8][2]["low"]
     assert streaming[2]["far_gain_low"] < 0 < streaming[2]["far_gain_high"]
     assert streaming[2]["far_gain_high"] - streaming[2]["far_gain_low"] < 0.05
 

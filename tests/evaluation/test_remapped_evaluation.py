@@ -4,7 +4,6 @@ tests/attention checks their attention against a brute force.
 """
 
 import itertools
-import json
 
 import pytest
 
@@ -18,9 +17,9 @@ def losses(ropecli, corpus):
         outcome = ropecli(command, folder, *fixed, *options)
         assert outcome.code == 0, outcome.err
         assert "instead of chunks" not in outcome.err
-        reports = json.loads(outcome.out)
-        reports = reports if isinstance(reports, list) else [reports]
-        return {report["method"]: [row["nll"] * row["tokens"] for row in report["rows"]] for report in reports}
+        return {
+            report["method"]: [row["nll"] * row["tokens"] for row in report["rows"]] for report in outcome.reports()
+        }
 
     return call
 

@@ -224,7 +224,7 @@ def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is
 
     def make(length):
         choice = RulerChoice(Source("demo"), [length, 2 * length], [task], samples=6, mode="rank")
-        return make_ruler(SimpleNamespace(checkpoint=None), choice)[0]
+        return make_ruler([SimpleNamespace(checkpoint=None)], choice)[0]
 
     with pytest.raises(DataError, match=f"A prompt of {least} tokens is too short for {task}"):
         make(least)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 _SHARES = (0.8, 0.9, 1.1, 1.2)
@@ -42,6 +43,7 @@ def report():
             "params": params or {},
             "in_memory": False,
             "original_max_position_embeddings": 256,
+            "context_length": round(256 * factor),
             "source": source,
             "dtype": "float32",
             "device": "cpu",
@@ -58,14 +60,22 @@ def report():
 
 @pytest.fixture(scope="session")
 def with_baseline(report):
-    """A report with a baseline, a cost of 0% to 2% and a gain."""
-    from ropecli.evaluation.report import Change, Headline
+    """The reports of a base and of its extension, with the same tokens at every length."""
+    from dataclasses import replace
 
-    cost = Headline("short-context cost", 256, 256, Change(0.012, 0.003, 0.02))
-    gain = Headline("long-context gain", 1024, 256, Change(-0.072, -0.114, -0.037))
-    base = report(18.0, 25.0, 47.0, checkpoint="base")
-    extended = {"method": "yarn", "factor": 4.0, "checkpoint": "extended"}
-    return report(20.0, 19.0, 18.5, **extended, baseline=base, headlines=[cost, gain])
+    base = report(18.0, 25.0, 47.0, checkpoint="base", digest="b" * 64, task="tail")
+    extended = report(20.0, 19.0, 17.0, checkpoint="extended", method="yarn", factor=4.0, task="tail")
+    weights = base.cells[0].weights
+    return [
+        replace(
+            one,
+            cells=[
+                replace(cell, weights=weights, sums=tuple(np.array(cell.sums) * weights / np.array(cell.weights)))
+                for cell in one.cells
+            ],
+        )
+        for one in (base, extended)
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -98,10 +108,11 @@ def retrieval(report):
 @pytest.fixture
 def written(tmp_path):
     """written(report or list of them, name=...) -> the JSON file that holds it."""
-    from ropecli.evaluation.report import write_report
+    from ropecli.evaluation.report import Report, as_json, write_report
 
     def write(reports, name="report.json"):
-        value = [report.as_json() for report in reports] if isinstance(reports, list) else reports.as_json()
+        several = reports if isinstance(reports, list) else [reports]
+        value = as_json(several) if isinstance(several[0], Report) else reports.as_json()
         write_report(tmp_path / name, value)
         return tmp_path / name
 

@@ -26,40 +26,43 @@ def page(report, with_baseline, retrieval):
     yarn = report(30.0, 31.0, 32.0, task="yarn")
     passkey = retrieval({(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1})
     linear = report(19.0, 19.5, 30.0, method="linear", factor=4.0)
-    return ET.fromstring(render_page([with_baseline, linear, yarn, passkey]))
+    return ET.fromstring(render_page([*with_baseline, linear, yarn, passkey]))
 
 
 def test_every_number_is_there(page, with_baseline):
     cells = Counter(texts(page, "td"))
-    for cell in (*with_baseline.cells, *with_baseline.baseline.cells):
+    base, extended = with_baseline
+    for cell in (*base.cells, *extended.cells):
         numbers = (f"{cell.ppl:.2f}", f"{cell.low:.2f} to {cell.high:.2f}", f"{cell.value:.4f}", f"{cell.tokens}")
         for number in (*numbers, f"{cell.bits_per_byte:.4f}", f"{cell.tokens_per_second:.0f}", "2 s", "3.1 MB"):
             assert cells[number], number
     assert ["0.5", "75", "–"] in rows_of(page)
-    change = with_baseline.change_from(with_baseline.baseline, 256)
+    change = extended.change_from(base, 256)
     assert cells[f"{100 * change.change:+.1f} ({100 * change.low:.1f} to {100 * change.high:.1f})"]
 
 
 def test_the_headlines_come_first_then_each_set_of_data_and_how_it_was_measured(page, with_baseline):
-    assert texts(page, "p")[:3] == [
-        "extended, yarn ×4, protocol prefix, 4 documents: short-context cost: +1.2% (0.3 to 2.0) at 256 tokens",
-        "extended, yarn ×4, protocol prefix, 4 documents: long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens "
-        "against the baseline's 256",
-        "folder, none: passkey, 25.0% (5 to 70) at 512 tokens.",
+    start = "Perplexity, protocol tail, 4 documents: "
+    assert [text.partition("% (")[0] for text in texts(page, "p")[:2]] == [
+        f"{start}short-context cost: +11.1",
+        f"{start}long-context gain: -5.6",
     ]
+    assert texts(page, "p")[2] == "folder, none: passkey, 25.0% (5 to 70) at 512 tokens."
     titles = texts(page, "h2")
-    assert titles[0] == "Perplexity, protocol prefix, 4 documents of demo"
-    assert titles[2:] == ["Passkey, answers generated, 12 prompts of demo", "How it was measured"]
-    assert len(list(page.iter("dl"))) == 5  # with the baseline
+    assert titles[0] == "Perplexity, protocol tail, 4 documents of demo"
+    assert titles[3:] == ["Passkey, answers generated, 12 prompts of demo", "How it was measured"]
+    assert len(list(page.iter("dl"))) == 5
     assert {f"Protocol {name}: {PROTOCOLS[name].definition}" for name in ("prefix", "yarn")} <= set(texts(page, "p"))
-    assert {with_baseline.digest, with_baseline.fingerprint, "passkey, answers generated"} <= set(texts(page, "dd"))
+    assert {with_baseline[1].digest, with_baseline[1].fingerprint, "passkey, answers generated"} <= set(
+        texts(page, "dd")
+    )
     assert "ropecli eval-ppl extended --data demo" in texts(page, "code")
 
 
 def test_pictures_are_embedded_and_nothing_is_fetched(page):
-    # two of the prefix reports, one of the yarn one, a heat map
+    # two of base and extension, one of the linear and of the yarn one, a heat map
     pictures = [picture.get("src").partition(",") for picture in page.iter("img")]
-    assert [kind for kind, _, _ in pictures] == ["data:image/png;base64"] * 4
+    assert [kind for kind, _, _ in pictures] == ["data:image/png;base64"] * 5
     assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, _, data in pictures)
     loading = {"script", "link", "iframe", "object", "embed", "base", "form"}
     assert not loading & {element.tag for element in page.iter()}
@@ -78,7 +81,7 @@ def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuni
     everywhere = {"digest": name, "fingerprint": name, "dtype": name, "device": name, "settings": {name: name}}
     everywhere |= {"command": ["ropecli", name], "environment": {name: name}, "params": {name: name}}
     base = report(18.0, 25.0, 47.0, **hostile)
-    first = replace(base, **everywhere, baseline=base, document_names=[name] * 4)
+    first = replace(base, **everywhere, document_names=[name] * 4)
     scores = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)
     run = replace(tuning("heads", **hostile), **everywhere, level=name)
     run = replace(run, gains=[replace(layer, name=name) for layer in run.gains])

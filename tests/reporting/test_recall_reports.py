@@ -52,7 +52,7 @@ def test_recall_refers_to_the_first_report(recalled):
     assert base.far_gain(512).low > 2
     assert base.recall(512).high < 0
     assert (base.reads_to(), base.reads_to(0.8), better.reads_to(0.5)) == (256, None, 256)
-    assert [row["recall"] for row in base.as_json()["rows"]] == [base.recall(length).change for length in (256, 512)]
+    assert [row["value"] for row in base.as_json()["rows"]] == [base.recall(length).change for length in (256, 512)]
 
 
 @pytest.mark.parametrize("near", [(3.0, 3.3, 3.0, 2.9), (0.0, 5.0, 4.0, 1.0)])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ropecli.errors import DataError
+from ropecli.evaluation.report import as_json
 from ropecli.reporting.report_files import read_reports
 from ropecli.tuning.task import Score
 
@@ -15,8 +16,9 @@ def test_reports_round_trip(report, with_baseline, retrieval, tuning, written):
     first, scores = report(18.0, 25.0, 47.0), retrieval({(256, 0.0): 4})
     ranked = replace(scores, cells=[replace(scores.cells[0], rank=1.5, margin=-0.5)])
     runs = [tuning(level) for level in ("grid", "heads")]
-    files = [written([first, with_baseline], "several.json"), written(ranked), written(runs, "runs.json")]
-    assert read_reports(files) == [first, with_baseline, ranked, *runs]
+    files = [written([first, *with_baseline], "several.json"), written(ranked)]
+    files += [written(run, f"{run.level}.json") for run in runs]
+    assert read_reports(files) == [first, *with_baseline, ranked, *runs]
 
 
 def test_a_tuning_report_with_overflowed_scores_round_trips(tuning, tmp_path):
@@ -41,32 +43,29 @@ def change_of(*path, **changes):
     return change
 
 
-OTHER = "is not a report of this version of ropecli:"
+OTHER = "has no reports of this version of ropecli:"
 DAMAGED = {
-    "another schema": (
+    "another schema": ("prefix", change_of(schema_version=2), f"{OTHER} its schema_version is 2"),
+    "another schema of tune": ("tune", change_of(schema_version=1), f"{OTHER} its schema_version is 1"),
+    "no reports": ("prefix", change_of(reports=[]), OTHER),
+    "an unknown kind": ("prefix", change_of("reports", 0, kind=["speed"]), "report 1 is invalid: kind: "),
+    "a missing field": (
         "prefix",
-        change_of(schema_version=2),
-        f"{OTHER} its kind is 'perplexity' and its schema_version 2",
+        lambda value: value["reports"][0].pop("fingerprint"),
+        "report 1 is invalid: fingerprint: Field required",
     ),
-    "another schema of tune": (
-        "tune",
-        change_of(schema_version=1),
-        f"{OTHER} its kind is 'tune' and its schema_version 1",
-    ),
-    "an unknown kind": ("prefix", change_of(kind=["speed"]), f"{OTHER} its kind is ['speed']"),
-    "a missing field": ("prefix", lambda report: report.pop("fingerprint"), "fingerprint: Field required"),
-    "a word for a number": ("prefix", change_of("cells", 0, tokens="many"), "cells.0.tokens: "),
-    "many faults": ("prefix", change_of(cells=[{}] * 99), "cells.0.task: Field required"),
-    "a negative perplexity": ("prefix", change_of("cells", 0, low=-1.0), "cells.0.low: "),
-    "a depth beyond the end": ("passkey", change_of("cells", 0, depth=1.5), "cells.0.depth: "),
+    "a word for a number": ("prefix", change_of("reports", 0, "cells", 0, tokens="many"), "cells.0.tokens: "),
+    "many faults": ("prefix", change_of("reports", 0, cells=[{}] * 99), "cells.0.task: Field required"),
+    "a negative perplexity": ("prefix", change_of("reports", 0, "cells", 0, low=-1.0), "cells.0.low: "),
+    "a depth beyond the end": ("passkey", change_of("reports", 0, "cells", 0, depth=1.5), "cells.0.depth: "),
 }
 
 
 @pytest.mark.parametrize(("kind", "change", "expected"), DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_report_is_refused(report, retrieval, tuning, tmp_path, kind, change, expected):
     value = {
-        "prefix": lambda: report(18.0, 25.0, 47.0).as_json(),
-        "passkey": lambda: retrieval({(256, 0.0): 4}).as_json(),
+        "prefix": lambda: as_json([report(18.0, 25.0, 47.0)]),
+        "passkey": lambda: as_json([retrieval({(256, 0.0): 4})]),
         "tune": lambda: tuning("heads").as_json(),
     }[kind]()
     value = json.loads(json.dumps(value))
@@ -85,5 +84,5 @@ def test_a_damaged_report_is_refused(report, retrieval, tuning, tmp_path, kind, 
 )
 def test_a_file_without_a_report_is_refused(tmp_path, text):
     (tmp_path / "report.json").write_bytes(text)
-    with pytest.raises(DataError, match=r"report\.json (is not a report|cannot be read)"):
+    with pytest.raises(DataError, match=r"report\.json (has no reports|cannot be read)"):
         read_reports([tmp_path / "report.json"])

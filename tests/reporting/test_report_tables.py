@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropecli.evaluation.statistics import wilson
+from ropecli.evaluation.statistics import bootstrap_interval, wilson
 from ropecli.reporting.report_tables import comparison_tables, report_tables
 from ropecli.table import Bold
 
@@ -61,7 +61,7 @@ def test_differences_are_paired_and_the_best_are_bold(report):
     assert yarn.cells[0].high > first.cells[0].low  # the intervals of each overlap
     table, differences = compared(first, yarn, ntk, verbose=True)
     assert bold(table) == [["20.00"], ["19.02", "19.02"], ["20.00", "20.00"]]
-    assert table.notes == [
+    assert table.notes[-2:] == [
         "At 1024 tokens, yarn ×4 has the lowest perplexity, 19.02; by the paired 95% intervals, not worse: ntk ×4.",
         "bold: best, or not worse by the paired 95% interval",
     ]
@@ -79,7 +79,7 @@ def test_differences_are_paired_and_the_best_are_bold(report):
 def test_reports_that_are_not_comparable_have_tables_of_their_own(report, change):
     reports = [report(18.0, 25.0, 47.0), report(1.0, 1.0, 1.0, **{"method": "yarn", **change})]
     tables = comparison_tables(reports, verbose=True)
-    assert [len(table.rows) for table in tables if not table.title.startswith("measures")] == [1, 1]
+    assert [len(table.rows) for table in tables] == [1, 1]
     assert not any(map(any, map(bold, tables)))
 
 
@@ -101,14 +101,18 @@ def test_scores_are_compared_by_prompt(retrieval):
     assert differences.rows[0][1] == f"+62.5 ({low:.1f} to {high:.1f})"
 
 
-def test_several_measures_are_side_by_side(report, retrieval):
-    reports = [report(18.0, 25.0, 47.0), retrieval({(512, 0.0): 2})]
-    (table,) = comparison_tables([*reports, replace(reports[1], method="yarn", factor=4.0)])
-    assert table.heads == ["checkpoint", "method", "prefix at 1024", "passkey (generate, %) at 512"]
-    assert table.rows == [
-        ["folder", "none", "47.00 (42.30 to 51.70)", "50.0% (15 to 85)"],
-        ["folder", "yarn ×4", "–", "50.0% (15 to 85)"],
-    ]
+def test_a_base_and_its_extension_have_cost_and_gain(with_baseline):
+    base, extended = with_baseline
+    table = compared(*with_baseline)
+    sums = [np.array(cell.sums) for cell in (base.cells[0], *extended.cells)]
+    weights = np.array(base.cells[0].weights)
+    for note, index, where in zip(
+        table.notes, (1, 3), (" at 256", ": 1024 tokens against the baseline's 256"), strict=False
+    ):
+        low, high = (100 * (end - 1) for end in bootstrap_interval(sums[index] - sums[0], weights))
+        change = 100 * math.expm1((sums[index] - sums[0]).sum() / weights.sum())
+        assert f"{change:+.1f}% ({low:.1f} to {high:.1f}){where}" in note
+    assert [note.partition(":")[0] for note in table.notes[:2]] == ["short-context cost", "long-context gain"]
 
 
 def test_scores_by_depth_and_length_and_their_mean(retrieval):

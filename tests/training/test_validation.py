@@ -38,7 +38,7 @@ def test_perplexity_is_that_of_eval_ppl(prepared, patched_llama, corpus, lengths
     measured = evaluation.run(*run, 50)
     lengths = list(lengths or (WINDOW, EXTENDED))
     options = {"lengths": lengths, "max_documents": 3, "protocol": "tail", "device": "cpu"}
-    rows = ropecli.eval_ppl(str(patched_llama), data=str(corpus), **options).as_json()["rows"]
+    rows = ropecli.eval_ppl(str(patched_llama), data=str(corpus), **options).reports[0].as_json()["rows"]
     assert measured["ppl"] == pytest.approx({str(row["length"]): row["ppl"] for row in rows}, rel=1e-5)
     tokens = rows[0]["tokens"]
     assert {**measured, "ppl": {}} == {"step": 50, "ppl": {}, "protocol": "tail", "documents": 3, "tokens": tokens}
