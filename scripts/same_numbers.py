@@ -67,9 +67,8 @@ EVALUATIONS = {
         "ruler", "demo", "--tasks", "fwe,niah_single_1", "--lengths", "400,512", "--samples", "4", "--batch-size", "3",
         "--method", "yarn", "--factor", "4",
     ],
-    "compare measures": [
-        "compare", "demo", *DEMO, "--lengths", "512", "--methods", "none,yarn", "--measure", "ppl,ruler", "--tasks",
-        "fwe", "--samples", "2",
+    "recall": [
+        "compare", "demo", *SIX, "--protocol", "recall", "--lengths", "256,512", "--methods", "none,yarn",
     ],
 }  # fmt: skip
 RESUMED = ("baseline", "sliding in batches", "ruler", "ruler generate")
@@ -142,24 +141,22 @@ def cells_of(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None
     for cell in report["cells"]:
         place = cell["task"], cell["length"], cell.get("depth")
         found |= {(*place, name): cell[name] for name in cell.keys() - {"task", "length", "depth", *UNCOMPARED}}
-    for headline in report["headlines"]:
-        statistics = {"baseline_length": headline["baseline_length"], **headline["change"]}
+    for headline in report.get("headlines", []):
+        statistics = {"base_length": headline["base_length"], **headline["change"]}
         found |= {(headline["name"], headline["length"], None, name): value for name, value in statistics.items()}
     return found
 
 
 def cells(printed: Any) -> Any:
-    """The values of what an evaluation prints: one report, perhaps with a baseline's, or a list."""
+    """The values of the reports that an evaluation prints."""
     if isinstance(printed, str):
         return printed
-    reports = printed if isinstance(printed, list) else [printed]
-    reports = [one for report in reports for one in (report, report.get("baseline")) if one]
     return {
         f"{index} {report['method']} {report['factor']:g}": {
             " ".join("-" if part is None else f"{part}" for part in place): value
             for place, value in cells_of(report).items()
         }
-        for index, report in enumerate(reports)
+        for index, report in enumerate(printed["reports"])
     }
 
 

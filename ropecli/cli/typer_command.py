@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperOption
 from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
 from ropecli.commands.options import OUTPUT
-from ropecli.commands.signature import Flag, InTokens, Panel, option_name
+from ropecli.commands.signature import Flag, InTokens, Only, Panel, option_name
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
@@ -99,7 +99,10 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
     kind, *notes = typing.get_args(parameter.annotation)
     by_type = {type(note): note for note in notes}
     flag = by_type.get(Flag, Flag(option_name(parameter.name, notes)))
-    options: dict[str, Any] = {"help": by_type[Doc].documentation, "metavar": flag.metavar}
+    choices = ", ".join(by_type[Only].values) if Only in by_type else ""
+    text = by_type[Doc].documentation
+    text = f"{choices}: {text[0].lower()}{text[1:]}" if choices else text
+    options: dict[str, Any] = {"help": text, "metavar": flag.metavar}
     if Panel in by_type:
         options["rich_help_panel"] = by_type[Panel].title
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ropecli.commands import options
 from ropecli.commands.signature import command
-from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
@@ -29,8 +28,6 @@ def measure_documents(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> 
 
     protocol, baseline = Protocol(shared["protocol"], shared["stride"], shared["targets"]), shared["baseline"]
     evaluator, generate = shared["evaluator"], shared["generate"]
-    if generate and protocol.name != "recall":
-        raise MethodError(f"--generate applies only to the protocol recall, not to {protocol.name}.")
 
     from ropecli.evaluation.tasks.key_tokens import refuse_key_token_options
     from ropecli.evaluation.tasks.perplexity import Perplexity, make_perplexity, refuse_another_vocabulary

@@ -20,7 +20,6 @@ from ropecli.commands.options import (
     Revision,
     as_path,
     optional_path,
-    refuse_without,
     with_config,
 )
 from ropecli.commands.signature import Default, Flag, command
@@ -115,7 +114,6 @@ def finetune(
     from ropecli.training.recipe_schema import make_recipe, recipe_path
     from ropecli.training.stages import describe, plan_stages
 
-    refuse_without(shared, "data", "dataset_config")
     config = shared.pop("dataset_config")
     shared["data"] = shared["data"] and with_config(shared["data"], config)
     keys = {**shared, "skip_faulty": shared["skip_faulty"] or None}

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
 from ropecli.atomic import refuse_existing
-from ropecli.commands.signature import Default, Flag, InTokens, Panel
+from ropecli.commands.signature import Default, Flag, InTokens, Only, Panel
 from ropecli.errors import MethodError, OutputError
 from ropecli.evaluation.protocols import PROTOCOLS
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 SERVER, ENGINE = Panel("Server"), Panel("Engine")
 TOKENS = InTokens()
+_WHOLE = Only("protocol", ("sliding", "disjoint", "yarn", "recall"))
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
 CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
@@ -78,9 +79,9 @@ class StudyOptions(TypedDict, total=False):
 class ParameterOptions(TypedDict, total=False):
     """The parameters of methods."""
 
-    settings: Annotated[SeveralSettings, Default(None)]
-    factors_file: Annotated[FactorsFile, Default(None)]
-    original_length: Annotated[OriginalLength, Default(None)]
+    settings: Annotated[SeveralSettings, Default(None), Only("methods")]
+    factors_file: Annotated[FactorsFile, Default(None), Only("methods")]
+    original_length: Annotated[OriginalLength, Default(None), Only("methods")]
 
 
 _METHODS = Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch.")
@@ -95,12 +96,19 @@ class InMemoryOptions(ParameterOptions, total=False):
     """Patches in memory. Without methods, checkpoints are measured as they are."""
 
     methods: Annotated[Sequence[str] | None, Default(None), _METHODS, SCALING]
-    factors: Annotated[Sequence[Factor] | None, Default(None), MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
+    factors: Annotated[
+        Sequence[Factor] | None, Default(None), MinLen(1), Only("methods"), _FACTORS_FLAG, _FACTORS, SCALING
+    ]
 
 
 # Data
 DatasetConfig = Annotated[
-    str | None, Default(None), Flag("--dataset-config", metavar="NAME"), Doc("Configuration of a Hub dataset."), DATA
+    str | None,
+    Default(None),
+    Only("data"),
+    Flag("--dataset-config", metavar="NAME"),
+    Doc("Configuration of a Hub dataset."),
+    DATA,
 ]
 
 
@@ -143,7 +151,8 @@ class DocumentOptions(EvalTextOptions, total=False):
         Default(None),
         Ge(2),
         TOKENS,
-        Doc("sliding, disjoint, yarn, recall: skip documents with fewer tokens."),
+        _WHOLE,
+        Doc("Skip documents with fewer tokens."),
         DATA,
     ]
     max_tokens: Annotated[
@@ -151,7 +160,8 @@ class DocumentOptions(EvalTextOptions, total=False):
         Default(None),
         Ge(2),
         TOKENS,
-        Doc("sliding, disjoint, yarn, recall: maximum tokens to read per document."),
+        _WHOLE,
+        Doc("Maximum tokens to read per document."),
         DATA,
     ]
 
@@ -180,10 +190,8 @@ class LoadingOptions(TypedDict, total=False):
         str | None,
         Default(None),
         Flag("--max-memory", metavar="DEVICE=SIZE,..."),
-        Doc(
-            "With --device-map: memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is "
-            "free."
-        ),
+        Only("device_map"),
+        Doc("Memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
         LOADING,
     ]
     load_in_8bit: Annotated[
@@ -219,12 +227,17 @@ class ServerOptions(TypedDict, total=False):
     """The way to ask a server."""
 
     served_name: Annotated[
-        str | None, Default(None), Doc("The model's name at the server. Default: the only one."), SERVER
+        str | None,
+        Default(None),
+        Only("endpoint"),
+        Doc("The model's name at the server. Default: the only one."),
+        SERVER,
     ]
     api_key_env: Annotated[
         str | None,
         Default(None),
         Flag("--api-key-env", metavar="NAME"),
+        Only("endpoint"),
         Doc("Environment variable that holds the API key."),
         SERVER,
     ]
@@ -232,6 +245,7 @@ class ServerOptions(TypedDict, total=False):
         float | None,
         Default(None),
         Interval(gt=0, le=86_400),
+        Only("endpoint"),
         Doc("Seconds to wait for one whole answer. Default: 600."),
         SERVER,
     ]
@@ -250,6 +264,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
         Mapping[str, Any] | None,
         Default(None),
         Flag("--engine-arg", metavar="KEY=VALUE"),
+        Only("engine"),
         Doc("An argument of vllm.LLM, such as tensor_parallel_size=2; repeatable."),
         ENGINE,
     ]
@@ -257,6 +272,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
         int | None,
         Default(None),
         Interval(ge=1, le=1024),
+        Only("endpoint"),
         Doc("Requests in flight at the server. Default: 16."),
         SERVER,
     ]
@@ -322,32 +338,37 @@ class PerplexityOptions(MeasuringOptions, total=False):
         Default(None),
         Ge(1),
         TOKENS,
-        Doc("sliding: distance between windows. Default: half of each length."),
+        Only("protocol", ("sliding",)),
+        Doc("Distance between windows. Default: half of each length."),
     ]
     targets: Annotated[
         int | None,
         Default(None),
         Ge(1),
         TOKENS,
-        Doc("tail: tokens to score per document. Default: half the shortest length."),
+        Only("protocol", ("tail",)),
+        Doc("Tokens to score per document. Default: half the shortest length."),
     ]
     evaluator: Annotated[
         str | None,
         Default(None),
-        Doc("longppl: checkpoint, with the same tokenizer, that finds the key tokens. Compare only results of one."),
+        Only("protocol", ("longppl",)),
+        Doc("Checkpoint, with the same tokenizer, that finds the key tokens. Compare only results of one."),
     ]
     keys: Annotated[
         str | Path | None,
         Default(None),
         Flag("--keys", metavar="FILE"),
-        Doc("longppl: file of key tokens to read; with --evaluator, to write if it does not exist."),
+        Only("protocol", ("longppl",)),
+        Doc("File of key tokens to read; with --evaluator, to write if it does not exist."),
     ]
     batch_size: Annotated[int, Default(1), Ge(1), Doc("Windows of the same length per forward pass."), LOADING]
     generate: Annotated[
         bool,
         Default(False),
+        Only("protocol", ("recall",)),
         Doc(
-            "recall: generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
+            "Generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
             "prompt's tokens, such as llama-server."
         ),
     ]
@@ -386,7 +407,8 @@ class SearchOptions(MeasuringOptions, total=False):
         Default(None),
         Ge(2),
         Le(1000),
-        Doc("rank: number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
+        Only("mode", ("rank",)),
+        Doc("Number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
     ]
     chat_template: Annotated[ChatTemplate, Default("auto")]
     seed: Annotated[int, Default(0), Ge(0), Doc("Random seed of keys and texts.")]
@@ -406,22 +428,12 @@ def with_config(data: str, config: str | None) -> str:
     return data if config is None else f"{data}:{config}"
 
 
-def refuse_without(options: Mapping[str, Any], needed: str, *names: str) -> None:
-    """Raise MethodError for options that have no effect without the option `needed`."""
-    for name in names:
-        if options[name] and not options[needed]:
-            name, needed = (f"--{word.replace('_', '-')}" for word in (name, needed))
-            raise MethodError(f"{name} has no effect without {needed}. Add {needed}, or remove {name}.")
-
-
 def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_options: object) -> "ReaderFactory":
     """A model in this process, or a server. model_options: further ones that need a model here; None if not set.
 
     Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
     """
     loading, url, engine = loading_of(options), options["endpoint"], options["engine"]
-    refuse_without(options, "endpoint", *ServerOptions.__annotations__, "requests")
-    refuse_without(options, "engine", "engine_arg")
     if engine not in (None, "vllm") or (engine and url):
         raise MethodError(f"--engine is {engine!r}; expected vllm, without --endpoint.")
     if url is None and engine is None:
@@ -495,7 +507,6 @@ def loading_of(options: LoadingOptions) -> dict[str, Any]:
     ):
         if are_set:
             raise MethodError(f"{names} exclude each other. Remove one.")
-    refuse_without(options, "device_map", "max_memory")
     loading: dict[str, Any] = {"dtype": options["dtype"], "device": device, "attn": options["attn"]}
     if device_map:
         loading |= {"device_map": device_map, "max_memory": None}

@@ -8,7 +8,7 @@ from annotated_types import Ge, Interval, MinLen
 
 from ropecli.commands import options
 from ropecli.commands.options import DATA
-from ropecli.commands.signature import Flag, command
+from ropecli.commands.signature import Flag, Only, command
 
 if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
@@ -66,7 +66,7 @@ def ruler(
     threshold: Threshold = None,
     data: EssayText = "demo",
     seed: Annotated[int, Ge(0), Doc("Random seed of the prompts.")] = 0,
-    batch_size: Annotated[int, Ge(1), Doc("generate: prompts at once."), options.LOADING] = 1,
+    batch_size: Annotated[int, Ge(1), Only("mode", ("generate",)), Doc("Prompts at once."), options.LOADING] = 1,
     **shared: Unpack[RulerOptions],
 ) -> "Reports":
     """Find the effective context length: RULER's tasks at several lengths.

@@ -12,7 +12,7 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Required, TypeVar, cast
 
@@ -43,6 +43,14 @@ class InTokens:
 
 
 @dataclass(frozen=True)
+class Only:
+    """Marks an option that has an effect only with another one: set to one of these values, or without them, set."""
+
+    other: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Default:
     """The default of a group's field."""
 
@@ -63,8 +71,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def command(function: _Function) -> _Function:
     """Give a function the flat signature of its groups, and check every call against it.
 
-    A call raises TypeError for an unknown name or a wrong type, and MethodError for a value out of range. A Path stands
-    for a string, and one string, Path or number for a list of one.
+    A call raises TypeError for an unknown name or a wrong type, and MethodError for a value out of range or without
+    effect. A Path stands for a string, and one string, Path or number for a list of one.
     """
     signature = _flat_signature(function)
     name = function.__name__
@@ -79,10 +87,31 @@ def command(function: _Function) -> _Function:
             except _WrongTypeError:
                 raise TypeError(f"{name}(): {key} is {shown(value)}; expected {_described(annotation)}.") from None
         bound.apply_defaults()
+        _refuse_without_effect(bound.arguments, signature.parameters)
         return function(*bound.args, **bound.kwargs)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     return cast(_Function, checked)
+
+
+def _refuse_without_effect(values: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Raise MethodError for an option that is set although another one takes its effect away."""
+    notes = {key: _parts(parameter.annotation)[1] for key, parameter in parameters.items()}
+    for key, parameter in parameters.items():
+        for note in notes[key]:
+            if not isinstance(note, Only) or note.other not in parameters or values[key] in (parameter.default, None):
+                continue
+            value, option, other = (
+                values[note.other],
+                option_name(key, notes[key]),
+                option_name(note.other, notes[note.other]),
+            )
+            if note.values and value not in note.values:
+                raise MethodError(
+                    f"{option} applies only to {other} {', '.join(note.values)}, not to {shown(value)}."
+                )
+            if not value:
+                raise MethodError(f"{option} has no effect without {other}. Add {other}, or remove {option}.")
 
 
 def option_name(name: str, notes: Sequence[Any]) -> str:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options
-from ropecli.commands.signature import Default, Flag, command
+from ropecli.commands.signature import Default, Flag, Only, command
 from ropecli.errors import MethodError
 from ropecli.messages import command_line, progress_bar, say, warn
 
@@ -48,6 +48,7 @@ class SettingOptions(TypedDict, total=False):
         int,
         Default(24),
         Interval(ge=1, le=10_000),
+        Only("level", ("grid", "heads")),
         Doc("Number of settings to try, over all methods; at least one each."),
     ]
     short_weight: Annotated[
@@ -56,8 +57,8 @@ class SettingOptions(TypedDict, total=False):
         Ge(0),
         Doc("Weight of the loss at the pretraining length, relative to that at the target."),
     ]
-    steps: Annotated[int, Default(100), Ge(1), Doc("heads: maximum training steps.")]
-    batch_size: Annotated[int, Default(4), Ge(1), Doc("heads: sequences per step.")]
+    steps: Annotated[int, Default(100), Ge(1), Only("level", ("heads",)), Doc("Maximum training steps.")]
+    batch_size: Annotated[int, Default(4), Ge(1), Only("level", ("heads",)), Doc("Sequences per step.")]
     original_length: Annotated[options.OriginalLength, Default(None)]
     max_documents: Annotated[
         int | None,
@@ -96,8 +97,10 @@ def tune(
         Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
         options.SCALING,
     ] = ("yarn",),
-    population: Annotated[int, Interval(ge=1, le=10_000), Doc("search: population size.")] = 64,
-    iterations: Annotated[int, Interval(ge=0, le=10_000), Doc("search: number of generations.")] = 40,
+    population: Annotated[int, Interval(ge=1, le=10_000), Only("level", ("search",)), Doc("Population size.")] = 64,
+    iterations: Annotated[
+        int, Interval(ge=0, le=10_000), Only("level", ("search",)), Doc("Number of generations.")
+    ] = 40,
     split: Annotated[str | None, Doc("Split of a dataset. Default: train."), options.DATA] = None,
     weights: options.Weights = "link",
     resume: options.Resume = False,

@@ -105,7 +105,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol with its settings. Raises DataError for an unknown name or a setting of another protocol.
+    """A protocol with its settings. Raises DataError for an unknown name.
 
     stride: tokens between the windows of `sliding`; default: half of each length. targets: tokens that `tail` scores
     per document; default: half the shortest length.
@@ -119,9 +119,6 @@ class Protocol:
         if self.name not in PROTOCOLS:
             hint = did_you_mean(self.name, PROTOCOLS)
             raise DataError(f"Unknown protocol {self.name!r}. Known: {', '.join(PROTOCOLS)}.{hint}")
-        for key, owner in (("stride", "sliding"), ("targets", "tail")):
-            if getattr(self, key) is not None and self.name != owner:
-                raise DataError(f"{key} applies only to the protocol {owner}, not to {self.name}.")
 
     @property
     def reads_whole_documents(self) -> bool:

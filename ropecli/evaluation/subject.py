@@ -11,7 +11,7 @@ from ropecli.attention import load_model
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.scalings import AS_IS, method_specs, refuse_without_method
+from ropecli.checkpoint.scalings import AS_IS, method_specs
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
@@ -109,9 +109,7 @@ def open_subjects(
         raise MethodError("--revision works with one checkpoint only.")
     methods, factors, settings = options["methods"], options["factors"] or (), options["settings"]
     specs: list[ScalingSpec | None] = [None]
-    if methods is None:
-        refuse_without_method(factors or None, settings or None, options["factors_file"], options["original_length"])
-    else:
+    if methods is not None:
         specs = method_specs(methods, sorted(set(factors)), settings, options["factors_file"])
     if len(specs) > 1:  # what scales nothing appears once
         scaled = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]

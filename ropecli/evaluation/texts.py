@@ -43,10 +43,6 @@ class TextChoice:
         remaining lengths too.
         """
         reads_whole = protocol.reads_whole_documents
-        if not reads_whole and (self.min_tokens or self.max_tokens):
-            raise DataError(
-                f"--min-tokens and --max-tokens apply to whole documents; {protocol.name} reads only what it scores."
-            )
         special = special_tokens(tokenizer)
         least = lengths[0] if drop_rare else lengths[-1]  # tokens that a document needs
         if reads_whole:

@@ -4,7 +4,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Required, TypedDict, Unpack
 
 import annotated_types
@@ -13,7 +13,7 @@ import pytest
 from annotated_doc import Doc
 
 from ropecli import commands
-from ropecli.commands.signature import Default, command
+from ropecli.commands.signature import Default, Only, command
 from ropecli.errors import MethodError
 
 # What a command needs, so that only the tested option is wrong.
@@ -83,6 +83,30 @@ def call(name: str, /, **options: object) -> object:
         if parameter.default is parameter.empty
     }
     return function(**{**required, **options})
+
+
+CONDITIONAL = [
+    pytest.param(name, parameter, note, id=f"{name} {parameter.name}")
+    for name in commands.__all__
+    for parameters in [inspect.signature(getattr(commands, name)).parameters]
+    for parameter in parameters.values()
+    for note in notes_of(parameter.annotation)
+    if isinstance(note, Only) and note.other in parameters
+    if note.values or type(None) in types_of(parameters[note.other].annotation)  # elsewhere, it is always set
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "note"), CONDITIONAL)
+def test_an_option_without_effect_is_refused(name, parameter, note):
+    """Whatever another option takes its effect away: of a protocol, a mode, a level, a server."""
+    kinds = types_of(parameter.annotation)
+    value = {bool: True, int: 7, float: 7.5, str: "x"}[next(kind for kind in (bool, int, float, str) if kind in kinds)]
+    value = {"x": 1} if Mapping in map(typing.get_origin, kinds) else value
+    others = {"protocol": "prefix", "mode": "rank" if note.values == ("generate",) else "generate"}
+    others |= {"level": next((level for level in ("grid", "search") if level not in note.values), None)}
+    others |= {key: None for key in ("methods", "endpoint", "engine", "device_map", "data")}
+    with pytest.raises(MethodError, match=r"^--[a-z-]+ (applies only to|has no effect without) --"):
+        call(name, **{parameter.name: value, note.other: others[note.other]})
 
 
 @pytest.mark.parametrize("name", commands.__all__)

@@ -198,7 +198,10 @@ def test_headroom_reads_where_the_plain_factor_does_not(recall, tmp_path):
         (["compare", "demo", "{llama}", "--methods", "as-is"], "has another tokenizer than demo"),
         (["eval-ppl", "demo", "--lengths", "512,1024"], "a length within the pretraining length"),
         (["eval-ppl", "demo", "--max-tokens", 100], "--max-tokens is 100; a document needs 240 tokens."),
-        (["eval-ppl", "demo", "--protocol", "tail", "--generate"], "--generate applies only to the protocol recall"),
+        (
+            ["eval-ppl", "demo", "--protocol", "tail", "--generate"],
+            "--generate applies only to --protocol recall, not to 'tail'",
+        ),
     ],
 )
 def test_wrong_input_has_one_message(ropecli, checkpoint, options, message):

@@ -181,8 +181,6 @@ def read_key_tokens(path: Path) -> KeyTokens:
 
 def refuse_key_token_options(protocol: Protocol, evaluator: str | None, file: Path | None) -> None:
     """Raises MethodError for key tokens of another protocol, and for longppl without any."""
-    if protocol.name != "longppl" and (evaluator or file):
-        raise MethodError(f"--evaluator and --keys apply only to the protocol longppl, not to {protocol.name}.")
     if protocol.name == "longppl" and not (evaluator or file):
         raise MethodError(
             "The protocol longppl needs --evaluator CHECKPOINT, which finds the key tokens, or --keys FILE, which an "

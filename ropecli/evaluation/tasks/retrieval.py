@@ -12,7 +12,6 @@ from itertools import product
 from typing import Any
 
 from ropecli.data.sources import Source
-from ropecli.errors import MethodError
 from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer, find_frame, read_haystack, repeat_sentences
 from ropecli.evaluation.retrieval_prompts import (
@@ -114,8 +113,6 @@ class RetrievalChoice:
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
-        if self.mode == "generate" and self.candidates is not None:
-            raise MethodError("--candidates has no effect with --mode generate. Remove it.")
 
 
 def make_passkey(scalings: Sequence[Subject], choice: RetrievalChoice) -> tuple[Retrieval, Any]:
