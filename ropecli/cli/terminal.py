@@ -25,7 +25,7 @@ _MESSAGE_LINES = 20
 
 
 class _Console(Console):
-    verbose = False
+    verbose = as_json = False
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(text.translate(_CONTROLS), **options)
@@ -35,18 +35,22 @@ out = _Console(highlight=False, emoji=False)
 err = _Console(stderr=True, highlight=False, emoji=False)
 
 
-def set_verbosity(*, quiet: bool, verbose: bool, shared: bool = False) -> None:
+def set_verbosity(*, quiet: bool, verbose: bool, as_json: bool = False, shared: bool = False) -> None:
     """Set what this process prints.
 
-    shared: whether the processes of a launch share the work; then only the first prints anything but its own errors.
+    as_json: whether errors are JSON. shared: whether the processes of a launch share the work; then only the first
+    prints anything but its own errors.
     """
     later = shared and read_launch().rank > 0
     out.quiet, err.quiet = later, later or quiet
-    out.verbose = verbose
+    out.verbose, err.as_json = verbose, as_json
 
 
 def fail(message: str) -> None:
     err.quiet = False  # quiet processes still print why they end
+    if err.as_json:
+        err.file.write(json.dumps({"error": message}) + "\n")
+        return
     err.print("[bold red]error:[/]", end=" ")
     err.print(_bounded(message), markup=False, soft_wrap=True)
 

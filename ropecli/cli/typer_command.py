@@ -44,7 +44,9 @@ def _switch(name: str, short: str | None, text: str) -> Any:
 
 
 _SWITCHES = {
-    "as_json": _switch("--json", None, "Print the result as JSON on standard output."),
+    "as_json": _switch(
+        "--json", None, "Print the result as JSON on standard output, and an error as JSON on standard error."
+    ),
     "quiet": _switch("--quiet", "-q", "Print only the result and errors."),
     "verbose": _switch("--verbose", "-v", "Print all columns of the result."),
 }
@@ -70,7 +72,8 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
     converted = {name: _convert(parameter) for name, parameter in inspect.signature(function).parameters.items()}
 
     def command(*, as_json: bool, quiet: bool, verbose: bool, **values: Any) -> None:
-        terminal.set_verbosity(quiet=quiet, verbose=verbose, shared=function.__name__ in _SHARED)
+        shared = function.__name__ in _SHARED
+        terminal.set_verbosity(quiet=quiet, verbose=verbose, as_json=as_json, shared=shared)
         result = function(**{name: converted[name][1](value) for name, value in values.items()})
         try:
             if as_json:

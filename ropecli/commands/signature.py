@@ -107,9 +107,7 @@ def _refuse_without_effect(values: Mapping[str, Any], parameters: Mapping[str, i
                 option_name(note.other, notes[note.other]),
             )
             if note.values and value not in note.values:
-                raise MethodError(
-                    f"{option} applies only to {other} {', '.join(note.values)}, not to {shown(value)}."
-                )
+                raise MethodError(f"{option} applies only to {other} {', '.join(note.values)}, not to {shown(value)}.")
             if not value:
                 raise MethodError(f"{option} has no effect without {other}. Add {other}, or remove {option}.")
 

@@ -318,7 +318,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PLOT + "--set beta_fast=8", "--set needs --methods"),
     ("plot source source --kind decay", "draws one checkpoint; 2 were given"),
     ("report missing.json --output page.pdf", "page.pdf does not end in .html or .htm"),
-    ("report source/config.json --output page.html", "is not a report"),
+    ("report source/config.json --output page.html", "has no reports"),
     ("report missing.json --output source/config.json/page.html", "could not be written"),
     # push
     ("push source --repo me/tiny", "ropecli did not change this checkpoint. Upload it with: hf upload me/tiny source"),

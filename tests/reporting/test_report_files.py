@@ -2,12 +2,15 @@
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import ropecli
 from ropecli.errors import DataError
-from ropecli.evaluation.report import as_json
+from ropecli.evaluation.report import ARMS, Cell, as_json, reference_of
 from ropecli.reporting.report_files import read_reports
 from ropecli.tuning.task import Score
 
@@ -19,6 +22,25 @@ def test_reports_round_trip(report, with_baseline, retrieval, tuning, written):
     files = [written([first, *with_baseline], "several.json"), written(ranked)]
     files += [written(run, f"{run.level}.json") for run in runs]
     assert read_reports(files) == [first, *with_baseline, ranked, *runs]
+
+
+def test_the_page_names_what_is_written(report, with_baseline, retrieval):
+    """The README's section on JSON, against reports of each kind."""
+    page = Path(ropecli.__file__).parent / "evaluation" / "README.md"
+    section = page.read_text("utf-8").partition("\n## JSON\n")[2].partition("\n## ")[0]
+    table, _, rows = section.partition("\n`value` is")
+    cells = [
+        Cell(arm, 256, sums, (10.0,) * 2, tokens=20)
+        for arm, sums in zip(ARMS, ((30, 32), (10, 11), (9, 11)), strict=True)
+    ]
+    recall = replace(report(1.0, 1.0, 1.0), kind="recall", task="recall", cells=cells)
+    recall = replace(recall, reference=reference_of(recall))
+    scores = retrieval({(256, "vt"): 3}, task="ruler")
+    values = [value for reports in (with_baseline, [recall], [scores]) for value in as_json(reports)["reports"]]
+    keys = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall("`([a-z_]+)`", " ".join(keys))) == {key for value in values for key in value}
+    of_rows = {"length", "value", "low", "high", "n", *re.findall("`([a-z_]+)`", rows)}
+    assert of_rows == {key for value in values for row in value["rows"] for key in row}
 
 
 def test_a_tuning_report_with_overflowed_scores_round_trips(tuning, tmp_path):
