@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 import ropecli
+from ropecli.data.sources import Source
 from ropecli.evaluation import served
 from ropecli.evaluation.subject import LiveReaderFactory
-from ropecli.evaluation.texts import TextChoice
 from ropecli.live.loading import load_tokenizer
 
 LENGTH, FACTOR = 512, 4.0
@@ -95,7 +95,7 @@ def references(method: str, seeds: int) -> Iterator[served.Reference]:
         ropecli.patch("demo", method=method, factor=FACTOR, output=Path(folder) / "patched")
         checkpoint = ropecli.open_checkpoint(Path(folder) / "patched")
         subjects, tokenizer = served.alternatives(checkpoint), load_tokenizer(checkpoint)
-        ids = served.read_tokens(TextChoice("demo").texts(), tokenizer, seeds * 10 * LENGTH)
+        ids = served.read_tokens(Source("demo").texts(), tokenizer, seeds * 10 * LENGTH)
         factory = LiveReaderFactory({"dtype": "float32", "device": "cpu", "attn": "sdpa"})
         for seed in range(seeds):
             part = ids[seed * 10 * LENGTH :][:LENGTH]

@@ -325,6 +325,19 @@ def evaluate():
     return measure
 
 
+@pytest.fixture(scope="session")
+def options_of():
+    """options_of(PerplexityOptions, data=...) -> a group of options, with the defaults of the others."""
+    from ropecli.signature import Default
+
+    def make(group, **given):
+        notes = {key: getattr(annotation, "__metadata__", ()) for key, annotation in group.__annotations__.items()}
+        defaults = {key: note.value for key, each in notes.items() for note in each if isinstance(note, Default)}
+        return {**defaults, **given}
+
+    return make
+
+
 @pytest.fixture
 def config_of():
     return lambda folder: json.loads((folder / "config.json").read_text())

@@ -16,8 +16,8 @@ from typer.core import TyperCommand, TyperOption
 
 from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
-from ropecli.commands.options import OUTPUT
-from ropecli.commands.signature import Flag, InTokens, Only, Panel, option_name
+from ropecli.evaluation.request import OUTPUT
+from ropecli.signature import Flag, InTokens, Only, Panel, option_name
 
 ALIASES = {
     "--attn": ("--attn-implementation",),

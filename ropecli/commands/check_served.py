@@ -8,9 +8,10 @@ from annotated_doc import Doc
 
 from ropecli.atomic import refuse_unwritable
 from ropecli.commands import options
-from ropecli.commands.options import DATA, OUTPUT, TOKENS, Flag, Length, Panel
-from ropecli.commands.signature import command
 from ropecli.errors import Finding, MethodError, RopecliError, quoted
+from ropecli.evaluation import request
+from ropecli.evaluation.request import DATA, OUTPUT, TOKENS, Length
+from ropecli.signature import Flag, Panel, command
 
 if TYPE_CHECKING:
     from ropecli.evaluation.served import Answers, Verdict
@@ -66,7 +67,7 @@ class ServedCheck:
         }
 
 
-class CheckOptions(options.LoadingOptions, options.ServerOptions, total=False): ...
+class CheckOptions(request.LoadingOptions, request.ServerOptions, total=False): ...
 
 
 @command
@@ -91,7 +92,7 @@ def check_served(
         Doc("Save the checkpoint's side in this file, or read it from there: the model is then not loaded."),
         OUTPUT,
     ] = None,
-    revision: options.Revision = None,
+    revision: request.Revision = None,
     **shared: Unpack[CheckOptions],
 ) -> ServedCheck:
     """Check whether a running server applies the scaling of a checkpoint.

@@ -2,23 +2,23 @@
 
 from typing import TYPE_CHECKING, Unpack
 
-from ropecli.commands import options
 from ropecli.commands.eval_ppl import measure_documents
-from ropecli.commands.signature import command
+from ropecli.evaluation import request
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class CompareOptions(options.DocumentOptions, options.ParameterOptions, options.PerplexityOptions, total=False): ...
+class CompareOptions(request.DocumentOptions, request.ParameterOptions, request.PerplexityOptions, total=False): ...
 
 
 @command
 def compare(
-    checkpoints: options.CheckpointNames,
+    checkpoints: request.CheckpointNames,
     *,
-    methods: options.Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
-    factors: options.Factors = (4,),
+    methods: request.Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
+    factors: request.Factors = (4,),
     **shared: Unpack[CompareOptions],
 ) -> "Reports":
     """Compare scaling methods by perplexity, or recall: `eval-ppl` with methods.

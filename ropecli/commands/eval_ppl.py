@@ -1,20 +1,21 @@
 """`ropecli eval-ppl`: perplexity, or recall, at several lengths."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ropecli.commands import options
-from ropecli.commands.signature import command
+from ropecli.evaluation import request
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class EvalPplOptions(options.DocumentOptions, options.InMemoryOptions, options.PerplexityOptions, total=False): ...
+class EvalPplOptions(request.PerplexityOptions, request.InMemoryOptions, total=False): ...
 
 
 @command
-def eval_ppl(checkpoints: options.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> "Reports":
+def eval_ppl(checkpoints: request.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> "Reports":
     """Measure perplexity, or recall, at several context lengths, with a 95% interval over documents.
 
     Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
@@ -22,30 +23,26 @@ def eval_ppl(checkpoints: options.CheckpointNames, **shared: Unpack[EvalPplOptio
     return measure_documents(checkpoints, shared)
 
 
-def measure_documents(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> "Reports":
-    """shared: EvalPplOptions."""
+def measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "Reports":
     from ropecli.evaluation.protocols import Protocol
 
     protocol, baseline = Protocol(shared["protocol"], shared["stride"], shared["targets"]), shared["baseline"]
-    evaluator, generate = shared["evaluator"], shared["generate"]
 
-    from ropecli.evaluation.tasks.key_tokens import refuse_key_token_options
+    from ropecli.evaluation.tasks.key_tokens import refuse_missing_key_tokens
     from ropecli.evaluation.tasks.perplexity import Perplexity, make_perplexity, refuse_another_vocabulary
     from ropecli.evaluation.tasks.recall import Recall, make_recall
     from ropecli.reporting.outputs import measure
 
-    refuse_key_token_options(protocol, evaluator, options.optional_path(shared["keys"]))
-    factory = options.reader_factory_of(shared, shared["batch_size"], evaluator)  # type: ignore[arg-type]
-    texts, lengths = options.texts_of(shared), shared["lengths"]  # type: ignore[arg-type]
+    refuse_missing_key_tokens(shared)
+    factory = options.reader_factory_of(shared, shared["batch_size"], shared["evaluator"])
 
     def make(subjects: Any, workers: Any, outputs: Any) -> Sequence[tuple[Perplexity | Recall, Any]]:
         measured = subjects[1:] if baseline else subjects
         made: Sequence[tuple[Perplexity | Recall, Any]]
         if protocol.name == "recall":
-            made = make_recall(measured, subjects[0], texts, lengths, generate=generate)
+            made = make_recall(measured, subjects[0], shared)
         else:
-            keys = {"evaluator": evaluator, "key_file": outputs.keys, "output": outputs.report}
-            made = make_perplexity(measured, texts, lengths, protocol, factory, workers, **keys)
+            made = make_perplexity(measured, shared, protocol, factory, workers, outputs.keys, outputs.report)
         if not baseline:
             return made
         task, tokenizer = made[0]

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OUTPUT, CheckpointName, Flag, Revision, optional_path
-from ropecli.commands.signature import command
+from ropecli.commands.options import optional_path
+from ropecli.evaluation.request import OUTPUT, CheckpointName, Revision
+from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export

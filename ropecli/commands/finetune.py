@@ -9,23 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 from annotated_doc import Doc
 from annotated_types import Interval
 
-from ropecli.commands.options import (
-    DATA,
-    OUTPUT,
-    TOKENS,
-    CheckpointName,
-    DatasetConfig,
-    OutputFolder,
-    RecipeFile,
-    Revision,
-    as_path,
-    optional_path,
-    with_config,
-)
-from ropecli.commands.signature import Default, Flag, command
+from ropecli.commands.options import OutputFolder, RecipeFile, as_path, optional_path
 from ropecli.errors import RecipeError
+from ropecli.evaluation.request import DATA, OUTPUT, TOKENS, CheckpointName, DatasetConfig, Revision, with_config
 from ropecli.launch import read_launch
 from ropecli.messages import progress_bar, say, warn
+from ropecli.signature import Default, Flag, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint

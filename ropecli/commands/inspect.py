@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import CheckpointName, Revision
-from ropecli.commands.signature import command
+from ropecli.evaluation.request import CheckpointName, Revision
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OutputFolder, Revision, as_path
-from ropecli.commands.signature import command
+from ropecli.commands.options import OutputFolder, as_path
+from ropecli.evaluation.request import Revision
 from ropecli.messages import warn
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.signature import command
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.scaling.method import ScalingMethod

@@ -3,30 +3,32 @@
 from typing import TYPE_CHECKING, Unpack
 
 from ropecli.commands import options
-from ropecli.commands.signature import command
+from ropecli.evaluation import request
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class PasskeyOptions(options.InMemoryOptions, options.SearchOptions, total=False): ...
+class PasskeyOptions(request.SearchOptions, request.InMemoryOptions, total=False): ...
 
 
 @command
-def passkey(checkpoints: options.CheckpointNames, **shared: Unpack[PasskeyOptions]) -> "Reports":
+def passkey(checkpoints: request.CheckpointNames, **shared: Unpack[PasskeyOptions]) -> "Reports":
     """Measure whether a model finds a pass key in a long text, by length and depth.
 
     The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
 
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
+    from ropecli.evaluation.tasks.asking import check_mode
     from ropecli.evaluation.tasks.retrieval import make_passkey
     from ropecli.reporting.outputs import by_checkpoint, measure
 
-    choice = options.retrieval_of(shared)
+    check_mode(shared["mode"])
     return measure(
         checkpoints,
-        lambda subjects, workers, outputs: by_checkpoint(subjects, lambda scalings: make_passkey(scalings, choice)),
+        lambda subjects, workers, outputs: by_checkpoint(subjects, lambda scalings: make_passkey(scalings, shared)),
         options.reader_factory_of(shared),
         shared,
     )

@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Ge
 
-from ropecli.commands.options import (
+from ropecli.commands.options import Weights, folder_to_write, is_link
+from ropecli.errors import MethodError
+from ropecli.evaluation.request import (
     OUTPUT,
     SCALING,
     TOKENS,
     CheckpointName,
     FactorsFile,
-    Flag,
     OriginalLength,
     Revision,
     ScalingFactor,
     Settings,
-    Weights,
-    folder_to_write,
-    is_link,
 )
-from ropecli.commands.signature import command
-from ropecli.errors import MethodError
 from ropecli.messages import warn
+from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan

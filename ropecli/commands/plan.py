@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Gt, Interval
 
-from ropecli.commands.options import TOKENS, CheckpointName, Flag, RecipeFile, Revision, optional_path
-from ropecli.commands.signature import command
+from ropecli.commands.options import RecipeFile, optional_path
 from ropecli.errors import RecipeError
+from ropecli.evaluation.request import TOKENS, CheckpointName, Revision
 from ropecli.messages import size, warn
+from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,12 +8,12 @@ from annotated_doc import Doc
 
 from ropecli import demo
 from ropecli.commands import options
-from ropecli.commands.options import Flag
 from ropecli.commands.report import DrawnFile
-from ropecli.commands.signature import command
 from ropecli.errors import DataError, MethodError
+from ropecli.evaluation import request
 from ropecli.messages import warn
 from ropecli.reporting.outputs import refuse_unusable
+from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -45,13 +45,13 @@ def plot(
         Sequence[str] | None,
         Flag("--methods"),
         Doc("For a checkpoint: methods, separated by commas. Default: those that show the kind best."),
-        options.SCALING,
+        request.SCALING,
     ] = None,
     output: Annotated[
         str | Path | None,
         Flag("--output", "-o", metavar="FILE"),
         Doc("Picture to write: .png, .svg or .pdf. Default: a PNG beside the first report, or ./KIND.png."),
-        options.OUTPUT,
+        request.OUTPUT,
     ] = None,
     **shared: Unpack[options.StudyOptions],
 ) -> DrawnFile:

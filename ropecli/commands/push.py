@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import new_file, sibling
-from ropecli.commands.options import OUTPUT, Flag, as_path
-from ropecli.commands.signature import command
+from ropecli.commands.options import as_path
 from ropecli.errors import CheckpointError, OutputError, quoted
+from ropecli.evaluation.request import OUTPUT
 from ropecli.messages import say, warn
 from ropecli.reporting.outputs import refuse_unusable
+from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState

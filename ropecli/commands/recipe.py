@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.training.recipe_schema import ShippedFile

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import new_file
-from ropecli.commands.options import OUTPUT, Flag, as_path
-from ropecli.commands.signature import command
+from ropecli.commands.options import as_path
+from ropecli.evaluation.request import OUTPUT
 from ropecli.reporting.outputs import refuse_unusable
+from ropecli.signature import Flag, command
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OUTPUT, CheckpointName, Flag, Revision, Weights, folder_to_write, is_link
-from ropecli.commands.signature import command
+from ropecli.commands.options import Weights, folder_to_write, is_link
+from ropecli.evaluation.request import OUTPUT, CheckpointName, Revision
 from ropecli.messages import warn
+from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.writing import Reversal

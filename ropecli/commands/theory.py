@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from annotated_doc import Doc
 
 from ropecli.commands import options
-from ropecli.commands.options import Flag
-from ropecli.commands.signature import command
+from ropecli.evaluation import request
 from ropecli.messages import warn
+from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.inspection import Study
@@ -29,13 +29,13 @@ class Theory:
 
 @command
 def theory(
-    checkpoint: options.CheckpointName,
+    checkpoint: request.CheckpointName,
     *,
     methods: Annotated[
         Sequence[str] | None,
         Flag("--methods"),
         Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
-        options.SCALING,
+        request.SCALING,
     ] = None,
     **shared: Unpack[options.StudyOptions],
 ) -> Theory:

@@ -10,9 +10,10 @@ from annotated_types import Ge, Interval
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options
-from ropecli.commands.signature import Default, Flag, Only, command
 from ropecli.errors import MethodError
+from ropecli.evaluation import request
 from ropecli.messages import command_line, progress_bar, say, warn
+from ropecli.signature import Default, Flag, Only, command
 
 if TYPE_CHECKING:
     from ropecli.tuning.calibration import TuningTask
@@ -59,52 +60,52 @@ class SettingOptions(TypedDict, total=False):
     ]
     steps: Annotated[int, Default(100), Ge(1), Only("level", ("heads",)), Doc("Maximum training steps.")]
     batch_size: Annotated[int, Default(4), Ge(1), Only("level", ("heads",)), Doc("Sequences per step.")]
-    original_length: Annotated[options.OriginalLength, Default(None)]
+    original_length: Annotated[request.OriginalLength, Default(None)]
     max_documents: Annotated[
         int | None,
         Default(None),
         Ge(1),
         Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
-        options.DATA,
+        request.DATA,
     ]
     targets: Annotated[
         int | None,
         Default(None),
         Ge(1),
-        options.TOKENS,
+        request.TOKENS,
         Doc("Tokens to score per document, the last ones. Default: half the pretraining length."),
     ]
     seed: Annotated[int, Default(0), Ge(0), Doc("Random seed.")]
 
 
-class TuneOptions(SettingOptions, options.TextOptions, options.LoadingOptions, total=False): ...
+class TuneOptions(SettingOptions, request.TextOptions, request.LoadingOptions, total=False): ...
 
 
 @command
 def tune(
-    checkpoint: options.CheckpointName,
+    checkpoint: request.CheckpointName,
     *,
     data: Annotated[
         str,
         Flag("--data", "-d"),
         Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id."),
-        options.DATA,
+        request.DATA,
     ],
     output: options.OutputFolder,
-    factor: Annotated[float, Doc("Target length ÷ pretraining length."), options.SCALING],
+    factor: Annotated[float, Doc("Target length ÷ pretraining length."), request.SCALING],
     methods: Annotated[
         Sequence[str],
         Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
-        options.SCALING,
+        request.SCALING,
     ] = ("yarn",),
     population: Annotated[int, Interval(ge=1, le=10_000), Only("level", ("search",)), Doc("Population size.")] = 64,
     iterations: Annotated[
         int, Interval(ge=0, le=10_000), Only("level", ("search",)), Doc("Number of generations.")
     ] = 40,
-    split: Annotated[str | None, Doc("Split of a dataset. Default: train."), options.DATA] = None,
+    split: Annotated[str | None, Doc("Split of a dataset. Default: train."), request.DATA] = None,
     weights: options.Weights = "link",
     resume: options.Resume = False,
-    revision: options.Revision = None,
+    revision: request.Revision = None,
     **shared: Unpack[TuneOptions],
 ) -> TunedCheckpoint:
     """Tune a scaling to a model at a longer context, and write a checkpoint that stock software loads.
@@ -128,7 +129,7 @@ def tune(
         search_iterations=iterations,
         **{name: shared[name] for name in SettingOptions.__annotations__},  # type: ignore[literal-required]
     )
-    source = replace(options.source_of(data, shared, split), splits=TO_TRAIN)
+    source = replace(request.source_of(shared, data, split), splits=TO_TRAIN)
     if settings.max_documents is None:
         source = source.limited("--max-documents")
     loading = options.loading_of(shared)

@@ -19,6 +19,7 @@ import numpy as np
 from ropecli.data.sources import DEMO, DEMO_TRAIN
 from ropecli.errors import DataError, MethodError, did_you_mean
 from ropecli.evaluation.prompt_pieces import Frame, Haystack, PieceTokenizer, TokenIds
+from ropecli.evaluation.request import NeedleOptions, with_config
 
 _WORDS = (
     "Amber Birch Cedar Clover Copper Coral Crystal Dahlia Ebony Ember Falcon Fern Garnet Ginger Hazel Indigo Ivory "
@@ -113,19 +114,25 @@ def default_style(source: str) -> str:
     return "code" if source in (DEMO, DEMO_TRAIN) else "prose"
 
 
-def choose_templates(style: str | None, needle: str | None, question: str | None, default: str) -> Templates:
-    """Return the templates of a style, or the user's own with the names of the style `default`.
+def choose_templates(options: NeedleOptions) -> Templates:
+    """The templates of a style, or the user's own with the names of the data's style.
 
-    Raises MethodError for an unknown style, and for templates that are not both given, or together with a style.
+    Raises MethodError for an unknown style, for templates that are not both given, or together with a style, and for
+    templates that do not distinguish several needles.
     """
+    style, needle, question = options["style"], options["needle"], options["question"]
+    default = default_style(with_config(options["data"], options["dataset_config"]))
     if needle is None and question is None:
         style = style or default
         if style not in STYLES:
             raise MethodError(f"Unknown style {style!r}. Known: {', '.join(STYLES)}.{did_you_mean(style, STYLES)}")
-        return STYLES[style]
-    if needle is None or question is None or style is not None:
+        templates = STYLES[style]
+    elif needle is None or question is None or style is not None:
         raise MethodError("--needle and --question must be given together, and without --style.")
-    return Templates(needle, question, names=STYLES[default].names)
+    else:
+        templates = Templates(needle, question, names=STYLES[default].names)
+    templates.check_needles(options["num_needles"])
+    return templates
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """The documents of a source that a protocol can score."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ropecli.data.documents import Documents, read_documents, special_tokens
-from ropecli.data.sources import Source, Texts
+from ropecli.data.sources import Texts
 from ropecli.errors import DataError
 from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.request import DocumentOptions, document_source
 from ropecli.messages import progress_bar, say, warn
 
 if TYPE_CHECKING:
@@ -16,60 +16,53 @@ _ENOUGH_DOCUMENTS = 8
 """A length that fewer documents have is not measured by default."""
 
 
-@dataclass(frozen=True)
-class TextChoice:
-    """The documents to read from a source. min_tokens, max_tokens: for protocols that read whole documents."""
+def texts_of(options: DocumentOptions) -> Texts:
+    """(name, text) of each document; of the first of a Hub dataset without --max-documents."""
+    source = document_source(options)
+    return (source if options["max_documents"] else source.limited("--max-documents")).texts()
 
-    source: Source
-    max_documents: int | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
 
-    def texts(self) -> Texts:
-        """(name, text) of each document; of the first of a Hub dataset without --max-documents."""
-        return (self.source if self.max_documents else self.source.limited("--max-documents")).texts()
+def read_texts(
+    options: DocumentOptions,
+    tokenizer: "PreTrainedTokenizerBase",
+    lengths: list[int],
+    protocol: Protocol,
+    *,
+    drop_rare: bool = False,
+) -> tuple[Documents, list[int]]:
+    """Read the documents that `protocol` can score at these lengths; warn about those that it skips.
 
-    def read(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        lengths: list[int],
-        protocol: Protocol,
-        *,
-        drop_rare: bool = False,
-    ) -> tuple[Documents, list[int]]:
-        """Read the documents that `protocol` can score at these lengths; warn about those that it skips.
-
-        lengths: tokens, ascending. drop_rare: drop the longest lengths that fewer than 8 documents have. Returns the
-        remaining lengths too.
-        """
-        reads_whole = protocol.reads_whole_documents
-        special = special_tokens(tokenizer)
-        least = lengths[0] if drop_rare else lengths[-1]  # tokens that a document needs
-        if reads_whole:
-            least = max(self.min_tokens or 0, protocol.least_tokens(special))
-            if self.max_tokens and self.max_tokens < least:
-                raise DataError(f"--max-tokens is {self.max_tokens}; a document needs {least} tokens.")
-        with progress_bar("reading documents", None) as step:
-            documents = read_documents(
-                self.texts(),
-                tokenizer,
-                least,
-                most=self.max_documents,
-                cut=self.max_tokens if reads_whole else lengths[-1],
-                count_bytes=True,
-                advance=step,
-            )
-        if drop_rare:
-            lengths = _common_lengths(documents, lengths)
-            if not reads_whole:
-                least = lengths[-1]
-                documents = documents.at_least(least)
-        if documents.too_short:
-            warn(f"Skipping {count_documents(documents.too_short)} shorter than {least} tokens.")
-        shorter = sum(len(document.ids) < lengths[-1] for document in documents.kept)
-        if shorter and protocol.name != "recall":
-            warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
-        return documents, lengths
+    lengths: tokens, ascending. drop_rare: drop the longest lengths that fewer than 8 documents have. Returns the
+    remaining lengths too.
+    """
+    reads_whole, most_tokens = protocol.reads_whole_documents, options["max_tokens"]
+    special = special_tokens(tokenizer)
+    least = lengths[0] if drop_rare else lengths[-1]  # tokens that a document needs
+    if reads_whole:
+        least = max(options["min_tokens"] or 0, protocol.least_tokens(special))
+        if most_tokens and most_tokens < least:
+            raise DataError(f"--max-tokens is {most_tokens}; a document needs {least} tokens.")
+    with progress_bar("reading documents", None) as step:
+        documents = read_documents(
+            texts_of(options),
+            tokenizer,
+            least,
+            most=options["max_documents"],
+            cut=most_tokens if reads_whole else lengths[-1],
+            count_bytes=True,
+            advance=step,
+        )
+    if drop_rare:
+        lengths = _common_lengths(documents, lengths)
+        if not reads_whole:
+            least = lengths[-1]
+            documents = documents.at_least(least)
+    if documents.too_short:
+        warn(f"Skipping {count_documents(documents.too_short)} shorter than {least} tokens.")
+    shorter = sum(len(document.ids) < lengths[-1] for document in documents.kept)
+    if shorter and protocol.name != "recall":
+        warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
+    return documents, lengths
 
 
 def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:

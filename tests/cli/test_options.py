@@ -13,8 +13,8 @@ import pytest
 from annotated_doc import Doc
 
 from ropecli import commands
-from ropecli.commands.signature import Default, Only, command
 from ropecli.errors import MethodError
+from ropecli.signature import Default, Only, command
 
 # What a command needs, so that only the tested option is wrong.
 REQUIRED = {

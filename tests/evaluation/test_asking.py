@@ -5,17 +5,17 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from ropecli.data.sources import Source
 from ropecli.errors import DataError, MethodError, RopecliError
 from ropecli.evaluation.driver import Store, score_samples
 from ropecli.evaluation.prompt_pieces import PieceTokenizer
 from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.request import RulerOptions
 from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, read_essay
-from ropecli.evaluation.tasks.asking import score_of_ranks
-from ropecli.evaluation.tasks.retrieval import Retrieval, RetrievalChoice
-from ropecli.evaluation.tasks.ruler import Ruler, RulerChoice
+from ropecli.evaluation.tasks.asking import check_mode, score_of_ranks
+from ropecli.evaluation.tasks.retrieval import Retrieval
+from ropecli.evaluation.tasks.ruler import Ruler
 
 
 class Knows:
@@ -72,8 +72,8 @@ def test_several_right_answers_are_ranked_against_the_others():
     assert score_of_ranks(np.array([-3, -2, -1, -4, -4]), 3) == 1
 
 
-def test_candidates_of_ruler_are_ranked_by_log_probability_per_token(ruler_maker):
-    task = Ruler(ruler_maker, [TASKS["fwe"]], [1500], RulerChoice(Source("demo"), None, None, 1, "rank"))
+def test_candidates_of_ruler_are_ranked_by_log_probability_per_token(ruler_maker, options_of):
+    task = Ruler(ruler_maker, [TASKS["fwe"]], [1500], options_of(RulerOptions, samples=1, mode="rank"))
     (key,) = task.samples(one_pass=False)
     lengths = np.array([len(answer) for answer in task.question(key).answers()])
     right = np.arange(len(lengths)) < 3
@@ -107,10 +107,8 @@ def test_generated_keys_by_hand(ask, prompts):
         assert ask(Knows(texts=[prompts.pieces.opening(text)]), "generate") == (hit, 1 / 90_000, None, None), text
 
 
-def test_answers_of_ruler_end_once_nothing_can_change(ruler_maker):
-    task = Ruler(
-        ruler_maker, [TASKS["niah_multivalue"]], [2000], RulerChoice(Source("demo"), None, None, 2, "generate")
-    )
+def test_answers_of_ruler_end_once_nothing_can_change(ruler_maker, options_of):
+    task = Ruler(ruler_maker, [TASKS["niah_multivalue"]], [2000], options_of(RulerOptions, samples=2))
     keys = task.samples(one_pass=False)
     first, second = (ruler_maker.make(TASKS["niah_multivalue"], 2000, index).references for index in range(2))
     texts = [f"{' '.join(first)}{' and more' * 99}", f"{second[1]}, that is all"]
@@ -146,7 +144,7 @@ def test_every_model_gets_the_same_prompts(prompts, llama, patched, loaded):
 
 def test_unsuitable_prompts_and_models_are_refused(prompts, loaded, build):
     with pytest.raises(MethodError, match="rank, generate"):
-        RetrievalChoice(mode="guess")
+        check_mode("guess")
     with pytest.raises(DataError, match="too short"):
         Retrieval(prompts, [10], [0.5])
     task, reader = Retrieval(prompts, [80], [0.5]), LiveReader(loaded(build("llama", head_dim=32, vocab_size=60)))

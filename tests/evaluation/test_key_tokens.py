@@ -12,10 +12,10 @@ from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
+from ropecli.evaluation.request import PerplexityOptions
 from ropecli.evaluation.subject import LiveReaderFactory
 from ropecli.evaluation.tasks import key_tokens
 from ropecli.evaluation.tasks.key_tokens import DocumentKeyTokens, KeyTokens, get_key_tokens, read_marked, token_digest
-from ropecli.evaluation.texts import TextChoice
 
 LENGTH = 200
 SHORT = ShortContext(64, 16)  # of a pretraining length of 64 tokens
@@ -57,17 +57,13 @@ def brute_force_keys(model, plain_nll, ids):
 
 
 @pytest.mark.usefixtures("thresholds")
-def test_longppl_is_that_of_brute_force(build, loaded, plain_nll, corpus, texts, begun, evaluate):
+def test_longppl_is_that_of_brute_force(build, loaded, plain_nll, corpus, texts, begun, evaluate, options_of):
     folder, judged = build("llama", head_dim=32), build("llama", head_dim=32, num_key_value_heads=1)
     begun.save_pretrained(folder)
-    choice, factory = (
-        TextChoice(Source(str(corpus)), max_documents=3),
-        LiveReaderFactory({"device": "cpu"}, batch_size=3),
-    )
-    keys, _ = get_key_tokens(
-        str(folder), None, choice, [LENGTH], factory, Workers(), {"judged": begun}, drop_rare=False
-    )
-    documents = read_marked(choice, begun, keys)
+    options = options_of(PerplexityOptions, data=str(corpus), max_documents=3, evaluator=str(folder))
+    factory = LiveReaderFactory({"device": "cpu"}, batch_size=3)
+    keys, _ = get_key_tokens(options, None, [LENGTH], factory, Workers(), {"judged": begun}, drop_rare=False)
+    documents = read_marked(options, begun, keys)
     cells = evaluate(loaded(judged), documents, [64, LENGTH], "longppl", batch_size=2)
 
     evaluator, model = loaded(folder, "float64"), loaded(judged, "float64")
@@ -93,8 +89,8 @@ def keys_of(name, sha256, *positions):
     return KeyTokens("e", "d", "v", 20, 4, 1, 2.0, 2.0, (DocumentKeyTokens(name, 20, sha256, positions),))
 
 
-def test_keys_of_another_text_are_refused(corpus, texts, tokenizer):
-    name, choice = next(iter(texts)), TextChoice(Source(str(corpus)))
+def test_keys_of_another_text_are_refused(corpus, texts, tokenizer, options_of):
+    name, choice = next(iter(texts)), options_of(PerplexityOptions, data=str(corpus))
     with pytest.raises(DataError, match=f"another text of {name}"):
         read_marked(choice, tokenizer, keys_of(name, "f", 7))
     ids = np.array(tokenizer(texts[name])["input_ids"][:20])

@@ -11,14 +11,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ropecli.data.sources import Source
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, find_frame
+from ropecli.evaluation.request import RulerOptions
 from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, choose_tasks, read_essay, score_of, word_list
 from ropecli.evaluation.tasks import ruler
-from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
+from ropecli.evaluation.tasks.ruler import make_ruler
 
 TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
 KINDS = ("byte-level BPE", "SentencePiece BPE", "WordPiece", "characters")
@@ -217,13 +217,15 @@ def test_unsuitable_tasks_are_refused():
 
 
 @pytest.mark.parametrize(("task", "least"), [("niah_single_2", 275), ("cwe", 1059), ("fwe", 205)])
-def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is_read(task, least, monkeypatch):
+def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is_read(
+    task, least, monkeypatch, options_of
+):
     """Names and values of the others may take more tokens. least: tokens of the first prompt."""
     tokenizer = tokenizer_of("WordPiece")
     monkeypatch.setattr(ruler, "load_tokenizer", lambda checkpoint: tokenizer)
 
     def make(length):
-        choice = RulerChoice(Source("demo"), [length, 2 * length], [task], samples=6, mode="rank")
+        choice = options_of(RulerOptions, lengths=[length, 2 * length], tasks=[task], samples=6, mode="rank")
         return make_ruler([SimpleNamespace(checkpoint=None)], choice)[0]
 
     with pytest.raises(DataError, match=f"A prompt of {least} tokens is too short for {task}"):

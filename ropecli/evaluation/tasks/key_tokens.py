@@ -31,9 +31,10 @@ from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import Protocol, ShortContext, Window, short_context
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import write_report
+from ropecli.evaluation.request import DocumentOptions, PerplexityOptions, document_source
 from ropecli.evaluation.statistics import Count, TokenCount
 from ropecli.evaluation.subject import ReaderFactory, Subject, refuse_attention
-from ropecli.evaluation.texts import TextChoice
+from ropecli.evaluation.texts import read_texts
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, say, warn
 from ropecli.resume import remove_state
@@ -179,9 +180,9 @@ def read_key_tokens(path: Path) -> KeyTokens:
     return key_tokens
 
 
-def refuse_key_token_options(protocol: Protocol, evaluator: str | None, file: Path | None) -> None:
-    """Raises MethodError for key tokens of another protocol, and for longppl without any."""
-    if protocol.name == "longppl" and not (evaluator or file):
+def refuse_missing_key_tokens(options: PerplexityOptions) -> None:
+    """Raises MethodError for longppl without key tokens."""
+    if options["protocol"] == "longppl" and not (options["evaluator"] or options["keys"]):
         raise MethodError(
             "The protocol longppl needs --evaluator CHECKPOINT, which finds the key tokens, or --keys FILE, which an "
             "earlier run wrote."
@@ -189,9 +190,8 @@ def refuse_key_token_options(protocol: Protocol, evaluator: str | None, file: Pa
 
 
 def get_key_tokens(
-    evaluator: str | None,
+    options: PerplexityOptions,
     path: Path | None,
-    texts: TextChoice,
     lengths: list[int],
     factory: ReaderFactory,
     workers: Workers,
@@ -206,7 +206,9 @@ def get_key_tokens(
     lengths. output: of the command; without a `path`, progress is saved next to it. Returns the lengths to measure
     too.
     """
-    subject = Subject(open_checkpoint(evaluator, weights=True, tokenizer=True, adapters=True)) if evaluator else None
+    subject = None
+    if evaluator := options["evaluator"]:
+        subject = Subject(open_checkpoint(evaluator, weights=True, tokenizer=True, adapters=True))
     if path and path.exists():
         key_tokens = read_key_tokens(path)
         if subject and key_tokens.digest != subject.checkpoint.digest():
@@ -228,7 +230,7 @@ def get_key_tokens(
     progress = path or (sibling(output, ".keys") if output else None)
     tokenizer = load_tokenizer(subject.checkpoint)
     _refuse_other_tokenizers(subject.checkpoint.name, vocabulary_digest(tokenizer), tokenizers)
-    key_tokens, lengths = _find(subject, tokenizer, texts, lengths, factory, workers, progress, drop_rare=drop_rare)
+    key_tokens, lengths = _find(subject, tokenizer, options, lengths, factory, workers, progress, drop_rare=drop_rare)
     if not any(document.positions for document in key_tokens.documents):
         if workers.first:
             remove_state(progress)  # it would be in the way of other lengths and data
@@ -253,7 +255,7 @@ def _refuse_other_tokenizers(evaluator: str, vocabulary: str, tokenizers: Mappin
 def _find(
     subject: Subject,
     tokenizer: Any,
-    choice: TextChoice,
+    options: DocumentOptions,
     lengths: list[int],
     factory: ReaderFactory,
     workers: Workers,
@@ -266,7 +268,7 @@ def _find(
     for finding in subject.findings:
         warn(f"the evaluator: {finding.message}")
     context = short_context(subject.positions.pretraining_length)
-    documents, lengths = choice.read(tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare)
+    documents, lengths = read_texts(options, tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare)
     if lengths[-1] <= context.first:
         raise DataError(
             f"The longest length is {lengths[-1]} tokens; longppl needs more than {context.first}, because the "
@@ -288,14 +290,14 @@ def _find(
     return KeyTokens(checkpoint.name, checkpoint.digest(), vocabulary, *read_with, key_documents), lengths
 
 
-def read_marked(texts: TextChoice, tokenizer: Any, key_tokens: KeyTokens) -> Documents:
+def read_marked(options: DocumentOptions, tokenizer: Any, key_tokens: KeyTokens) -> Documents:
     """The documents and tokens that the evaluator read. Says how many are key."""
     with progress_bar("reading documents", None) as step:
         documents = read_documents(
-            key_tokens.select(texts.source.texts()),
+            key_tokens.select(document_source(options).texts()),
             tokenizer,
             0,
-            most=texts.max_documents,
+            most=options["max_documents"],
             cut=max(document.tokens for document in key_tokens.documents),
             count_bytes=True,
             advance=step,

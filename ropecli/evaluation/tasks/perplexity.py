@@ -18,10 +18,11 @@ from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import SAME_TOKENS, YARN_STRIDE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
+from ropecli.evaluation.request import PerplexityOptions, document_source
 from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
 from ropecli.evaluation.subject import ReaderFactory, Subject, default_lengths
-from ropecli.evaluation.tasks.key_tokens import KeyTokens, get_key_tokens, read_marked, refuse_key_token_options
-from ropecli.evaluation.texts import TextChoice
+from ropecli.evaluation.tasks.key_tokens import KeyTokens, get_key_tokens, read_marked
+from ropecli.evaluation.texts import read_texts
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import say
 
@@ -242,41 +243,37 @@ def refuse_overflow(sums: np.ndarray, weights: np.ndarray, length: int, names: S
 
 def make_perplexity(
     subjects: Sequence[Subject],
-    texts: TextChoice,
-    lengths: Sequence[int] | None,
+    options: PerplexityOptions,
     protocol: Protocol,
     factory: ReaderFactory,
     workers: Workers,
-    *,
-    evaluator: str | None = None,
     key_file: Path | None = None,
     output: Path | None = None,
 ) -> list[tuple[Perplexity, Any]]:
-    """A task and its tokenizer for each subject, on the documents of `texts` that its tokenizer reads.
+    """A task and its tokenizer for each subject, on the documents that its tokenizer reads.
 
-    lengths: None for the default lengths. Sizes of one model share a tokenizer, and so the task. evaluator, key_file,
-    output: of the protocol longppl, see get_key_tokens. Raises DataError, MethodError, CheckpointError.
+    Sizes of one model share a tokenizer, and so the task. key_file, output: of the protocol longppl, see
+    get_key_tokens. Raises DataError, MethodError, CheckpointError.
     """
-    refuse_key_token_options(protocol, evaluator, key_file)
-    drop_rare = lengths is None
-    chosen = default_lengths(subjects) if lengths is None else sorted(set(lengths))
+    drop_rare = options["lengths"] is None
+    chosen = sorted(set(options["lengths"] or default_lengths(subjects)))
     checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
     tokenizers = {key: load_tokenizer(checkpoint) for key, checkpoint in checkpoints.items()}
     key_tokens: KeyTokens | None = None
     if protocol.name == "longppl":
         judged = {checkpoints[key].name: tokenizer for key, tokenizer in tokenizers.items()}
         key_tokens, chosen = get_key_tokens(
-            evaluator, key_file, texts, chosen, factory, workers, judged, drop_rare=drop_rare, output=output
+            options, key_file, chosen, factory, workers, judged, drop_rare=drop_rare, output=output
         )
     tasks: dict[int, tuple[Perplexity, Any]] = {}
     for key, tokenizer in tokenizers.items():
         task = next((task for task, known in tasks.values() if have_same_tokens(tokenizer, known)), None)
         if task is None:
             if key_tokens:
-                documents = read_marked(texts, tokenizer, key_tokens)
+                documents = read_marked(options, tokenizer, key_tokens)
             else:
-                documents, chosen = texts.read(tokenizer, chosen, protocol, drop_rare=drop_rare and not tasks)
-            task = Perplexity(documents, chosen, protocol, texts.source.place, key_tokens)
+                documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare and not tasks)
+            task = Perplexity(documents, chosen, protocol, document_source(options).place, key_tokens)
         tasks[key] = task, tokenizer
     return [tasks[id(subject.checkpoint)] for subject in subjects]
 

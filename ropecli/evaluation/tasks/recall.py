@@ -27,9 +27,10 @@ from ropecli.evaluation.driver import SampleId, Task, Values
 from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import ARMS, Cell
+from ropecli.evaluation.request import PerplexityOptions, document_source
 from ropecli.evaluation.subject import Subject, default_lengths
 from ropecli.evaluation.tasks.perplexity import have_same_tokens, refuse_overflow
-from ropecli.evaluation.texts import TextChoice
+from ropecli.evaluation.texts import read_texts
 from ropecli.live.loading import load_tokenizer
 
 _PASSAGES = 2
@@ -214,14 +215,11 @@ def _runs_of(ids: np.ndarray) -> np.ndarray:
 def make_recall(
     subjects: Sequence[Subject],
     first: Subject,
-    texts: TextChoice,
-    lengths: Sequence[int] | None,
-    *,
-    generate: bool = False,
+    options: PerplexityOptions,
 ) -> list[tuple[Recall, Any]]:
     """The task and its tokenizer for each subject. Raises DataError, CheckpointError.
 
-    first: recall refers to it. lengths: None for the default lengths. generate: greedy copies instead of losses.
+    first: recall refers to it.
     """
     tokenizer = load_tokenizer(subjects[0].checkpoint)
     for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects[1:]}.values():
@@ -232,8 +230,9 @@ def make_recall(
             )
     pretraining_length = first.positions.pretraining_length
     least = lead_in(pretraining_length) + 2 * PASSAGE
-    chosen = list(lengths or [length for length in default_lengths([first, *subjects]) if length >= least])
+    chosen = list(options["lengths"] or [length for length in default_lengths([first, *subjects]) if length >= least])
     chosen = chosen or [pretraining_length]  # which is too short, and refused
-    documents, _ = texts.read(tokenizer, chosen, Protocol("recall"))
-    task = Recall(documents, chosen, pretraining_length, texts.source.place, tokenizer if generate else None)
+    documents, _ = read_texts(options, tokenizer, chosen, Protocol("recall"))
+    copies = tokenizer if options["generate"] else None
+    task = Recall(documents, chosen, pretraining_length, document_source(options).place, copies)
     return [(task, tokenizer)] * len(subjects)

@@ -7,24 +7,22 @@ digit after the key makes it a different number.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ropecli.data.sources import Source
 from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer, find_frame, read_haystack, repeat_sentences
+from ropecli.evaluation.request import NeedleOptions, SearchOptions, source_of
 from ropecli.evaluation.retrieval_prompts import (
     KEY_COUNT,
     PASSKEY,
     PASSKEY_FILLER,
-    STYLES,
     RetrievalPrompts,
     Templates,
     default_style,
 )
 from ropecli.evaluation.subject import Subject, default_lengths
-from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
+from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
 
@@ -98,52 +96,32 @@ class Retrieval(Asking):
         )
 
 
-@dataclass(frozen=True)
-class RetrievalChoice:
-    """The options of a search. lengths, candidates: None for the default. Raises MethodError."""
+def make_passkey(scalings: Sequence[Subject], options: SearchOptions) -> tuple[Retrieval, Any]:
+    """The pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300) among repeated sentences, and the tokenizer.
 
-    lengths: Sequence[int] | None = None
-    depths: Sequence[float] = (0, 0.25, 0.5, 0.75, 1)
-    samples: int = 5
-    mode: str = "rank"
-    candidates: int | None = None
-    chat_template: str = "auto"
-    seed: int = 0
-    num_needles: int = 1
-
-    def __post_init__(self) -> None:
-        check_mode(self.mode)
-
-
-def make_passkey(scalings: Sequence[Subject], choice: RetrievalChoice) -> tuple[Retrieval, Any]:
-    """The pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300) among repeated sentences, and the tokenizer."""
+    scalings: of one checkpoint.
+    """
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
-    lengths = sorted(set(choice.lengths or default_lengths(scalings)))
+    lengths = sorted(set(options["lengths"] or default_lengths(scalings)))
     haystack = repeat_sentences(PASSKEY_FILLER, pieces, lengths[-1])
-    task = _make("passkey", PASSKEY, haystack, pieces, lengths, choice, "repeated sentences", filler=PASSKEY_FILLER)
+    task = _make("passkey", PASSKEY, haystack, pieces, lengths, options, "repeated sentences", filler=PASSKEY_FILLER)
     return task, pieces.tokenizer
 
 
-def make_needle(
-    scalings: Sequence[Subject],
-    choice: RetrievalChoice,
-    source: Source,
-    templates: Templates | None = None,
-    **settings: Any,
-) -> tuple[Retrieval, Any]:
-    """A key in a source, and the tokenizer.
-
-    scalings: of one checkpoint. templates: default: the style for this data. settings: further ones for the report.
-    """
+def make_needle(scalings: Sequence[Subject], options: NeedleOptions, templates: Templates) -> tuple[Retrieval, Any]:
+    """A key in a source, and the tokenizer. scalings: of one checkpoint."""
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
-    lengths = sorted(set(choice.lengths or default_lengths(scalings)))
+    lengths = sorted(set(options["lengths"] or default_lengths(scalings)))
+    source = source_of(options, options["data"], options["split"])
     with progress_bar("reading documents", None) as step:
         haystack = read_haystack(source.limited().texts(), pieces, step)
     if len(haystack.ids) < lengths[-1]:
         warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {lengths[-1]}.")
-    templates = templates or STYLES[default_style(source.place)]
-    settings |= {"text_column": source.column, "split": source.split}
-    return _make("needle", templates, haystack, pieces, lengths, choice, source.place, **settings), pieces.tokenizer
+    style = (options["style"] or default_style(source.place)) if options["needle"] is None else None
+    settings: dict[str, Any] = {"style": style, "text_column": source.column, "split": source.split}
+    num_needles = options["num_needles"]
+    task = _make("needle", templates, haystack, pieces, lengths, options, source.place, num_needles, **settings)
+    return task, pieces.tokenizer
 
 
 def _make(
@@ -152,19 +130,18 @@ def _make(
     haystack: Haystack,
     pieces: PieceTokenizer,
     lengths: list[int],
-    choice: RetrievalChoice,
+    options: SearchOptions,
     source: str,
+    num_needles: int = 1,
     **settings: Any,
 ) -> Retrieval:
     """Without default lengths that are too short. lengths: ascending."""
+    depths, samples, mode = options["depths"], options["samples"], options["mode"]
     # for generate, the smallest number that the prompts accept
-    num_candidates = choice.num_needles + 1 if choice.mode == "generate" else choice.candidates or _CANDIDATES
-    frame = find_frame(pieces.tokenizer, choice.chat_template)
-    prompts = RetrievalPrompts(
-        name, templates, haystack, pieces, choice.num_needles, num_candidates, choice.seed, frame
-    )
-    if choice.lengths is None:
-        while len(lengths) > 1 and not prompts.has_room(lengths[0], choice.depths, choice.samples):
+    num_candidates = num_needles + 1 if mode == "generate" else options["candidates"] or _CANDIDATES
+    frame = find_frame(pieces.tokenizer, options["chat_template"])
+    prompts = RetrievalPrompts(name, templates, haystack, pieces, num_needles, num_candidates, options["seed"], frame)
+    if options["lengths"] is None:
+        while len(lengths) > 1 and not prompts.has_room(lengths[0], depths, samples):
             lengths = lengths[1:]
-    options: dict[str, Any] = {"samples": choice.samples, "mode": choice.mode, "source": source}
-    return Retrieval(prompts, lengths, choice.depths, **options, **settings)
+    return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, source=source, **settings)

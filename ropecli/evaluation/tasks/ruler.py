@@ -8,39 +8,19 @@ by log-probability per token.
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import SampleId, Values
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
+from ropecli.evaluation.request import RulerOptions, source_of
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
 from ropecli.evaluation.subject import Subject, default_lengths
-from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
+from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
-
-
-@dataclass(frozen=True)
-class RulerChoice:
-    """The options of a measurement. lengths, tasks: None for all that fit."""
-
-    data: Source
-    lengths: Sequence[int] | None
-    tasks: Sequence[str] | None
-    samples: int
-    mode: str
-    chat_template: str = "auto"
-    threshold: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raises MethodError, before anything is loaded."""
-        check_mode(self.mode)
-        choose_tasks(self.tasks)
 
 
 class Ruler(Asking):
@@ -50,21 +30,23 @@ class Ruler(Asking):
     per_token = True
 
     def __init__(
-        self, maker: PromptMaker, tasks: Sequence[RulerTask], lengths: Sequence[int], choice: RulerChoice
+        self, maker: PromptMaker, tasks: Sequence[RulerTask], lengths: Sequence[int], options: RulerOptions
     ) -> None:
-        self.maker, self.tasks, self.lengths, self.choice = maker, tasks, sorted(lengths), choice
-        self.mode, self.source = choice.mode, choice.data.place
+        self.maker, self.tasks, self.lengths, self.options = maker, tasks, sorted(lengths), options
+        self.mode, self.count = options["mode"], options["samples"]
+        self.text = source_of(options, options["data"], options["split"])
+        self.source = self.text.place
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
             "mode": self.mode,
-            "samples": self.choice.samples,
+            "samples": self.count,
             "seed": self.maker.seed,
             "chat_template": self.maker.frame is not None,
-            "threshold": self.choice.threshold,
-            "text_column": self.choice.data.column,
-            "split": self.choice.data.split,
+            "threshold": self.options["threshold"],
+            "text_column": self.text.column,
+            "split": self.text.split,
         }
 
     def request(self) -> dict[str, Any]:
@@ -72,12 +54,17 @@ class Ruler(Asking):
         sha = hashlib.sha256(repr(essay).encode())
         for task in self.tasks:
             sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
-        chosen = {"lengths": self.lengths, "samples": self.choice.samples, "mode": self.mode, "seed": self.maker.seed}
+        chosen = {
+            "lengths": self.lengths,
+            "samples": self.count,
+            "mode": self.mode,
+            "seed": self.maker.seed,
+        }
         return {"prompts": sha.hexdigest(), "tasks": [task.name for task in self.tasks], **chosen}
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
         names = [task.name for task in self.tasks]
-        return list(product(names, self.lengths, [None], range(self.choice.samples)))
+        return list(product(names, self.lengths, [None], range(self.count)))
 
     def question(self, sample: SampleId) -> Question:
         task, length, _, index = sample
@@ -98,30 +85,31 @@ class Ruler(Asking):
         return hashlib.sha256("".join(value[1] for value in values.values()).encode()).hexdigest()
 
 
-def make_ruler(scalings: Sequence[Subject], choice: RulerChoice) -> tuple[Ruler, Any]:
+def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Ruler, Any]:
     """The task for the scalings of a checkpoint, and its tokenizer."""
     tokenizer = load_tokenizer(scalings[0].checkpoint)
     pieces = PieceTokenizer(tokenizer)
-    tasks = choose_tasks(choice.tasks)
-    lengths = sorted(set(choice.lengths or default_lengths(scalings)))
+    tasks = choose_tasks(options["tasks"])
+    lengths = sorted(set(options["lengths"] or default_lengths(scalings)))
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
-            essay = read_essay(choice.data.texts(), pieces, lengths[-1])
-    maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, choice.seed)
-    if choice.lengths is None:
-        fits_any = [length for length in lengths if any(_fits(maker, [length], task, choice.samples) for task in tasks)]
+            essay = read_essay(source_of(options, options["data"], options["split"]).texts(), pieces, lengths[-1])
+    maker = PromptMaker(pieces, find_frame(tokenizer, options["chat_template"]), essay, options["seed"])
+    samples = options["samples"]
+    if options["lengths"] is None:
+        fits_any = [length for length in lengths if any(_fits(maker, [length], task, samples) for task in tasks)]
         lengths = fits_any or lengths[-1:]
-    fitting = [task for task in tasks if _fits(maker, lengths, task, choice.samples)]
+    fitting = [task for task in tasks if _fits(maker, lengths, task, samples)]
     missing = ", ".join(task.name for task in tasks if task not in fitting)
-    if not fitting or (missing and choice.tasks):
+    if not fitting or (missing and options["tasks"]):
         raise DataError(
             f"A prompt of {lengths[0]} tokens is too short for {missing}. Set --lengths to more, or leave tasks out of "
             "--tasks."
         )
     if missing:
         warn(f"Not measured, since {lengths[0]} tokens are too short for them: {missing}.")
-    return Ruler(maker, fitting, lengths, choice), tokenizer
+    return Ruler(maker, fitting, lengths, options), tokenizer
 
 
 def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, samples: int) -> bool:

@@ -1,0 +1,494 @@
+"""What a measurement is asked: groups of options, declared once, which the commands take and the tasks read.
+
+The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Required, TypedDict
+
+from annotated_doc import Doc
+from annotated_types import Ge, Gt, Interval, Le, MinLen
+
+from ropecli.data.sources import Source
+from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.signature import Default, Flag, InTokens, Only, Panel
+
+SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
+SERVER, ENGINE = Panel("Server"), Panel("Engine")
+TOKENS = InTokens()
+_WHOLE = Only("protocol", ("sliding", "disjoint", "yarn", "recall"))
+MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
+
+CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
+CheckpointNames = Annotated[
+    Sequence[str], Flag("checkpoints", metavar="CHECKPOINT..."), Doc("Folders, Hub ids (owner/name), or 'demo'.")
+]
+Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
+Length = Annotated[int, Interval(ge=1, le=2**24)]
+Samples = Annotated[int, Interval(ge=1, le=1_000_000)]
+
+# Scaling
+ScalingFactor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
+Settings = Annotated[
+    Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A parameter of the method; repeatable."), SCALING
+]
+SeveralSettings = Annotated[
+    Mapping[str, Any] | None,
+    Flag("--set", metavar="[METHOD.]KEY=VALUE"),
+    Doc("A parameter of one of the methods; repeatable."),
+    SCALING,
+]
+FactorsFile = Annotated[
+    str | Path | None,
+    Doc(
+        "JSON file with the factors of longrope or custom: a list, an object with long_factor, factors or inv_freq, "
+        "or a config.json that has them."
+    ),
+    SCALING,
+]
+OriginalLength = Annotated[
+    int | None, Ge(1), TOKENS, Doc("True pretraining length, if config.json names another."), SCALING
+]
+
+
+class ParameterOptions(TypedDict, total=False):
+    """The parameters of methods."""
+
+    settings: Annotated[SeveralSettings, Default(None), Only("methods")]
+    factors_file: Annotated[FactorsFile, Default(None), Only("methods")]
+    original_length: Annotated[OriginalLength, Default(None), Only("methods")]
+
+
+_METHODS = Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch.")
+_FACTORS = Doc("Target length ÷ pretraining length: one factor or several, separated by commas.")
+_FACTORS_FLAG = Flag("--factors", "-f")
+Factor = Annotated[float, Gt(0)]
+Methods = Annotated[Sequence[str], _METHODS, SCALING]
+Factors = Annotated[Sequence[Factor], MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
+
+
+class InMemoryOptions(ParameterOptions, total=False):
+    """Patches in memory. Without methods, checkpoints are measured as they are."""
+
+    methods: Annotated[Sequence[str] | None, Default(None), _METHODS, SCALING]
+    factors: Annotated[
+        Sequence[Factor] | None, Default(None), MinLen(1), Only("methods"), _FACTORS_FLAG, _FACTORS, SCALING
+    ]
+
+
+# Data
+DatasetConfig = Annotated[
+    str | None,
+    Default(None),
+    Only("data"),
+    Flag("--dataset-config", metavar="NAME"),
+    Doc("Configuration of a Hub dataset."),
+    DATA,
+]
+
+
+class TextOptions(TypedDict, total=False):
+    """The text of a source. `split` is not here, since its default differs between commands."""
+
+    text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
+    dataset_config: DatasetConfig
+    skip_faulty: Annotated[
+        bool, Default(False), Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA
+    ]
+
+
+class EvalTextOptions(TextOptions, total=False):
+    """The texts of an evaluation."""
+
+    split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: test, validation or train."), DATA]
+
+
+class DocumentOptions(EvalTextOptions, total=False):
+    """The documents of an evaluation."""
+
+    data: Required[
+        Annotated[
+            str,
+            Flag("--data", "-d"),
+            Doc("'demo', a file or folder of text or rows, or a Hub dataset (owner/name or owner/name:config)."),
+            DATA,
+        ]
+    ]
+    max_documents: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
+        DATA,
+    ]
+    min_tokens: Annotated[
+        int | None,
+        Default(None),
+        Ge(2),
+        TOKENS,
+        _WHOLE,
+        Doc("Skip documents with fewer tokens."),
+        DATA,
+    ]
+    max_tokens: Annotated[
+        int | None,
+        Default(None),
+        Ge(2),
+        TOKENS,
+        _WHOLE,
+        Doc("Maximum tokens to read per document."),
+        DATA,
+    ]
+
+
+# Loading, output
+class LoadingOptions(TypedDict, total=False):
+    """Options for loading a model."""
+
+    dtype: Annotated[
+        str,
+        Default("auto"),
+        Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."),
+        LOADING,
+    ]
+    device: Annotated[
+        str, Default("auto"), Doc("auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:1, mps."), LOADING
+    ]
+    device_map: Annotated[
+        str | None,
+        Default(None),
+        Flag("--device-map", metavar="MAP"),
+        Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
+        LOADING,
+    ]
+    max_memory: Annotated[
+        str | None,
+        Default(None),
+        Flag("--max-memory", metavar="DEVICE=SIZE,..."),
+        Only("device_map"),
+        Doc("Memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
+        LOADING,
+    ]
+    load_in_8bit: Annotated[
+        bool, Default(False), Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING
+    ]
+    load_in_4bit: Annotated[
+        bool, Default(False), Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
+    ]
+    attn: Annotated[
+        str,
+        Default("auto"),
+        Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
+        LOADING,
+    ]
+
+
+class EndpointOptions(TypedDict, total=False):
+    """A server instead of a model in this process."""
+
+    endpoint: Annotated[
+        str | None,
+        Default(None),
+        Flag("--endpoint", metavar="URL"),
+        Doc(
+            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
+            "CHECKPOINT gives tokenizer and lengths."
+        ),
+        SERVER,
+    ]
+
+
+class ServerOptions(TypedDict, total=False):
+    """The way to ask a server."""
+
+    served_name: Annotated[
+        str | None,
+        Default(None),
+        Only("endpoint"),
+        Doc("The model's name at the server. Default: the only one."),
+        SERVER,
+    ]
+    api_key_env: Annotated[
+        str | None,
+        Default(None),
+        Flag("--api-key-env", metavar="NAME"),
+        Only("endpoint"),
+        Doc("Environment variable that holds the API key."),
+        SERVER,
+    ]
+    timeout: Annotated[
+        float | None,
+        Default(None),
+        Interval(gt=0, le=86_400),
+        Only("endpoint"),
+        Doc("Seconds to wait for one whole answer. Default: 600."),
+        SERVER,
+    ]
+
+
+class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=False):
+    """Options of every measurement."""
+
+    engine: Annotated[
+        str | None,
+        Default(None),
+        Doc("Read with another engine than transformers in this process: vllm."),
+        ENGINE,
+    ]
+    engine_arg: Annotated[
+        Mapping[str, Any] | None,
+        Default(None),
+        Flag("--engine-arg", metavar="KEY=VALUE"),
+        Only("engine"),
+        Doc("An argument of vllm.LLM, such as tensor_parallel_size=2; repeatable."),
+        ENGINE,
+    ]
+    requests: Annotated[
+        int | None,
+        Default(None),
+        Interval(ge=1, le=1024),
+        Only("endpoint"),
+        Doc("Requests in flight at the server. Default: 16."),
+        SERVER,
+    ]
+
+    chunk: Annotated[
+        int | None,
+        Default(None),
+        Ge(0),
+        TOKENS,
+        Doc(
+            "Tokens per forward pass, with a KV cache for those before: less memory, more time. 0: all at once. "
+            "Default: 1k beyond 32k tokens."
+        ),
+        LOADING,
+    ]
+    baseline: Annotated[
+        str | None,
+        Default(None),
+        Doc("Checkpoint to compare with, as it is. Default: the first unscaled one of those that are measured."),
+    ]
+    revision: Annotated[Revision, Default(None)]
+    output: Annotated[
+        str | Path | None,
+        Default(None),
+        Flag("--output", "-o", metavar="FILE"),
+        Doc("Write the reports as JSON."),
+        OUTPUT,
+    ]
+    plot: Annotated[
+        str | Path | None,
+        Default(None),
+        Flag("--plot", metavar="FILE"),
+        Doc("Draw the result: .png, .svg or .pdf."),
+        OUTPUT,
+    ]
+    resume: Annotated[bool, Default(False), Doc("Resume an interrupted run of the same --output."), OUTPUT]
+    overwrite: Annotated[bool, Default(False), Doc("Replace the report and plot of a finished run."), OUTPUT]
+
+
+ChatTemplate = Annotated[str, Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text.")]
+
+
+# Tasks
+class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
+    """A measurement of perplexity."""
+
+    lengths: Annotated[
+        Sequence[Length] | None,
+        Default(None),
+        MinLen(1),
+        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        Doc(
+            "Context lengths, such as 256,4k,32k. Default: doubling from a quarter of the pretraining length to the "
+            "context length, as far as the data has 8 documents of that length."
+        ),
+    ]
+    protocol: Annotated[
+        str, Default("prefix"), Doc(" ".join(f"{name}: {protocol.summary}." for name, protocol in PROTOCOLS.items()))
+    ]
+    stride: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        TOKENS,
+        Only("protocol", ("sliding",)),
+        Doc("Distance between windows. Default: half of each length."),
+    ]
+    targets: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        TOKENS,
+        Only("protocol", ("tail",)),
+        Doc("Tokens to score per document. Default: half the shortest length."),
+    ]
+    evaluator: Annotated[
+        str | None,
+        Default(None),
+        Only("protocol", ("longppl",)),
+        Doc("Checkpoint, with the same tokenizer, that finds the key tokens. Compare only results of one."),
+    ]
+    keys: Annotated[
+        str | Path | None,
+        Default(None),
+        Flag("--keys", metavar="FILE"),
+        Only("protocol", ("longppl",)),
+        Doc("File of key tokens to read; with --evaluator, to write if it does not exist."),
+    ]
+    batch_size: Annotated[int, Default(1), Ge(1), Doc("Windows of the same length per forward pass."), LOADING]
+    generate: Annotated[
+        bool,
+        Default(False),
+        Only("protocol", ("recall",)),
+        Doc(
+            "Generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
+            "prompt's tokens, such as llama-server."
+        ),
+    ]
+
+
+class SearchOptions(MeasuringOptions, total=False):
+    """A search for a key in a prompt."""
+
+    lengths: Annotated[
+        Sequence[Length] | None,
+        Default(None),
+        MinLen(1),
+        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        Doc(
+            "Exact lengths of the prompt with its answer, such as 256,4k,32k. Default: doubling from a quarter of the "
+            "pretraining length to the context length."
+        ),
+    ]
+    depths: Annotated[
+        Sequence[Annotated[float, Interval(ge=0, le=1)]],
+        Default((0, 0.25, 0.5, 0.75, 1)),
+        MinLen(1),
+        Doc("Where to put the key: 0 is the beginning of the text, 1 its end, right before the question."),
+    ]
+    samples: Annotated[Samples, Default(5), Doc("Prompts per length and depth.")]
+    mode: Annotated[
+        str,
+        Default("rank"),
+        Doc(
+            "rank: the key must have the highest log-probability among --candidates; works for base models. generate: "
+            f"the greedy answer must begin with the key. {MODE_RULE}"
+        ),
+    ]
+    candidates: Annotated[
+        int | None,
+        Default(None),
+        Ge(2),
+        Le(1000),
+        Only("mode", ("rank",)),
+        Doc("Number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
+    ]
+    chat_template: Annotated[ChatTemplate, Default("auto")]
+    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed of keys and texts.")]
+
+
+class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
+    """RULER's tasks."""
+
+    data: Annotated[
+        str,
+        Default("demo"),
+        Flag("--data", "-d"),
+        Doc("Text of the essay: a file or folder, a Hub dataset id, or 'demo'. RULER takes Paul Graham's essays."),
+        DATA,
+    ]
+    lengths: Annotated[
+        Sequence[Length] | None,
+        Default(None),
+        MinLen(1),
+        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        Doc(
+            "Exact lengths of the prompt with the tokens that may be generated, such as 4k,8k,16k. Default: doubling "
+            "from a quarter of the pretraining length to the context length."
+        ),
+    ]
+    tasks: Annotated[
+        Sequence[str] | None,
+        Default(None),
+        Flag("--tasks", "-t", metavar="TASK,..."),
+        Doc(
+            "niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe, fwe: RULER's tasks "
+            "but qa_1 and qa_2. Default: all whose prompts fit."
+        ),
+    ]
+    samples: Annotated[Samples, Default(50), Doc("Prompts per task and length. RULER's tables have 500.")]
+    mode: Annotated[
+        str,
+        Default("generate"),
+        Doc(
+            "generate: greedy answers, scored as published. rank: the right answers must have the highest "
+            f"log-probabilities among wrong ones; works for base models. {MODE_RULE}"
+        ),
+    ]
+    chat_template: Annotated[ChatTemplate, Default("auto")]
+    threshold: Annotated[
+        float | None,
+        Default(None),
+        Interval(gt=0, le=1),
+        Doc(
+            "Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."
+        ),
+    ]
+    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed of the prompts.")]
+    batch_size: Annotated[int, Default(1), Ge(1), Only("mode", ("generate",)), Doc("Prompts at once."), LOADING]
+
+
+class NeedleOptions(EvalTextOptions, SearchOptions, total=False):
+    """A search in a text of the user's choice."""
+
+    data: Annotated[
+        str,
+        Default("demo"),
+        Flag("--data", "-d"),
+        Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
+        DATA,
+    ]
+    style: Annotated[
+        str | None,
+        Default(None),
+        Doc(
+            "code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a sentence and a question. "
+            "Default: code for 'demo' and 'demo-train', else prose."
+        ),
+    ]
+    needle: Annotated[
+        str | None,
+        Default(None),
+        Flag("--needle", metavar="TEMPLATE"),
+        Doc("Your own needle, with {key}, and {name} if --num-needles is above 1."),
+    ]
+    question: Annotated[
+        str | None,
+        Default(None),
+        Flag("--question", metavar="TEMPLATE"),
+        Doc("For --needle: the last line, which the key completes, with {name}."),
+    ]
+    num_needles: Annotated[
+        int,
+        Default(1),
+        Ge(1),
+        Doc("Number of needles with different names. One is asked for, the others are spread evenly."),
+    ]
+
+
+def source_of(options: TextOptions, data: str, split: str | None) -> Source:
+    """The source of a group with these options; `split` has another default in other commands."""
+    return Source(
+        with_config(data, options["dataset_config"]), options["text_column"], split, skip_faulty=options["skip_faulty"]
+    )
+
+
+def document_source(options: DocumentOptions) -> Source:
+    return source_of(options, options["data"], options["split"])
+
+
+def with_config(data: str, config: str | None) -> str:
+    """The source owner/name:config."""
+    return data if config is None else f"{data}:{config}"
