@@ -102,9 +102,10 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
     kind, *notes = typing.get_args(parameter.annotation)
     by_type = {type(note): note for note in notes}
     flag = by_type.get(Flag, Flag(option_name(parameter.name, notes)))
-    choices = ", ".join(by_type[Only].values) if Only in by_type else ""
     text = by_type[Doc].documentation
-    text = f"{choices}: {text[0].lower()}{text[1:]}" if choices else text
+    if Only in by_type:
+        only = by_type[Only]
+        text = f"{', '.join(only.values) or f'With {option_name(only.other, ())}'}: {text[0].lower()}{text[1:]}"
     options: dict[str, Any] = {"help": text, "metavar": flag.metavar}
     if Panel in by_type:
         options["rich_help_panel"] = by_type[Panel].title

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class CompareOptions(request.DocumentOptions, request.ParameterOptions, request.PerplexityOptions, total=False): ...
+class CompareOptions(request.ParameterOptions, request.PerplexityOptions, total=False): ...
 
 
 @command

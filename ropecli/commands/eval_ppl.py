@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class EvalPplOptions(request.PerplexityOptions, request.InMemoryOptions, total=False): ...
+class EvalPplOptions(request.InMemoryOptions, request.PerplexityOptions, total=False): ...
 
 
 @command

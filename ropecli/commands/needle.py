@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class NeedleOptions(request.NeedleOptions, request.InMemoryOptions, total=False): ...
+class NeedleOptions(request.InMemoryOptions, request.NeedleOptions, total=False): ...
 
 
 @command

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class PasskeyOptions(request.SearchOptions, request.InMemoryOptions, total=False): ...
+class PasskeyOptions(request.InMemoryOptions, request.SearchOptions, total=False): ...
 
 
 @command

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ropecli.reporting.outputs import Reports
 
 
-class RulerOptions(request.RulerOptions, request.InMemoryOptions, total=False): ...
+class RulerOptions(request.InMemoryOptions, request.RulerOptions, total=False): ...
 
 
 @command

@@ -352,16 +352,16 @@ def headlines(report: Report, base: Report) -> list[Headline]:
         change = loss_change(report.cells_at(length)[0], base.cells_at(base_length)[0])
         return Headline(name, length, base_length, change)
 
-    found, longest = [], report.lengths[-1]
+    changes, longest = [], report.lengths[-1]
     inside = [length for length in lengths if length <= pretraining_length and length in report.lengths]
     if inside:
-        found.append(headline("short-context cost", inside[-1], inside[-1]))
+        changes.append(headline("short-context cost", inside[-1], inside[-1]))
     if longest > pretraining_length and report.task not in SAME_TOKENS:
         if longest in base.lengths:
-            found.append(headline("change beyond the pretraining length", longest, longest))
+            changes.append(headline("change beyond the pretraining length", longest, longest))
     elif longest > pretraining_length and lengths:
-        found.append(headline("long-context gain", longest, lengths[-1]))
-    return found
+        changes.append(headline("long-context gain", longest, lengths[-1]))
+    return changes
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:

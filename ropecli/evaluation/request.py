@@ -68,13 +68,15 @@ Methods = Annotated[Sequence[str], _METHODS, SCALING]
 Factors = Annotated[Sequence[Factor], MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
 
 
-class InMemoryOptions(ParameterOptions, total=False):
-    """Patches in memory. Without methods, checkpoints are measured as they are."""
-
+class _MethodOptions(TypedDict, total=False):
     methods: Annotated[Sequence[str] | None, Default(None), _METHODS, SCALING]
     factors: Annotated[
         Sequence[Factor] | None, Default(None), MinLen(1), Only("methods"), _FACTORS_FLAG, _FACTORS, SCALING
     ]
+
+
+class InMemoryOptions(_MethodOptions, ParameterOptions, total=False):
+    """Patches in memory. Without methods, checkpoints are measured as they are."""
 
 
 # Data

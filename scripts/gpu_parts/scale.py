@@ -197,8 +197,8 @@ def run_b(part: Part) -> None:
 
 
 def patched_both(part: Part, method: str, factor: int, own: list[Cell], demo: list[Cell]) -> dict[str, Any]:
-    found = ppl(part, model_of(part), factor, own, method=method, factor=factor)
-    of_demo = ppl(part, "demo", factor, demo, method=method, factor=factor)
+    found = ppl(part, model_of(part), factor, own, methods=method, factors=factor)
+    of_demo = ppl(part, "demo", factor, demo, methods=method, factors=factor)
     return {**found, "the demo's change": percent(of_demo["change"])}
 
 
@@ -217,7 +217,7 @@ def ppl(part: Part, checkpoint: Any, times: int, base: list[Cell], **patch: Any)
     size = size_of(part)
     demo = checkpoint == "demo"
     window = 256 if demo else size.window
-    report = ropecli.eval_ppl(
+    reports = ropecli.eval_ppl(
         str(checkpoint),
         data="demo" if demo else str(part.work / "held-out" / "text.jsonl"),
         lengths=[window, window * times],
@@ -226,7 +226,7 @@ def ppl(part: Part, checkpoint: Any, times: int, base: list[Cell], **patch: Any)
         max_documents=size.documents,
         **patch,
     )
-    short, long = report.cells
+    short, long = reports.reports[0].cells
     base += [] if base else [long]
     change = None if base[0] is long else loss_change(long, base[0])
     return {
@@ -257,7 +257,7 @@ def run_c(part: Part) -> None:
 
 def tuned(part: Part, level: str, factor: int, base: list[Cell], demo: float | None) -> dict[str, Any]:
     if level == "yarn":
-        return ppl(part, model_of(part), factor, base, method="yarn", factor=factor)
+        return ppl(part, model_of(part), factor, base, methods="yarn", factors=factor)
     folder = fresh(part, f"{level}-{factor}")
     sizes = {"points": 2, "max_documents": 6} if part.toy else {"points": 12, "max_documents": 400}
     steps = size_of(part).steps

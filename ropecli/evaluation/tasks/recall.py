@@ -139,11 +139,11 @@ class Recall(Task):
         document, part = divmod(number, _PASSAGES)
         passage = _middle(np.array_split(self._texts[document], _PASSAGES)[part])
         following = next(self._others(document, passage, step=1))
-        other, prefix = _middle(following), self.documents.special.prefix
+        unrelated, prefix = _middle(following), self.documents.special.prefix
         lead = np.concatenate([prefix, np.resize(following, self.lead - len(prefix))]).astype(np.int64)
         filler = self._filler(document, passage, length - self.lead - 2 * PASSAGE)
         begin, end = filler[: max(0, len(filler) - _GAP)], filler[max(0, len(filler) - _GAP) :]
-        yield np.concatenate([lead, other, filler, passage])
+        yield np.concatenate([lead, unrelated, filler, passage])
         yield np.concatenate([lead, passage, filler, passage])
         if length == self.near:
             yield np.concatenate([lead, begin, passage, end, passage])
@@ -162,15 +162,15 @@ class Recall(Task):
 
     def _others(self, document: int, passage: np.ndarray, step: int) -> Iterator[np.ndarray]:
         """The texts of the other documents that do not repeat the passage, in both directions round about."""
-        found = False
+        is_alone = True
         for distance in range(1, len(self._texts)):
-            other = (document + step * distance) % len(self._texts)
-            if other not in self._runs:
-                self._runs[other] = np.unique(_runs_of(self._texts[other]))
-            if not np.isin(_runs_of(passage), self._runs[other]).any():
-                found = True
-                yield self._texts[other]
-        if not found:
+            index = (document + step * distance) % len(self._texts)
+            if index not in self._runs:
+                self._runs[index] = np.unique(_runs_of(self._texts[index]))
+            if not np.isin(_runs_of(passage), self._runs[index]).any():
+                is_alone = False
+                yield self._texts[index]
+        if is_alone:
             raise DataError(
                 f"Every other document shares {_RUN} tokens in a row with {self.documents.kept[document].name}. recall "
                 "needs documents that do not repeat each other."
