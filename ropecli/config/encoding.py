@@ -75,7 +75,7 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
     if varies_with_length(scaled):
         raise PatchError(
             f"{scaled.spec.method} depends on the current length, which config.json cannot express for this model. "
-            f"It can only be used in memory: eval-ppl --method {scaled.spec.method} --factor {scaled.spec.factor:g}, "
+            f"It can only be used in memory: eval-ppl --methods {scaled.spec.method} --factors {scaled.spec.factor:g}, "
             f"or compare --methods {scaled.spec.method}."
         )
     if "longrope" not in honoured:

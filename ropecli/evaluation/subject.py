@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -165,6 +165,16 @@ def default_lengths(subjects: Sequence[Subject]) -> list[int]:
     while 2 * lengths[-1] <= longest:
         lengths.append(2 * lengths[-1])
     return lengths if lengths[-1] >= longest else [*lengths, longest]
+
+
+def choose_lengths(
+    asked: Sequence[int] | None, subjects: Sequence[Subject], fits: Callable[[int], bool] = lambda length: True
+) -> list[int]:
+    """The lengths that the user asked for, ascending; else the default ones that fit, or the longest of them."""
+    if asked:
+        return sorted(set(asked))
+    lengths = default_lengths(subjects)
+    return list(filter(fits, lengths)) or lengths[-1:]
 
 
 def refuse_attention(subject: Subject, attn: str) -> None:

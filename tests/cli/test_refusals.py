@@ -204,7 +204,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     ("patch source -o out --method yarn --factor 1e7", "from 1 to 1000000"),
     ("patch source -o out --method yarn --target-length 63", "63 is below the pretraining length, 64"),
     ("patch source -o out --method abf --factor 4", "neither"),
-    ("patch source -o out --method dynamic-yarn --factor 4", "eval-ppl --method dynamic-yarn --factor 4"),
+    ("patch source -o out --method dynamic-yarn --factor 4", "eval-ppl --methods dynamic-yarn --factors 4"),
     ("patch source --method yarn --factor 4", "--output"),
     (PATCH + "--set betafast=8", "Did you mean 'beta_fast'?"),
     (PATCH + f"--set {LONG}=1", "vvv..."),

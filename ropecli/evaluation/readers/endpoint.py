@@ -190,7 +190,7 @@ class EndpointReaderFactory(ReaderFactory):
         if len({id(subject.checkpoint) for subject in subjects}) > 1 or any(subject.plan for subject in subjects):
             raise MethodError(
                 "A server has one checkpoint, and the scaling that it was started with. Patch a folder, serve it, and "
-                "measure it alone and without --method; in compare: --methods as-is."
+                "measure it alone and without --methods; in compare: --methods as-is."
             )
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.request import PerplexityOptions, document_source
 from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
-from ropecli.evaluation.subject import ReaderFactory, Subject, default_lengths
+from ropecli.evaluation.subject import ReaderFactory, Subject, choose_lengths
 from ropecli.evaluation.tasks.key_tokens import KeyTokens, get_key_tokens, read_marked
 from ropecli.evaluation.texts import read_texts
 from ropecli.live.loading import load_tokenizer
@@ -256,7 +256,7 @@ def make_perplexity(
     get_key_tokens. Raises DataError, MethodError, CheckpointError.
     """
     drop_rare = options["lengths"] is None
-    chosen = sorted(set(options["lengths"] or default_lengths(subjects)))
+    chosen = choose_lengths(options["lengths"], subjects)
     checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
     tokenizers = {key: load_tokenizer(checkpoint) for key, checkpoint in checkpoints.items()}
     key_tokens: KeyTokens | None = None

@@ -28,7 +28,7 @@ from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import ARMS, Cell
 from ropecli.evaluation.request import PerplexityOptions, document_source
-from ropecli.evaluation.subject import Subject, default_lengths
+from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.tasks.perplexity import have_same_tokens, refuse_overflow
 from ropecli.evaluation.texts import read_texts
 from ropecli.live.loading import load_tokenizer
@@ -230,8 +230,7 @@ def make_recall(
             )
     pretraining_length = first.positions.pretraining_length
     least = lead_in(pretraining_length) + 2 * PASSAGE
-    chosen = list(options["lengths"] or [length for length in default_lengths([first, *subjects]) if length >= least])
-    chosen = chosen or [pretraining_length]  # which is too short, and refused
+    chosen = choose_lengths(options["lengths"], [first, *subjects], lambda length: length >= least)
     documents, _ = read_texts(options, tokenizer, chosen, Protocol("recall"))
     copies = tokenizer if options["generate"] else None
     task = Recall(documents, chosen, pretraining_length, document_source(options).place, copies)

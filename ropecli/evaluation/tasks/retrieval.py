@@ -21,7 +21,7 @@ from ropecli.evaluation.retrieval_prompts import (
     Templates,
     default_style,
 )
-from ropecli.evaluation.subject import Subject, default_lengths
+from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
@@ -102,25 +102,25 @@ def make_passkey(scalings: Sequence[Subject], options: SearchOptions) -> tuple[R
     scalings: of one checkpoint.
     """
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
-    lengths = sorted(set(options["lengths"] or default_lengths(scalings)))
-    haystack = repeat_sentences(PASSKEY_FILLER, pieces, lengths[-1])
-    task = _make("passkey", PASSKEY, haystack, pieces, lengths, options, "repeated sentences", filler=PASSKEY_FILLER)
+    longest = choose_lengths(options["lengths"], scalings)[-1]
+    haystack = repeat_sentences(PASSKEY_FILLER, pieces, longest)
+    task = _make("passkey", PASSKEY, haystack, pieces, scalings, options, "repeated sentences", filler=PASSKEY_FILLER)
     return task, pieces.tokenizer
 
 
 def make_needle(scalings: Sequence[Subject], options: NeedleOptions, templates: Templates) -> tuple[Retrieval, Any]:
     """A key in a source, and the tokenizer. scalings: of one checkpoint."""
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
-    lengths = sorted(set(options["lengths"] or default_lengths(scalings)))
+    longest = choose_lengths(options["lengths"], scalings)[-1]
     source = source_of(options, options["data"], options["split"])
     with progress_bar("reading documents", None) as step:
         haystack = read_haystack(source.limited().texts(), pieces, step)
-    if len(haystack.ids) < lengths[-1]:
-        warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {lengths[-1]}.")
+    if len(haystack.ids) < longest:
+        warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
     style = (options["style"] or default_style(source.place)) if options["needle"] is None else None
     settings: dict[str, Any] = {"style": style, "text_column": source.column, "split": source.split}
     num_needles = options["num_needles"]
-    task = _make("needle", templates, haystack, pieces, lengths, options, source.place, num_needles, **settings)
+    task = _make("needle", templates, haystack, pieces, scalings, options, source.place, num_needles, **settings)
     return task, pieces.tokenizer
 
 
@@ -129,19 +129,17 @@ def _make(
     templates: Templates,
     haystack: Haystack,
     pieces: PieceTokenizer,
-    lengths: list[int],
+    scalings: Sequence[Subject],
     options: SearchOptions,
     source: str,
     num_needles: int = 1,
     **settings: Any,
 ) -> Retrieval:
-    """Without default lengths that are too short. lengths: ascending."""
+    """Without default lengths that are too short."""
     depths, samples, mode = options["depths"], options["samples"], options["mode"]
     # for generate, the smallest number that the prompts accept
     num_candidates = num_needles + 1 if mode == "generate" else options["candidates"] or _CANDIDATES
     frame = find_frame(pieces.tokenizer, options["chat_template"])
     prompts = RetrievalPrompts(name, templates, haystack, pieces, num_needles, num_candidates, options["seed"], frame)
-    if options["lengths"] is None:
-        while len(lengths) > 1 and not prompts.has_room(lengths[0], depths, samples):
-            lengths = lengths[1:]
+    lengths = choose_lengths(options["lengths"], scalings, lambda length: prompts.has_room(length, depths, samples))
     return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, source=source, **settings)

@@ -17,7 +17,7 @@ from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
 from ropecli.evaluation.request import RulerOptions, source_of
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
-from ropecli.evaluation.subject import Subject, default_lengths
+from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
@@ -90,16 +90,18 @@ def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Rule
     tokenizer = load_tokenizer(scalings[0].checkpoint)
     pieces = PieceTokenizer(tokenizer)
     tasks = choose_tasks(options["tasks"])
-    lengths = sorted(set(options["lengths"] or default_lengths(scalings)))
+    lengths = choose_lengths(options["lengths"], scalings)
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
             essay = read_essay(source_of(options, options["data"], options["split"]).texts(), pieces, lengths[-1])
     maker = PromptMaker(pieces, find_frame(tokenizer, options["chat_template"]), essay, options["seed"])
     samples = options["samples"]
-    if options["lengths"] is None:
-        fits_any = [length for length in lengths if any(_fits(maker, [length], task, samples) for task in tasks)]
-        lengths = fits_any or lengths[-1:]
+
+    def fits_any(length: int) -> bool:
+        return any(_fits(maker, [length], task, samples) for task in tasks)
+
+    lengths = choose_lengths(options["lengths"], scalings, fits_any)
     fitting = [task for task in tasks if _fits(maker, lengths, task, samples)]
     missing = ", ".join(task.name for task in tasks if task not in fitting)
     if not fitting or (missing and options["tasks"]):
