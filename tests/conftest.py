@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
     def is_refused(self, *parts: object) -> None:
         """Exit status 2, nothing on standard output, and one message that has these parts."""
         assert (self.code, self.out) == (2, ""), self
-        assert f"\n{self.err}".count("\nerror:") == 1, self.err
+        assert sum(f"\n{self.err}".count(f"\n{begin}") for begin in ("error:", '{"error":')) == 1, self.err  # or --json
         assert "Traceback" not in self.err
         for part in parts:
             assert str(part) in self.said, self.err

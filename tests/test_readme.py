@@ -54,4 +54,4 @@ def test_the_python_example_runs(tmp_path, monkeypatch):
     names: dict = {}
     exec(block, names)
     assert (tmp_path / "yarn-x4" / "config.json").is_file()
-    assert [cell.length for cell in names["report"].cells] == [256, 1024]
+    assert [cell.length for cell in names["extended"].cells] == [256, 1024]
