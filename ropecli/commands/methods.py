@@ -57,6 +57,7 @@ def example(method: "ScalingMethod") -> str:
 
     use = f"--method {method.name} --factor {1 if method.remaps and not method.uses_factor else 4}"
     if written_as(method) == "live only":
+        use = use.replace("--method ", "--methods ").replace("--factor ", "--factors ")
         return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
     if any(parameter.kind == LIST for parameter in method.parameters):
         use += " --factors-file FILE.json"

@@ -112,7 +112,8 @@ def test_a_full_disk_behind_the_output_is_one_message(more, unbuffered):
     with Path(FULL).open("w") as full:
         done = subprocess.run([*INSPECT, *more], stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
     assert done.returncode == 2
-    assert done.stderr == "error: [Errno 28] No space left on device\n"
+    message = "[Errno 28] No space left on device"
+    assert done.stderr in (f"error: {message}\n", f'{{"error": "{message}"}}\n')
 
 
 def test_signs_that_a_terminal_does_not_have_are_replaced():

@@ -11,10 +11,11 @@ import pytest
 import torch
 import yaml
 
-FEW = ["--points", 3, "--steps", 4, "--batch-size", 2, "--max-documents", 10, "--targets", 16, "--device", "cpu"]
-SMALL_SEARCH = ["--level", "search", "--population", 4, "--iterations", 1]
+FEW = ["--max-documents", 10, "--targets", 16, "--device", "cpu"]
+POINTS, STEPS = ["--points", 3], ["--steps", 4, "--batch-size", 2]
+FEW_BY_LEVEL = {"grid": POINTS, "heads": [*POINTS, *STEPS], "search": ["--population", 4, "--iterations", 1]}
 TIMES = ("seconds", "command")
-LEVELS = {"grid": ["--level", "grid"], "heads": ["--level", "heads"], "search": SMALL_SEARCH}
+LEVELS = {level: ["--level", level] for level in FEW_BY_LEVEL}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +30,9 @@ def one_thread():
 @pytest.fixture(scope="module")
 def arguments(llama, corpus):
     def make(output, *options, checkpoint=llama):
-        fixed = ["tune", checkpoint, "--data", corpus, "--factor", 2, *FEW, "--output", output]
+        level = options[options.index("--level") + 1] if "--level" in options else "heads"
+        few = [*FEW, *FEW_BY_LEVEL[level]]
+        fixed = ["tune", checkpoint, "--data", corpus, "--factor", 2, *few, "--output", output]
         return [str(word) for word in (*fixed, *options)]
 
     return make

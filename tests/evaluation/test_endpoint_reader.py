@@ -85,7 +85,7 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
         server.stops_after = 9  # four to find out what it gives
         outcome = measure(*arguments, "--endpoint", server.url)
         assert outcome.code == 2
-        assert outcome.err.count("error:") == 1
+        assert outcome.err.count('{"error":') == 1
         assert "answered 500 4 times: engine died" in outcome.err
         server.fault, server.prompts, server.stops_after = None, [], -1
         report = measure(*arguments, "--endpoint", server.url, "--resume").report()
