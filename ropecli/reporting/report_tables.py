@@ -158,7 +158,7 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     names = [[clean(line.report.checkpoint, 40), line.method][-len(heads) :] for line in lines]
     columns = []
     for length in lengths:
-        best, texts = best_of(lines, length, metric), [_shown(line, length, metric) for line in lines]
+        best, texts = best_of(lines, length, metric), [_shown(line, length, metric, verbose=verbose) for line in lines]
         columns.append([Bold(text) if index in best else text for index, text in enumerate(texts)])
     digests = [line.report.digest for line in lines]
     sections = frozenset(index for index in range(1, len(lines)) if digests[index] != digests[index - 1])
@@ -193,9 +193,9 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     return [table, replace(table, title=title, heads=heads, rows=rows, notes=[note], sections=frozenset())]
 
 
-def _shown(line: Line, length: int, metric: Metric) -> str:
-    """The value; for recall, with its interval."""
-    if metric is RECALL and length in line.report.lengths:
+def _shown(line: Line, length: int, metric: Metric, *, verbose: bool) -> str:
+    """The value; of recall, with its interval if verbose."""
+    if verbose and metric is RECALL and length in line.report.lengths:
         return recall_words(line.report.recall(length))
     return metric.shown(line.at(length, metric))
 
