@@ -14,7 +14,7 @@ from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.tasks.recall import Recall
 
-LENGTHS = [256, 400]
+LENGTHS = [270, 400]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def laid_out(documents, length, document, part):
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_losses_of_every_arm_equal_those_of_transformers(checkpoint, loaded, uneven, plain_nll, batch_size):
     documents = uneven(241, 300, 321, 260)
-    task = Recall(documents, LENGTHS, 256)
+    task = Recall(documents, LENGTHS, 270)
     values = score_samples(task, LiveReader(loaded(checkpoint), batch_size=batch_size))
     model = loaded(checkpoint)
     for cell in task.cells(values):
@@ -50,7 +50,7 @@ def test_the_losses_of_every_arm_equal_those_of_transformers(checkpoint, loaded,
             assert total == pytest.approx(sum(plain_nll(model, ids)[-64:].sum() for ids in of_arm), abs=1e-2)
         assert cell.weights == (128.0,) * 4
     assert [(cell.length, cell.task) for cell in task.cells(values)] == [
-        *((256, arm) for arm in ("absent", "far", "near")),
+        *((270, arm) for arm in ("absent", "far", "near")),
         *((400, arm) for arm in ("absent", "far")),
     ]
 
@@ -111,7 +111,10 @@ def test_a_server_gives_the_losses_or_the_copies_of_transformers(checkpoint, loa
     from ropecli.evaluation.readers.endpoint import EndpointReader
 
     task = Recall(
-        uneven(241, 260), [256] if like == "llama" else LENGTHS, 256, tokenizer=tokenizer if like == "llama" else None
+        uneven(241, 260),
+        LENGTHS[:1] if like == "llama" else LENGTHS,
+        270,
+        tokenizer=tokenizer if like == "llama" else None,
     )
     expected = score_samples(task, LiveReader(loaded(checkpoint)))
     model = loaded(checkpoint)
