@@ -55,10 +55,10 @@ def example(method: "ScalingMethod") -> str:
     """Return a command that uses the method."""
     from ropecli.scaling.method import LIST
 
-    use = f"--method {method.name} --factor {1 if method.remaps and not method.uses_factor else 4}"
+    factor = 1 if method.remaps and not method.uses_factor else 4
     if written_as(method) == "live only":
-        use = use.replace("--method ", "--methods ").replace("--factor ", "--factors ")
-        return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
+        return f"ropecli eval-ppl CHECKPOINT --data SOURCE --methods {method.name} --factors {factor}"
+    use = f"--method {method.name} --factor {factor}"
     if any(parameter.kind == LIST for parameter in method.parameters):
         use += " --factors-file FILE.json"
     else:

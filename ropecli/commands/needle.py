@@ -30,9 +30,7 @@ def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]
     templates = choose_templates(shared)
     return measure(
         checkpoints,
-        lambda subjects, workers, outputs: by_checkpoint(
-            subjects, lambda scalings: make_needle(scalings, shared, templates)
-        ),
+        by_checkpoint(lambda scalings: make_needle(scalings, shared, templates)),
         options.reader_factory_of(shared),
         shared,
     )

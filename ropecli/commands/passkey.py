@@ -28,7 +28,7 @@ def passkey(checkpoints: request.CheckpointNames, **shared: Unpack[PasskeyOption
     check_mode(shared["mode"])
     return measure(
         checkpoints,
-        lambda subjects, workers, outputs: by_checkpoint(subjects, lambda scalings: make_passkey(scalings, shared)),
+        by_checkpoint(lambda scalings: make_passkey(scalings, shared)),
         options.reader_factory_of(shared),
         shared,
     )

@@ -59,16 +59,16 @@ def plot(
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
     from ropecli.reporting.plot_kinds import STUDY_KINDS, refuse_unknown_kind
 
-    names, picture = subjects, options.optional_path(output)
+    picture = options.optional_path(output)
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
     refuse_unusable(drawn=picture)
     scaling = {name: {"methods": methods, **shared}[name] for name in _STUDY_OPTIONS}
     if kind in STUDY_KINDS:
-        figure, beside = _draw_study(kind, names, scaling), Path(f"{kind}.png")
+        figure, beside = _draw_study(kind, subjects, scaling), Path(f"{kind}.png")
     else:
-        figure = _draw_reports(kind, names, scaling)
-        beside = options.as_path(names[0]).with_suffix(".png")
+        figure = _draw_reports(kind, subjects, scaling)
+        beside = options.as_path(subjects[0]).with_suffix(".png")
     if picture is None:
         picture = beside
         refuse_unusable(drawn=picture)
@@ -114,8 +114,7 @@ def _draw_study(kind: str, subjects: Sequence[str], scaling: Mapping[str, Any]) 
     checkpoint = open_checkpoint(subjects[0], revision=scaling["revision"])
     factor = _FACTOR if scaling["factor"] is None else scaling["factor"]
     if scaling["methods"] is not None:
-        methods = scaling["methods"]
-        specs = method_specs(methods, [factor], scaling["settings"], scaling["factors_file"])
+        specs = method_specs(scaling["methods"], [factor], scaling["settings"], scaling["factors_file"])
         study = make_study(checkpoint, specs, scaling["original_length"])
     elif given := _given(scaling, "settings", "factors_file", "original_length"):
         raise MethodError(f"{', '.join(given)} needs --methods, such as --methods yarn --factor 4.")

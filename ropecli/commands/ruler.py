@@ -30,7 +30,7 @@ def ruler(checkpoints: request.CheckpointNames, **shared: Unpack[RulerOptions]) 
     choose_tasks(shared["tasks"])
     return measure(
         checkpoints,
-        lambda subjects, workers, outputs: by_checkpoint(subjects, lambda scalings: make_ruler(scalings, shared)),
+        by_checkpoint(lambda scalings: make_ruler(scalings, shared)),
         options.reader_factory_of(shared, shared["batch_size"]),
         shared,
     )

@@ -125,9 +125,11 @@ def loss_change(cell: Cell, base: Cell) -> Change:
     return Change(change, None if low is None else low - 1, None if high is None else high - 1)
 
 
-def _mean(sums: np.ndarray, weights: np.ndarray) -> Change:
-    """Σ sums / Σ weights. sums, weights: shape (documents,)."""
-    return Change(float(sums.sum() / weights.sum()), *ratio_interval(sums, weights))
+@lru_cache(maxsize=4096)
+def _difference(cell: Cell, other: Cell, weights: tuple[float, ...]) -> Change:
+    """Σ (loss of `cell` − loss of `other`) / Σ weights. weights: of each document."""
+    sums, each = np.array(cell.sums) - np.array(other.sums), np.array(weights)
+    return Change(float(sums.sum() / each.sum()), *ratio_interval(sums, each))
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,9 @@ class Reference:
     near: Cell
 
     @property
-    def gain(self) -> np.ndarray:
-        """The near gain of each document, nats; shape (documents,)."""
-        return np.array(self.absent.sums) - np.array(self.near.sums)
+    def gains(self) -> tuple[float, ...]:
+        """The near gain of each document, nats."""
+        return tuple(absent - near for absent, near in zip(self.absent.sums, self.near.sums, strict=True))
 
 
 @dataclass(frozen=True)
@@ -237,8 +239,7 @@ class Report:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
         cells, base_cells = self.cells_at(length), base.cells_at(length)
         if self.kind == "recall":
-            losses = [np.array(report.arm("far", length).sums) for report in (base, self)]
-            return _mean(losses[0] - losses[1], self._reference.gain)
+            return _difference(base.arm("far", length), self.arm("far", length), self._reference.gains)
         if self.kind == "perplexity":
             return loss_change(cells[0], base_cells[0])
         prompts, base_prompts = (
@@ -274,13 +275,12 @@ class Report:
 
     def far_gain(self, length: int) -> Change:
         """absent − far, nats per token."""
-        absent, far = self.arm("absent", length), self.arm("far", length)
-        return _mean(np.array(absent.sums) - np.array(far.sums), np.array(far.weights))
+        far = self.arm("far", length)
+        return _difference(self.arm("absent", length), far, far.weights)
 
     def recall(self, length: int) -> Change:
         """Σ (absent₀ − far) / Σ (absent₀ − near₀), where ₀ is the reference."""
-        far = np.array(self.arm("far", length).sums)
-        return _mean(np.array(self._reference.absent.sums) - far, self._reference.gain)
+        return _difference(self._reference.absent, self.arm("far", length), self._reference.gains)
 
     def reads_to(self, least: float = 0.0) -> int | None:
         """The longest length, with all shorter ones, where far gain and recall are certain: above 0 and `least`."""
@@ -380,7 +380,7 @@ def reference_of(report: Report) -> Reference:
     """
     [near] = [cell for cell in report.cells if cell.task == "near"]
     reference = Reference(f"{report.checkpoint}, {report.label}", report.arm("absent", near.length), near)
-    gain = _mean(reference.gain, np.array(near.weights))
+    gain = _difference(reference.absent, near, near.weights)
     if gain.low is None or gain.low <= 0:
         interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
         raise DataError(

@@ -294,14 +294,15 @@ ChatTemplate = Annotated[str, Doc("auto: ask through the tokenizer's chat templa
 
 
 # Tasks
+_Lengths = Annotated[Sequence[Length] | None, Default(None), MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
+_DemoText = Annotated[str, Default("demo"), Flag("--data", "-d"), DATA]
+
+
 class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     """A measurement of perplexity."""
 
     lengths: Annotated[
-        Sequence[Length] | None,
-        Default(None),
-        MinLen(1),
-        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        _Lengths,
         Doc(
             "Context lengths, such as 256,4k,32k. Default: doubling from a quarter of the pretraining length to the "
             "context length, as far as the data has 8 documents of that length."
@@ -355,10 +356,7 @@ class SearchOptions(MeasuringOptions, total=False):
     """A search for a key in a prompt."""
 
     lengths: Annotated[
-        Sequence[Length] | None,
-        Default(None),
-        MinLen(1),
-        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        _Lengths,
         Doc(
             "Exact lengths of the prompt with its answer, such as 256,4k,32k. Default: doubling from a quarter of the "
             "pretraining length to the context length."
@@ -395,17 +393,11 @@ class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
     """RULER's tasks."""
 
     data: Annotated[
-        str,
-        Default("demo"),
-        Flag("--data", "-d"),
+        _DemoText,
         Doc("Text of the essay: a file or folder, a Hub dataset id, or 'demo'. RULER takes Paul Graham's essays."),
-        DATA,
     ]
     lengths: Annotated[
-        Sequence[Length] | None,
-        Default(None),
-        MinLen(1),
-        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        _Lengths,
         Doc(
             "Exact lengths of the prompt with the tokens that may be generated, such as 4k,8k,16k. Default: doubling "
             "from a quarter of the pretraining length to the context length."
@@ -446,11 +438,8 @@ class NeedleOptions(EvalTextOptions, SearchOptions, total=False):
     """A search in a text of the user's choice."""
 
     data: Annotated[
-        str,
-        Default("demo"),
-        Flag("--data", "-d"),
+        _DemoText,
         Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
-        DATA,
     ]
     style: Annotated[
         str | None,

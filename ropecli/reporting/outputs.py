@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ropecli.evaluation.processes import Workers
     from ropecli.evaluation.subject import ReaderFactory, Subject
 
+    MakeTasks = Callable[[Sequence[Subject], Workers, "Outputs"], Sequence[tuple[Task, Any]]]
+
 _LARGEST = 256 * 2**20
 _MARKS = {
     ".png": b"Software\0ropecli ",
@@ -86,7 +88,7 @@ class Outputs:
 
 def measure(
     names: Sequence[str],
-    make_tasks: "Callable[[Sequence[Subject], Workers, Outputs], Sequence[tuple[Task, Any]]]",
+    make_tasks: "MakeTasks",
     factory: "ReaderFactory",
     options: Mapping[str, Any],
 ) -> Reports:
@@ -110,15 +112,17 @@ def measure(
     return outputs.write(make_reports(jobs, factory, outputs.report, workers), workers)
 
 
-def by_checkpoint(
-    subjects: "Sequence[Subject]", make: "Callable[[Sequence[Subject]], tuple[Task, Any]]"
-) -> "list[tuple[Task, Any]]":
-    """The task and the tokenizer of each subject, made once for the scalings of a checkpoint."""
-    scalings: dict[int, list[Subject]] = {}
-    for subject in subjects:
-        scalings.setdefault(id(subject.checkpoint), []).append(subject)
-    made = {key: make(members) for key, members in scalings.items()}
-    return [made[id(subject.checkpoint)] for subject in subjects]
+def by_checkpoint(make: "Callable[[Sequence[Subject]], tuple[Task, Any]]") -> "MakeTasks":
+    """Make the tasks of `measure`, one for all scalings of a checkpoint. make: takes these scalings."""
+
+    def make_tasks(subjects: "Sequence[Subject]", workers: "Workers", outputs: Outputs) -> "list[tuple[Task, Any]]":
+        scalings: dict[int, list[Subject]] = {}
+        for subject in subjects:
+            scalings.setdefault(id(subject.checkpoint), []).append(subject)
+        made = {key: make(members) for key, members in scalings.items()}
+        return [made[id(subject.checkpoint)] for subject in subjects]
+
+    return make_tasks
 
 
 def refuse_unusable(

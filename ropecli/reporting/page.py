@@ -93,8 +93,7 @@ def _headlines(lines: Sequence[Line]) -> Iterator[str]:
     report = lines[0].report
     task = task_name(report)
     conditions = f"{measured_by(report)}, {sample_count(report)}"
-    sentences = headline_sentences(lines)
-    for sentence in [*sentences, *filter(None, [best_sentence(lines) if len(lines) > 2 or not sentences else ""])]:
+    for sentence in filter(None, [*headline_sentences(lines), best_sentence(lines)]):
         yield f"{task[:1].upper()}{task[1:]}, {conditions}: {sentence}"
     if report.kind != "scores":
         return
@@ -115,16 +114,12 @@ def _set_section(lines: Sequence[Line]) -> PageSection:
     """The tables and plots of one set of data."""
     report = lines[0].report
     tables = set_tables(lines) if len(lines) > 1 else []
-    kinds = ["comparison"] if len(lines) > 1 else []
-    if report.kind == "recall":
-        tables = tables or report_tables(report, verbose=False)
-        kinds = ["comparison"]
-    elif report.kind == "scores":
+    kinds = ["comparison"] if len(lines) > 1 or report.kind == "recall" else []
+    kinds += [report.kind] if report.kind in REPORT_KINDS else []
+    if report.kind == "scores":
         tables += [table for line in lines for table in report_tables(line.report)]
-        kinds += ["scores"]
     else:
         tables = tables or report_tables(report, verbose=False)
-        kinds += ["perplexity"]
     title = f"{task_name(report)}, {measured_by(report)}, {sample_count(report)} of {clean(report.source)}"
     return PageSection(title[:1].upper() + title[1:], tables, _pictures(kinds, [line.report for line in lines]))
 

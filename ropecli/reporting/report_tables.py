@@ -167,7 +167,7 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     emphasized = any(isinstance(cell, Bold) for column in columns for cell in column)
     notes = headline_sentences(lines)
     notes += [HEADLINES_NOTE] if notes else []
-    notes += filter(None, [best_sentence(lines) if len(lines) > 2 or not notes else ""])
+    notes += filter(None, [best_sentence(lines)])
     notes += [f"bold: {BEST_NOTE}"] * emphasized
     table_heads = [*heads, *map(str, lengths)]
     if metric is RECALL:
@@ -213,8 +213,13 @@ def headline_sentences(lines: Sequence[Line]) -> list[str]:
 
 
 def best_sentence(lines: Sequence[Line]) -> str:
-    """The best line at the longest length of several, and whether that is certain; empty if there is none."""
+    """The best line at the longest length of several, and whether that is certain.
+
+    Empty if there is none, and for two lines of which the headlines tell the change.
+    """
     metric = metric_of(lines)
+    if len(lines) == 2 and headline_sentences(lines):
+        return ""
     shared = [length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1]
     if not shared:
         return ""

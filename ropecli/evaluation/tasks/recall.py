@@ -64,7 +64,7 @@ class Recall(Task):
         self.documents, self.source, self.tokenizer = documents, source, tokenizer
         self.lengths, self.lead = sorted(set(lengths)), lead_in(pretraining_length)
         self.answers = tokenizer is not None
-        least = self.lead + 2 * PASSAGE
+        least = shortest_length(pretraining_length)
         if self.lengths[0] < least or self.lengths[0] > pretraining_length:
             raise DataError(
                 f"The shortest length is {self.lengths[0]} tokens. recall needs at least {least}, and a length within "
@@ -201,6 +201,10 @@ def lead_in(pretraining_length: int) -> int:
     return min(_LONGEST_LEAD, max(_SHORTEST_LEAD, pretraining_length // 16))
 
 
+def shortest_length(pretraining_length: int) -> int:
+    return lead_in(pretraining_length) + 2 * PASSAGE
+
+
 def _middle(text: np.ndarray) -> np.ndarray:
     start = (len(text) - PASSAGE) // 2
     return text[start : start + PASSAGE]
@@ -229,7 +233,7 @@ def make_recall(
                 f"{subjects[0].checkpoint.name}. Measure each by itself."
             )
     pretraining_length = first.positions.pretraining_length
-    least = lead_in(pretraining_length) + 2 * PASSAGE
+    least = shortest_length(pretraining_length)
     chosen = choose_lengths(options["lengths"], [first, *subjects], lambda length: length >= least)
     documents, _ = read_texts(options, tokenizer, chosen, Protocol("recall"))
     copies = tokenizer if options["generate"] else None
