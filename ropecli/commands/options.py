@@ -1,4 +1,4 @@
-"""What commands share: options of outputs and training, and the readers that the options of a measurement name."""
+"""Options of outputs and training that several commands share, and the reader of a measurement."""
 
 import re
 from pathlib import Path

@@ -134,7 +134,7 @@ def _difference(cell: Cell, other: Cell, weights: tuple[float, ...]) -> Change:
 
 @dataclass(frozen=True)
 class Reference:
-    """What recall refers to: the first subject, at a length within its pretraining length. absent, near: its arms."""
+    """The reference of recall: arms of the first subject, at a length within its pretraining length."""
 
     name: str
     absent: Cell
@@ -374,7 +374,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def reference_of(report: Report) -> Reference:
-    """What the recall of this report and the following ones refers to.
+    """The reference of recall for this report and the following ones.
 
     Raises DataError if a near copy gains nothing certain in it.
     """

@@ -1,4 +1,4 @@
-"""What a measurement is asked: groups of options, declared once, which the commands take and the tasks read.
+"""The options of measurements, in groups: commands take them, tasks read them.
 
 The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
 """
@@ -269,7 +269,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
     baseline: Annotated[
         str | None,
         Default(None),
-        Doc("Checkpoint to compare with, as it is. Default: the first unscaled one of those that are measured."),
+        Doc("Checkpoint to compare with. Default: the first unscaled one, or the first."),
     ]
     revision: Annotated[Revision, Default(None)]
     output: Annotated[

@@ -98,9 +98,9 @@ class Subject:
 def open_subjects(
     names: Sequence[str], options: Mapping[str, Any], *, baseline: str | None = None, weights: bool = True
 ) -> list[Subject]:
-    """Every checkpoint with every method and factor, without methods as it is. The first one is compared with.
+    """Open every checkpoint with every method and factor; without methods, as it is.
 
-    It is the baseline, as it is; else the first unscaled one, wherever it stands; else the first. options: methods,
+    The others are compared with the first: the baseline, else an unscaled one, else the first given. options: methods,
     factors, settings, factors_file, original_length, revision, attn. weights: whether a Hub id's weights are needed.
     Shows the findings. Raises MethodError, CheckpointError.
     """

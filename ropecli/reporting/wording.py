@@ -75,12 +75,12 @@ def recall_words(change: "Change") -> str:
 
 
 def reach_words(length: int | None) -> str:
-    """How far recall reads."""
+    """The longest length that is read, or a dash."""
     return "–" if length is None else f"{length}"
 
 
 def reference_sentence(report: "Report") -> str:
-    """What the recall of a report refers to."""
+    """A sentence that says what a recall of 1 and of 0 means."""
     reference = report.reference
     assert reference is not None
     where = f"at {reference.near.length} tokens in {clean(reference.name)}"

@@ -41,7 +41,7 @@ _GAP = 80
 _SHORTEST_LEAD, _LONGEST_LEAD = 16, 128
 """Tokens of the lead-in; between them, a sixteenth of the pretraining length."""
 _RUN = 8
-"""A document that shares this many tokens in a row with a passage is no filler for it."""
+"""A document that shares this many tokens in a row with a passage is not used around it."""
 
 
 class Recall(Task):
