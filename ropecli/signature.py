@@ -101,15 +101,12 @@ def _refuse_without_effect(values: Mapping[str, Any], parameters: Mapping[str, i
         for note in notes[key]:
             if not isinstance(note, Only) or note.other not in parameters or values[key] in (parameter.default, None):
                 continue
-            value, option, other = (
-                values[note.other],
-                option_name(key, notes[key]),
-                option_name(note.other, notes[note.other]),
-            )
-            if note.values and value not in note.values:
-                raise MethodError(f"{option} applies only to {other} {', '.join(note.values)}, not to {shown(value)}.")
+            value, option = values[note.other], option_name(key, notes[key])
+            other = " ".join([option_name(note.other, notes[note.other]), ", ".join(note.values)]).rstrip()
             if not value:
-                raise MethodError(f"{option} has no effect without {other}. Add {other}, or remove {option}.")
+                raise MethodError(f"{option} has no effect without {other}. Add it, or remove {option}.")
+            if note.values and value not in note.values:
+                raise MethodError(f"{option} applies only to {other}, not to {shown(value)}.")
 
 
 def option_name(name: str, notes: Sequence[Any]) -> str:

@@ -40,20 +40,14 @@ def method_specs(
         raise MethodError("The list of methods is empty; `ropecli methods` lists them.")
     names = list(dict.fromkeys(find_method(name).name for name in methods if name != AS_IS))
     params = _sorted_by_method(names, settings or {})
-    if not names:
-        refuse_without_method(factors_file)
+    if not names and factors_file is not None:
+        raise MethodError(f"--factors-file needs a method; {AS_IS} has no parameters.")
     for name in [name for name in names if name in _LISTS] or names[:1]:  # the first one may refuse the file
         params[name] = {**_read_factors(name, factors_file), **params[name]}
     if not factors and (needy := [name for name in names if name not in LENGTH_ONLY]):
         raise MethodError(f"{needy[0]} needs --factor, such as --factor 4.")
     specs: list[ScalingSpec | None] = [None] if AS_IS in methods else []
     return specs + [make_spec(name, factor, params[name]) for name in names for factor in factors or [1.0]]
-
-
-def refuse_without_method(*given: object) -> None:
-    """Raises MethodError if a value is given: these options have no effect without a method."""
-    if any(value is not None for value in given):
-        raise MethodError("--factor, --set, --factors-file and --original-length need a method.")
 
 
 def _sorted_by_method(names: list[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

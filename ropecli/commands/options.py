@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
@@ -12,16 +12,11 @@ from ropecli.atomic import refuse_existing
 from ropecli.errors import MethodError, OutputError
 from ropecli.evaluation.request import (
     OUTPUT,
-    FactorsFile,
     LoadingOptions,
     MeasuringOptions,
-    OriginalLength,
-    Revision,
-    ScalingFactor,
     ServerOptions,
-    SeveralSettings,
 )
-from ropecli.signature import Default, Flag
+from ropecli.signature import Flag
 
 if TYPE_CHECKING:
     from ropecli.evaluation.endpoint import Endpoint
@@ -31,16 +26,6 @@ Weights = Annotated[
     str, Doc("How to copy unchanged weights: link (hard-link where possible) or copy (always copy)."), OUTPUT
 ]
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
-
-
-class StudyOptions(TypedDict, total=False):
-    """The scaling of methods whose frequencies are computed."""
-
-    factor: Annotated[ScalingFactor, Default(None)]
-    settings: Annotated[SeveralSettings, Default(None)]
-    factors_file: Annotated[FactorsFile, Default(None)]
-    original_length: Annotated[OriginalLength, Default(None)]
-    revision: Annotated[Revision, Default(None)]
 
 
 # Training

@@ -13,7 +13,7 @@ from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
 from ropecli.messages import warn
 from ropecli.reporting.outputs import refuse_unusable
-from ropecli.signature import Flag, command
+from ropecli.signature import Flag, Only, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 _FACTOR = 4.0
 """The default factor, as in compare."""
-_STUDY_OPTIONS = ("methods", "factor", "settings", "factors_file", "original_length", "revision")
-"""Options that apply only to plots of a checkpoint."""
+_STUDY = Only("kind", ("frequencies", "decay"))
 
 
 @command
@@ -44,7 +43,8 @@ def plot(
     methods: Annotated[
         Sequence[str] | None,
         Flag("--methods"),
-        Doc("For a checkpoint: methods, separated by commas. Default: those that show the kind best."),
+        Doc("Methods, separated by commas. Default: those that show the kind best."),
+        _STUDY,
         request.SCALING,
     ] = None,
     output: Annotated[
@@ -53,7 +53,9 @@ def plot(
         Doc("Picture to write: .png, .svg or .pdf. Default: a PNG beside the first report, or ./KIND.png."),
         request.OUTPUT,
     ] = None,
-    **shared: Unpack[options.StudyOptions],
+    factor: Annotated[request.ScalingFactor, _STUDY] = None,
+    revision: Annotated[request.Revision, _STUDY] = None,
+    **shared: Unpack[request.ParameterOptions],
 ) -> DrawnFile:
     """Draw a plot of reports, or of the theory of a checkpoint."""
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
@@ -63,11 +65,11 @@ def plot(
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
     refuse_unusable(drawn=picture)
-    scaling = {name: {"methods": methods, **shared}[name] for name in _STUDY_OPTIONS}
     if kind in STUDY_KINDS:
+        scaling = {"methods": methods, "factor": factor, "revision": revision, **shared}
         figure, beside = _draw_study(kind, subjects, scaling), Path(f"{kind}.png")
     else:
-        figure = _draw_reports(kind, subjects, scaling)
+        figure = _draw_reports(kind, subjects)
         beside = options.as_path(subjects[0]).with_suffix(".png")
     if picture is None:
         picture = beside
@@ -76,24 +78,15 @@ def plot(
     return DrawnFile("plot", picture)
 
 
-def _given(scaling: Mapping[str, Any], *names: str) -> list[str]:
-    """Names on the command line of the given options."""
-    given = [name for name in names if scaling[name] not in (None, {})]
-    return ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in given]
-
-
-def _draw_reports(kind: str | None, subjects: Sequence[str], scaling: Mapping[str, Any]) -> Any:
+def _draw_reports(kind: str | None, subjects: Sequence[str]) -> Any:
     from ropecli.evaluation.report import Report
     from ropecli.reporting.lines import data_note
     from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
     from ropecli.reporting.report_files import read_reports
 
-    kinds = f"--kind {' or '.join(STUDY_KINDS)}"
-    if given := _given(scaling, *scaling):
-        raise DataError(f"{', '.join(given)} works only for plots of a checkpoint: {kinds}.")
     paths = [options.as_path(name) for name in subjects]
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
-        raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with {kinds}.")
+        raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with --kind {' or '.join(STUDY_KINDS)}.")
     reports = read_reports(paths)
     chosen = choose_kind(reports, kind)
     measured = [report for report in reports if isinstance(report, Report)]
@@ -116,8 +109,6 @@ def _draw_study(kind: str, subjects: Sequence[str], scaling: Mapping[str, Any]) 
     if scaling["methods"] is not None:
         specs = method_specs(scaling["methods"], [factor], scaling["settings"], scaling["factors_file"])
         study = make_study(checkpoint, specs, scaling["original_length"])
-    elif given := _given(scaling, "settings", "factors_file", "original_length"):
-        raise MethodError(f"{', '.join(given)} needs --methods, such as --methods yarn --factor 4.")
     else:
         default = DEFAULT_METHODS[kind]
         if not default and scaling["factor"] is not None:

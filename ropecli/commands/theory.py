@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.commands import options
 from ropecli.evaluation import request
 from ropecli.messages import warn
-from ropecli.signature import Flag, command
+from ropecli.signature import Flag, Only, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.inspection import Study
@@ -37,7 +36,9 @@ def theory(
         Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
         request.SCALING,
     ] = None,
-    **shared: Unpack[options.StudyOptions],
+    factor: Annotated[request.ScalingFactor, Only("methods")] = None,
+    revision: request.Revision = None,
+    **shared: Unpack[request.ParameterOptions],
 ) -> Theory:
     """Show the quantities that papers use to explain a scaling: wavelengths, decay, granularity, base bounds.
 
@@ -45,20 +46,14 @@ def theory(
     """
     from ropecli.checkpoint.inspection import make_study, study_report
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.checkpoint.scalings import method_specs, refuse_without_method
+    from ropecli.checkpoint.scalings import method_specs
 
-    factor, settings, factors_file = shared["factor"], shared["settings"], shared["factors_file"]
-    original_length = shared["original_length"]
-    opened = open_checkpoint(checkpoint, revision=shared["revision"])
+    opened = open_checkpoint(checkpoint, revision=revision)
     specs: list[ScalingSpec | None] = [None]
     if methods is not None:
         factors = [] if factor is None else [factor]
-        specs = method_specs(methods, factors, settings, factors_file)
-    if methods is None:
-        refuse_without_method(factor, settings or None, factors_file, original_length)
-    elif specs == [None]:
-        refuse_without_method(factor, factors_file, original_length)
-    study = make_study(opened, specs, original_length)
+        specs = method_specs(methods, factors, shared["settings"], shared["factors_file"])
+    study = make_study(opened, specs, shared["original_length"])
     for finding in study.findings:
         warn(finding.message)
     return Theory(study, study_report(study))

@@ -1,19 +1,19 @@
 """`ropecli tune`: tunes a scaling to a model and writes the checkpoint."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from annotated_types import Ge, Interval
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options
 from ropecli.errors import MethodError
 from ropecli.evaluation import request
 from ropecli.messages import command_line, progress_bar, say, warn
-from ropecli.signature import Default, Flag, Only, command
+from ropecli.signature import Flag, command
+from ropecli.tuning.task import TuneSettings, refuse_untunable
 
 if TYPE_CHECKING:
     from ropecli.tuning.calibration import TuningTask
@@ -33,52 +33,7 @@ class TunedCheckpoint:
         return self.tuned.report.as_json()
 
 
-class SettingOptions(TypedDict, total=False):
-    """Fields of TuneSettings."""
-
-    level: Annotated[
-        str,
-        Default("heads"),
-        Doc(
-            "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
-            "pair, folded into the weights, and the weights of the norms. search: LongRoPE's evolutionary search for a "
-            "factor per pair."
-        ),
-    ]
-    points: Annotated[
-        int,
-        Default(24),
-        Interval(ge=1, le=10_000),
-        Only("level", ("grid", "heads")),
-        Doc("Number of settings to try, over all methods; at least one each."),
-    ]
-    short_weight: Annotated[
-        float,
-        Default(0.25),
-        Ge(0),
-        Doc("Weight of the loss at the pretraining length, relative to that at the target."),
-    ]
-    steps: Annotated[int, Default(100), Ge(1), Only("level", ("heads",)), Doc("Maximum training steps.")]
-    batch_size: Annotated[int, Default(4), Ge(1), Only("level", ("heads",)), Doc("Sequences per step.")]
-    original_length: Annotated[request.OriginalLength, Default(None)]
-    max_documents: Annotated[
-        int | None,
-        Default(None),
-        Ge(1),
-        Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
-        request.DATA,
-    ]
-    targets: Annotated[
-        int | None,
-        Default(None),
-        Ge(1),
-        request.TOKENS,
-        Doc("Tokens to score per document, the last ones. Default: half the pretraining length."),
-    ]
-    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed.")]
-
-
-class TuneOptions(SettingOptions, request.TextOptions, request.LoadingOptions, total=False): ...
+class TuneOptions(TuneSettings, request.TextOptions, request.LoadingOptions, total=False): ...
 
 
 @command
@@ -93,15 +48,6 @@ def tune(
     ],
     output: options.OutputFolder,
     factor: Annotated[float, Doc("Target length ÷ pretraining length."), request.SCALING],
-    methods: Annotated[
-        Sequence[str],
-        Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
-        request.SCALING,
-    ] = ("yarn",),
-    population: Annotated[int, Interval(ge=1, le=10_000), Only("level", ("search",)), Doc("Population size.")] = 64,
-    iterations: Annotated[
-        int, Interval(ge=0, le=10_000), Only("level", ("search",)), Doc("Number of generations.")
-    ] = 40,
     split: Annotated[str | None, Doc("Split of a dataset. Default: train."), request.DATA] = None,
     weights: options.Weights = "link",
     resume: options.Resume = False,
@@ -120,24 +66,20 @@ def tune(
     from ropecli.live.proof import require_reading
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import make_task, run_task, write_tuned
-    from ropecli.tuning.task import TuneSettings
 
     link = options.is_link(weights)
-    settings = TuneSettings(
-        methods=tuple(dict.fromkeys(methods)),
-        search_population=population,
-        search_iterations=iterations,
-        **{name: shared[name] for name in SettingOptions.__annotations__},  # type: ignore[literal-required]
-    )
+    settings = TuneSettings(**{name: shared[name] for name in TuneSettings.__annotations__})  # type: ignore
+    settings["methods"] = list(dict.fromkeys(settings["methods"]))
+    refuse_untunable(settings)
     source = replace(request.source_of(shared, data, split), splits=TO_TRAIN)
-    if settings.max_documents is None:
+    if settings["max_documents"] is None:
         source = source.limited("--max-documents")
     loading = options.loading_of(shared)
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     quantized_or_spread = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
-    if quantized_or_spread and settings.level == "heads":
+    if quantized_or_spread and settings["level"] == "heads":
         raise MethodError(
             "--level heads changes weights, which must be unquantized and on one device. Use --level grid or search."
         )

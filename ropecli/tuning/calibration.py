@@ -7,7 +7,7 @@ second its cost at the pretraining length.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,15 +104,14 @@ class TuningTask:
         return self.baseline.positions
 
     def plan(self, spec: ScalingSpec) -> PatchPlan:
-        return make_plan(self.checkpoint, spec, original_length=self.settings.original_length)
+        return make_plan(self.checkpoint, spec, original_length=self.settings["original_length"])
 
     def settings_values(self) -> dict[str, Any]:
         """The settings as stored in tune.json. Raises DataError for targets that do not fit the lengths."""
         lengths = sorted({self.positions.pretraining_length, self.positions.context_length})
-        protocol = Protocol("tail", targets=self.settings.targets)
+        protocol = Protocol("tail", targets=self.settings["targets"])
         return {
-            **asdict(self.settings),
-            "methods": list(self.settings.methods),
+            **self.settings,
             "targets": protocol.for_lengths(lengths, self.calibration.evaluated.special).targets,
             "evaluated": len(self.calibration.evaluated.kept),
             "sequences": len(self.calibration.sequences),

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 Groups = Sequence[tuple[Sequence[nn.Parameter], float]]
 """Parameter groups with their initial learning rates, which decay to zero by a cosine schedule."""
+EVALUATE_EVERY = 10
+"""Steps between scores."""
+PATIENCE = 4
+"""Scores without improvement before training stops."""
 
 
 class Learned(NamedTuple):
@@ -64,7 +68,7 @@ class _Learning(nn.Module):
         self.trained = nn.ParameterList(parameters)
         copies = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
         self.best = nn.ParameterList(nn.Parameter(copy, requires_grad=False) for copy in copies)
-        self.register_buffer("scores", torch.full((settings.steps + 1, 5), torch.nan, dtype=torch.float64))
+        self.register_buffer("scores", torch.full((settings["steps"] + 1, 5), torch.nan, dtype=torch.float64))
         self._sequences, self._settings, self._start = sequences, settings, start
         self._measure, self._on_score = measure, on_score
         self._since = time.perf_counter()
@@ -83,24 +87,23 @@ class _Learning(nn.Module):
         return min((Learned(0, self._start), *self.learned), key=lambda learned: learned.score.objective)
 
     def rate_factor(self, step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * step / self._settings.steps))
+        return 0.5 * (1 + math.cos(math.pi * step / self._settings["steps"]))
 
     def batches(self, step: int) -> list[Batch]:
-        generator = torch.Generator().manual_seed(self._settings.seed + step)
+        generator = torch.Generator().manual_seed(self._settings["seed"] + step)
         order = torch.randperm(len(self._sequences), generator=generator)
-        ids = self._sequences[order[: self._settings.batch_size]].numpy()
+        ids = self._sequences[order[: self._settings["batch_size"]]].numpy()
         labels = np.concatenate([ids[:, 1:], np.full_like(ids[:, :1], UNSCORED)], axis=1)
         return [Batch(ids, labels)]
 
     def ended(self, step: int) -> bool:
-        every = self._settings.evaluate_every
-        without_improvement = step // every - self.best_learned.step // every
-        return step >= self._settings.steps or without_improvement >= self._settings.patience
+        without_improvement = step // EVALUATE_EVERY - self.best_learned.step // EVALUATE_EVERY
+        return step >= self._settings["steps"] or without_improvement >= PATIENCE
 
     def score_if_due(self, progress: TrainingProgress) -> None:
         step = progress.step
         self.show(done=step, text=f"loss {progress.loss:.3f}")
-        if step % self._settings.evaluate_every and step != self._settings.steps:
+        if step % EVALUATE_EVERY and step != self._settings["steps"]:
             return
         score = self._measure(step)
         learned = Learned(step, score, time.perf_counter() - self._since)
@@ -138,7 +141,7 @@ def learn(
 
     def measure(step: int) -> Score:
         model.eval()
-        score, _ = scorer.score(model, f"{settings.level} {step}")
+        score, _ = scorer.score(model, f"heads {step}")
         model.train()
         return score
 
@@ -147,7 +150,7 @@ def learn(
     learning = _Learning(parameters, sequences, settings, start, measure, on_score)
     optimizer = torch.optim.Adam([{"params": list(group), "lr": rate} for group, rate in groups])
     _, optimizer = accelerator.prepare(learning, optimizer, device_placement=[False, False])
-    checkpoints = TrainingCheckpoints(accelerator, snapshots, settings.evaluate_every, keep=2) if snapshots else None
+    checkpoints = TrainingCheckpoints(accelerator, snapshots, EVALUATE_EVERY, keep=2) if snapshots else None
     loop = TrainingLoop(
         accelerator,
         NextTokenLoss(model),
@@ -157,13 +160,13 @@ def learn(
         batches=learning.batches,
         ended=learning.ended,
         max_grad_norm=1.0,
-        seed=settings.seed,
+        seed=settings["seed"],
         on_step=learning.score_if_due,
         checkpoints=checkpoints,
         advice=lambda: "Try --dtype float32.",
     )
     try:
-        with _training(model, parameters), progress_bar("heads", settings.steps) as learning.show:
+        with _training(model, parameters), progress_bar("heads", settings["steps"]) as learning.show:
             done = checkpoints.restore() if checkpoints else 0
             for learned in learning.learned:
                 on_score(learned)

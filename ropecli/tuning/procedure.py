@@ -80,8 +80,8 @@ def make_task(
         source,
         tokenizer,
         baseline.positions.context_length,
-        most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
-        seed=settings.seed,
+        most=settings["max_documents"] or MOST_EVALUATED + settings["steps"] * settings["batch_size"],
+        seed=settings["seed"],
         advance=advance,
     )
     return TuningTask(checkpoint, settings, source.place, tokenizer, baseline, calibration, dict(loading or {}))
@@ -89,11 +89,11 @@ def make_task(
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
     """Plan the patch to compare the result with. Raises MethodError, PatchError."""
-    plan_of = partial(make_plan, checkpoint, original_length=settings.original_length)
+    plan_of = partial(make_plan, checkpoint, original_length=settings["original_length"])
     unscaled = plan_of(make_spec("none"))
     geometry = unscaled.positions.main.geometry
-    specs = [grid_points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
-    if settings.level == "search":
+    specs = [grid_points(geometry, method, factor, 1, settings["seed"])[0] for method in settings["methods"]]
+    if settings["level"] == "search":
         specs.append(make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)}))
     plans = [*map(plan_of, specs)]
     for plan in plans:
@@ -127,7 +127,7 @@ def run_task(
     learned parameters, ProofError, NotFiniteError.
     """
     run = _Tuning(task, model, folder, on_point)
-    gains, stored = run.make_gains() if task.settings.level == "heads" else (None, {})
+    gains, stored = run.make_gains() if task.settings["level"] == "heads" else (None, {})
     with run.shown():
         base, _ = run.score_patched(task.plan(make_spec("none")))
         untuned, _ = run.score_patched(task.baseline)
@@ -143,7 +143,7 @@ def run_task(
     report = TuneReport(
         checkpoint=task.checkpoint.name,
         digest=task.checkpoint.digest(),
-        level=task.settings.level,
+        level=task.settings["level"],
         factor=plan.spec.factor,
         original_max_position_embeddings=task.positions.pretraining_length,
         target_length=task.positions.context_length,
@@ -187,8 +187,8 @@ class _Tuning:
             documents,
             task.positions.pretraining_length,
             task.positions.context_length,
-            task.settings.short_weight,
-            task.settings.targets,
+            task.settings["short_weight"],
+            task.settings["targets"],
             Store(folder),
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the scorer checks the others
@@ -205,7 +205,7 @@ class _Tuning:
         advice = " An interrupted run continues with --resume." if self._folder else ""
         # a training step reads twice, and its backward pass takes as long again
         progress = Progress(read + 4 * trained, advice, "Tuning on")
-        with progress.bar(f"searching, {self.task.settings.level}", read, LiveReader(self.model)):
+        with progress.bar(f"searching, {self.task.settings['level']}", read, LiveReader(self.model)):
             progress.begin(read or sys.maxsize)
             yield
 
@@ -229,7 +229,7 @@ class _Tuning:
     def search(self) -> ScalingSpec:
         """Find the best constants, or for --level search the best factors."""
         task, geometry = self.task, self.task.positions.main.geometry
-        level, search = ("search", evolve) if task.settings.level == "search" else ("grid", search_constants)
+        level, search = ("search", evolve) if task.settings["level"] == "search" else ("grid", search_constants)
 
         def measure(spec: ScalingSpec, documents: int, iteration: int) -> float:
             plan, started = task.plan(spec), time.perf_counter()

@@ -27,6 +27,10 @@ _DIGITS = 3
 _SAMPLES_PER_POINT = 8
 """Some do not fit the geometry."""
 _FIRST_ROUND_DOCUMENTS = 2
+MUTATIONS, CROSSOVERS, PARENTS = 16, 16, 32
+"""Sizes of a generation, as published (section 4 and appendix A)."""
+DOCUMENTS = 4
+"""Documents to score each candidate on: our choice."""
 START_METHODS = ("linear", "ntk", "yarn")
 """Methods that provide the first members of the population."""
 _LARGEST_FACTOR = 1.25
@@ -45,8 +49,8 @@ def search_constants(
     The default constants of the first method are always measured on all documents, so the result is never worse.
     Raises MethodError.
     """
-    share = max(1, settings.points // len(settings.methods))
-    points = [grid_points(geometry, method, factor, share, settings.seed) for method in settings.methods]
+    share = max(1, settings["points"] // len(settings["methods"]))
+    points = [grid_points(geometry, method, factor, share, settings["seed"]) for method in settings["methods"]]
     specs = [spec for method_points in points for spec in method_points]
 
     @cache
@@ -108,14 +112,14 @@ def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], floa
 
 def planned_tokens(settings: TuneSettings, documents: int, pretraining: int, target: int) -> tuple[int, int]:
     """About how many tokens the search reads, and how many the training. documents: for scoring."""
-    if settings.level == "search":
-        children = settings.search_iterations * (settings.search_mutations + settings.search_crossovers)
-        few = min(settings.search_documents, documents)
-        reads = (settings.search_population + children) * few + documents * len(START_METHODS)
+    if settings["level"] == "search":
+        children = settings["iterations"] * (MUTATIONS + CROSSOVERS)
+        few = min(DOCUMENTS, documents)
+        reads = (settings["population"] + children) * few + documents * len(START_METHODS)
     else:
         # in each round half of the points, on twice the documents
-        reads = round(settings.points * np.log2(2 * documents))
-    trained = settings.steps * settings.batch_size * target if settings.level == "heads" else 0
+        reads = round(settings["points"] * np.log2(2 * documents))
+    trained = settings["steps"] * settings["batch_size"] * target if settings["level"] == "heads" else 0
     return (reads + documents) * (pretraining + target), trained
 
 
@@ -126,19 +130,19 @@ def evolve(
 
     Candidates are scored on a few documents. The best one and the known methods are then compared on all documents.
     """
-    rng = np.random.default_rng(settings.seed)
+    rng = np.random.default_rng(settings["seed"])
     known = known_methods(geometry, factor)
-    candidates = first_population(known, factor, settings.search_population, rng)
+    candidates = first_population(known, factor, settings["population"], rng)
     losses: dict[PairFactors, float] = {}
-    for iteration in range(settings.search_iterations + 1):
+    for iteration in range(settings["iterations"] + 1):
         for candidate in candidates:
             if candidate not in losses:
-                losses[candidate] = measure(spec_of(candidate, factor), settings.search_documents, iteration)
-        best = sorted(losses, key=lambda candidate: losses[candidate])[: settings.search_parents]
-        candidates = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(settings.search_mutations)]
-        candidates += [crossed(best, factor, rng) for _ in range(settings.search_crossovers)]
+                losses[candidate] = measure(spec_of(candidate, factor), DOCUMENTS, iteration)
+        best = sorted(losses, key=lambda candidate: losses[candidate])[:PARENTS]
+        candidates = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(MUTATIONS)]
+        candidates += [crossed(best, factor, rng) for _ in range(CROSSOVERS)]
     finalists = [spec_of(factors, factor) for factors in dict.fromkeys((best[0], *known))]
-    return min(finalists, key=lambda spec: measure(spec, documents, settings.search_iterations))
+    return min(finalists, key=lambda spec: measure(spec, documents, settings["iterations"]))
 
 
 def spec_of(factors: PairFactors, factor: float) -> ScalingSpec:

@@ -1,18 +1,21 @@
 """The settings, the task and the report of a tuning run. Does not import torch or transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
-from annotated_types import Ge, Interval, Len
+from annotated_doc import Doc
+from annotated_types import Ge, Interval, Len, MinLen
 
 from ropecli.checkpoint.files import FACTORS, TUNING
 from ropecli.errors import MethodError, did_you_mean
 from ropecli.evaluation.report import SCHEMA_VERSION, Positive
+from ropecli.evaluation.request import DATA, SCALING, TOKENS, OriginalLength
 from ropecli.evaluation.statistics import Amount, Count, TokenCount
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, label_of
+from ropecli.signature import Default, Only
 
 LEVELS = ("grid", "heads", "search")
 Loss = Annotated[float, Ge(0)]
@@ -23,55 +26,75 @@ Measure = Callable[[ScalingSpec, int, int], float]
 """Takes a scaling, a number of documents and the iteration of the search. Returns the loss."""
 
 
-@dataclass(frozen=True)
-class TuneSettings:
-    """The settings of a tuning run. Raises MethodError.
+class TuneSettings(TypedDict, total=False):
+    """The settings of a tuning run, which are options of `ropecli tune`."""
 
-    level: grid, heads or search. methods: methods to search constants of. points: total number of constants to try.
-    short_weight: weight of the loss at the pretraining length, relative to that at the target length. targets: tokens
-    scored per document, the last ones; None: half the pretraining length. max_documents: maximum number of documents to
-    read; None: enough for scoring and all steps. original_length: the true pretraining length, tokens, if config.json
-    states another.
+    level: Annotated[
+        str,
+        Default("heads"),
+        Doc(
+            "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
+            "pair, folded into the weights, and the weights of the norms. search: LongRoPE's evolutionary search for a "
+            "factor per pair."
+        ),
+    ]
+    methods: Annotated[
+        Sequence[str],
+        Default(("yarn",)),
+        MinLen(1),
+        Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
+        SCALING,
+    ]
+    points: Annotated[
+        int,
+        Default(24),
+        Interval(ge=1, le=10_000),
+        Only("level", ("grid", "heads")),
+        Doc("Number of settings to try, over all methods; at least one each."),
+    ]
+    short_weight: Annotated[
+        float,
+        Default(0.25),
+        Ge(0),
+        Doc("Weight of the loss at the pretraining length, relative to that at the target."),
+    ]
+    steps: Annotated[int, Default(100), Ge(1), Only("level", ("heads",)), Doc("Maximum training steps.")]
+    batch_size: Annotated[int, Default(4), Ge(1), Only("level", ("heads",)), Doc("Sequences per step.")]
+    population: Annotated[
+        int, Default(64), Interval(ge=1, le=10_000), Only("level", ("search",)), Doc("Population size.")
+    ]
+    iterations: Annotated[
+        int, Default(40), Interval(ge=0, le=10_000), Only("level", ("search",)), Doc("Number of generations.")
+    ]
+    original_length: Annotated[OriginalLength, Default(None)]
+    max_documents: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
+        DATA,
+    ]
+    targets: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        TOKENS,
+        Doc("Tokens to score per document, the last ones. Default: half the pretraining length."),
+    ]
+    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed.")]
 
-    heads: steps, batch_size (sequences per step), evaluate_every (steps), patience (scores without improvement before
-    training stops).
 
-    search: as published (arXiv:2402.13753, section 4 and appendix A), except search_documents, the number of documents
-    to score each candidate on, which is our choice.
-    """
-
-    level: str = "heads"
-    methods: tuple[str, ...] = ("yarn",)
-    points: int = 24
-    short_weight: float = 0.25
-    targets: int | None = None
-    max_documents: int | None = None
-    original_length: int | None = None
-    seed: int = 0
-    steps: int = 100
-    batch_size: int = 4
-    evaluate_every: int = 10
-    patience: int = 4
-    search_population: int = 64
-    search_iterations: int = 40
-    search_mutations: int = 16
-    search_crossovers: int = 16
-    search_parents: int = 32
-    search_documents: int = 4
-
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
+def refuse_untunable(settings: TuneSettings) -> None:
+    """Raise MethodError for an unknown level, and for a method without one frequency table for all lengths."""
+    level = settings["level"]
+    if level not in LEVELS:
+        raise MethodError(f"--level is {level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(level, LEVELS)}")
+    for method in map(find_method, settings["methods"]):
+        if method.remaps or method.depends_on_length:
             raise MethodError(
-                f"--level is {self.level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(self.level, LEVELS)}"
+                f"{method.name} cannot be tuned; expected a method with one frequency table for all lengths, such as "
+                "yarn, ntk, abf or llama3."
             )
-        if not self.methods:
-            raise MethodError("--methods is empty; `ropecli methods` lists all methods.")
-        for method in map(find_method, self.methods):
-            if method.remaps or method.depends_on_length:
-                raise MethodError(
-                    f"{method.name} cannot be tuned; expected a method with one frequency table for all lengths, such "
-                    "as yarn, ntk, abf or llama3."
-                )
 
 
 @dataclass(frozen=True)

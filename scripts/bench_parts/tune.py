@@ -1,5 +1,6 @@
 """The levels of `ropecli tune` on the demo checkpoint, against default YaRN and training of all parameters."""
 
+import inspect
 import json
 import time
 from itertools import product
@@ -39,13 +40,14 @@ def tune(level: str, factor: float, seed: int, data: str, sequences: int | None)
     if level in ("base", "yarn"):
         return model, {"seconds": 0.0, "learned": 0, "params": {}}
     name, _, iterations = level.partition("-")
-    settings = TuneSettings(
-        "grid" if name == "full" else name,
-        search_iterations=int(iterations or 0),
-        targets=TARGETS,
-        max_documents=sequences,
-        seed=seed,
-    )
+    parameters = inspect.signature(ropecli.tune).parameters
+    settings: Any = {key: parameters[key].default for key in TuneSettings.__annotations__} | {
+        "level": "grid" if name == "full" else name,
+        "iterations": int(iterations or 0),
+        "targets": TARGETS,
+        "max_documents": sequences,
+        "seed": seed,
+    }
     task = make_task(checkpoint, factor, data, settings)
     begun = time.perf_counter()
     if level == "full":

@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture
-def make_run(scorer, sequences):
+def make_run(scorer, sequences, options_of, monkeypatch):
     """make_run(folder, level="grid", points=4, ...) -> a run on the model in the folder, freshly loaded, at ×2."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
@@ -72,6 +72,8 @@ def make_run(scorer, sequences):
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import Calibration, TuningTask
     from ropecli.tuning.task import TuneSettings
+
+    monkeypatch.setattr("ropecli.tuning.learning.EVALUATE_EVERY", 2)
 
     def make(
         folder: Path,
@@ -84,7 +86,7 @@ def make_run(scorer, sequences):
         checkpoint = open_checkpoint(folder, weights=True)
         scored_by = scorer(target=round(WINDOW * factor))
         calibration = Calibration(scored_by.documents, sequences[:, : scored_by.target_length])
-        chosen = TuneSettings(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, "targets": 32, **settings})
+        chosen = options_of(TuneSettings, **{"steps": 6, "batch_size": 4, "targets": 32, **settings})
         baseline = make_plan(checkpoint, make_spec("yarn", factor))
         task = TuningTask(checkpoint, chosen, "texts", None, baseline, calibration)
         return Run(task, load_model(checkpoint, dtype=dtype, device="cpu"), scored_by, on_point)

@@ -1,7 +1,5 @@
 """The training of the level `heads`: resumed, stopped early, interrupted; and what it leaves behind."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,7 +12,12 @@ from ropecli.tuning.learning import learn
 from ropecli.tuning.task import Score, TuneSettings
 
 START = Score(100.0, 100.0, 125.0, 3)
-SETTINGS = TuneSettings(steps=6, batch_size=2, evaluate_every=2)
+SETTINGS: TuneSettings = {"steps": 6, "batch_size": 2, "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def score_every_two_steps(monkeypatch):
+    monkeypatch.setattr("ropecli.tuning.learning.EVALUATE_EVERY", 2)
 
 
 class Learner:
@@ -102,7 +105,8 @@ def test_training_stops_without_improvement_and_keeps_the_best(learner, monkeypa
         run.scores.append(learned[:2])
         values.append(run.values)
 
-    best = run.learn(replace(SETTINGS, steps=20, patience=2), on_score=on_score)
+    monkeypatch.setattr("ropecli.tuning.learning.PATIENCE", 2)
+    best = run.learn({**SETTINGS, "steps": 20}, on_score=on_score)
     assert [step for step, _ in run.scores] == [2, 4, 6, 8]
     assert (best.step, best.score.objective) == (4, 4.0)
     assert same(run.values, values[1])

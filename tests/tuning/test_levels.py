@@ -22,12 +22,17 @@ from ropecli.tuning.learning import Learned
 from ropecli.tuning.procedure import write_tuned
 from ropecli.tuning.search import planned_tokens
 
-FEW = {"population": 4, "iterations": 2, "mutations": 2, "crossovers": 2, "parents": 2, "documents": 2}
 SETTINGS = {
     "grid": {"points": 4},
     "heads": {"points": 2},
-    "search": {f"search_{name}": value for name, value in FEW.items()},
+    "search": {"population": 4, "iterations": 2},
 }
+
+
+@pytest.fixture(autouse=True)
+def small_generations(monkeypatch):
+    for name in ("MUTATIONS", "CROSSOVERS", "PARENTS", "DOCUMENTS"):
+        monkeypatch.setattr(f"ropecli.tuning.search.{name}", 2)
 
 
 def state_of(model):

@@ -52,7 +52,7 @@ def test_halving_reads_few_documents_of_most_points_and_finds_the_best():
     assert {count: counts.count(count) for count in counts} == {2: 16, 4: 8, 8: 4, 16: 2}
 
 
-def test_default_constants_are_measured_on_all_documents():
+def test_default_constants_are_measured_on_all_documents(options_of):
     """They are the worst on two documents, and the best on all three."""
     measured = []
 
@@ -60,7 +60,7 @@ def test_default_constants_are_measured_on_all_documents():
         measured.append((str(spec), documents))
         return 1.0 if spec.params else 9.0 if documents == 2 else 0.5
 
-    assert search_constants(GEOMETRY, 2.0, TuneSettings(points=8), 3, measure).params == {}
+    assert search_constants(GEOMETRY, 2.0, options_of(TuneSettings, points=8), 3, measure).params == {}
     assert len(measured) == len(set(measured)) == 8 + 4 + 1
 
 
@@ -88,12 +88,13 @@ def test_factors_never_decrease_and_keep_their_bounds(factor):
     assert len(set(population)) > (20 if factor == 1 else 150)
 
 
-def test_known_methods_are_compared_on_all_documents():
+def test_known_methods_are_compared_on_all_documents(options_of, monkeypatch):
     """They are the worst on two documents, and the best on all three."""
     known = search.known_methods(GEOMETRY, 2.0)
 
     def measure(spec, documents, iteration):
         return 1.0 if (tuple(spec.params["long_factor"]) in known) == (documents == 3) else 2.0
 
-    settings = TuneSettings(level="search", search_population=8, search_iterations=1, search_documents=2)
+    monkeypatch.setattr(search, "DOCUMENTS", 2)
+    settings = options_of(TuneSettings, level="search", population=8, iterations=1)
     assert tuple(search.evolve(GEOMETRY, 2.0, settings, 3, measure).params["long_factor"]) in known
