@@ -5,10 +5,10 @@ The command line sets the bar. From Python there is no bar, and warnings go to s
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _LOG = logging.getLogger("ropecli")
 _LOG.setLevel(logging.INFO)
@@ -46,6 +46,26 @@ def warn(message: str) -> None:
 
 def say(message: str) -> None:
     _LOG.info("%s", message)
+
+
+class Span(NamedTuple):
+    """A part of a sequence. is_trained: whether it is trained on; None for a remark, which the model does not get."""
+
+    text: str
+    is_trained: bool | None = None
+
+
+def show(spans: Sequence[Span]) -> None:
+    """Show a training sequence: as text, with what is trained on in double brackets, or in colour on a terminal."""
+    _LOG.info("%s", plain_text(spans), extra={"spans": spans})
+
+
+def plain_text(spans: Sequence[Span]) -> str:
+    """The sequence with remarks on lines of their own, and what is trained on in double brackets."""
+    parts = []
+    for text, is_trained in spans:
+        parts.append(f"\n--- {text} ---\n" if is_trained is None else f"[[{text}]]" if is_trained else text)
+    return "".join(parts).strip("\n")
 
 
 def progress_bar(description: str, total: int | None) -> AbstractContextManager[Step]:

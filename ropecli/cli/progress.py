@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ropecli.cli.terminal import err, warn
+from ropecli.cli.terminal import err, show_spans, warn
 from ropecli.messages import Step, command_line, duration, progress_bars
 
 
@@ -17,6 +17,8 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
             warn(record.getMessage())
+        elif spans := getattr(record, "spans", None):
+            show_spans(err, spans)
         else:
             _print(record.getMessage())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
 from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
-from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
+from ropecli.cli.terminal import err, out, print_json, show_changes, show_spans, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
 from ropecli.commands.plan import TRAINING_ENGINES, short_changes
 from ropecli.config.dialects import ORIGINAL_LENGTH
@@ -354,6 +354,8 @@ def show_file(drawn: "DrawnFile") -> None:
 def show_finetuned(result: "FinetuneResult") -> None:
     for sentence in result.stages:
         tell(sentence)
+    for spans in result.sequences:
+        show_spans(out, spans)
     if result.output is None:
         return
     done = f"{result.steps} step{'s'[: result.steps > 1]}"

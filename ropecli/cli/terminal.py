@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 from ropecli.config.changes import ABSENT
 from ropecli.errors import MethodError, shortened, shown
 from ropecli.launch import read_launch
+from ropecli.messages import Span, plain_text
 from ropecli.yaml12 import read_yaml, token_count
 
 if TYPE_CHECKING:
@@ -66,6 +67,20 @@ def show_tables(tables: "Iterable[Table]") -> None:
 
     for number, table in enumerate(tables):
         out.print(*[""] * bool(number), TerminalTable(table), sep="\n")
+
+
+def show_spans(console: Console, spans: Sequence[Span]) -> None:
+    """Print a training sequence: what is trained on is green, or in double brackets where there is no colour."""
+    if console.color_system is None:
+        console.print(plain_text(spans).translate(_CONTROLS), markup=False, soft_wrap=True)
+        return
+    text = Text()
+    for part, is_trained in spans:
+        if is_trained is None:
+            text.append(f"\n--- {part} ---\n", "dim")
+        else:
+            text.append(part.translate(_CONTROLS), "green" if is_trained else "")
+    console.print(text, soft_wrap=True)
 
 
 def warn(message: str) -> None:

@@ -1,7 +1,7 @@
 """`ropecli finetune`: trains a checkpoint on long sequences."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
@@ -13,27 +13,30 @@ from ropecli.commands.options import OutputFolder, RecipeFile, as_path, optional
 from ropecli.errors import RecipeError
 from ropecli.evaluation.request import DATA, OUTPUT, TOKENS, CheckpointName, DatasetConfig, Revision, with_config
 from ropecli.launch import read_launch
-from ropecli.messages import progress_bar, say, warn
+from ropecli.messages import Span, progress_bar, say, show, warn
 from ropecli.signature import Default, Flag, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
     from ropecli.training.loop import TrainingProgress
     from ropecli.training.recipe_schema import Recipe
+    from ropecli.training.stages import Stage
 
 
 @dataclass(frozen=True)
 class FinetuneResult:
     """A finished fine-tuning, or the plan of a dry run, which has no output.
 
-    steps: of all stages. stages: sentences of a dry run. new_steps, tokens, seconds, first_loss, last_loss: since the
-    run began or resumed; losses in nats per token, None if no step was left to do.
+    steps: of all stages. stages: sentences of a dry run. sequences: those of --show-data in a dry run. new_steps,
+    tokens, seconds, first_loss, last_loss: since the run began or resumed; losses in nats per token, None if no step
+    was left to do.
     """
 
     checkpoint: str
     output: Path | None
     steps: int
     stages: tuple[str, ...] = ()
+    sequences: tuple[Sequence[Span], ...] = ()
     new_steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -41,7 +44,9 @@ class FinetuneResult:
     last_loss: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "output": str(self.output) if self.output else None, "stages": list(self.stages)}
+        sequences = [[span._asdict() for span in spans] for spans in self.sequences]
+        output = str(self.output) if self.output else None
+        return {**vars(self), "output": output, "stages": list(self.stages), "sequences": sequences}
 
 
 class RecipeKeys(TypedDict, total=False):
@@ -67,7 +72,7 @@ class RecipeKeys(TypedDict, total=False):
         TOKENS,
         Doc("Tokens per sequence. Default: the context length."),
     ]
-    sequences: Annotated[str | None, Default(None), Doc("long, packed or concat."), DATA]
+    sequences: Annotated[str | None, Default(None), Doc("long, packed, concat or single."), DATA]
     positions: Annotated[str | None, Default(None), Doc("full, pose or randomized."), DATA]
     steps: Annotated[int | None, Default(None), Doc("Training steps.")]
     batch_size: Annotated[int | None, Default(None), Doc("Sequences per process and forward pass.")]
@@ -91,6 +96,12 @@ def finetune(
         Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("Any other key of the recipe; repeatable.")
     ] = None,
     revision: Revision = None,
+    show_data: Annotated[
+        int | None,
+        Interval(ge=1, le=1000),
+        Doc("Print the first N sequences as the model gets them, with what is trained on marked."),
+        DATA,
+    ] = None,
     dry_run: Annotated[bool, Doc("Print what would be done and write nothing."), OUTPUT] = False,
     resume: Annotated[bool, Doc("Resume from the last checkpoint in --output."), OUTPUT] = False,
     **shared: Unpack[RecipeKeys],
@@ -112,15 +123,31 @@ def finetune(
     full_recipe = make_recipe(recipe_path(optional_path(recipe)), {**keys, **further})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in full_recipe.runs)
+    stages = plan_stages(opened, full_recipe) if dry_run or show_data else []
+    sequences = _first_sequences(opened, stages[0], show_data) if show_data and read_launch().rank == 0 else ()
     if not dry_run:
+        for spans in sequences:
+            show(spans)
         return _run(opened, full_recipe, as_path(output), resume, total)
-    stages = plan_stages(opened, full_recipe)
     for stage in stages:
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
         for warning in stage.warnings:
             warn(number + warning)
     sentences = describe(stages, read_launch().count)
-    return FinetuneResult(checkpoint, None, total, tuple(sentences))
+    return FinetuneResult(checkpoint, None, total, tuple(sentences), tuple(sequences))
+
+
+def _first_sequences(opened: "Checkpoint", stage: "Stage", count: int) -> list[list[Span]]:
+    """The first sequences of a stage."""
+    from ropecli.data.stream import open_stream
+    from ropecli.live.loading import load_tokenizer
+
+    with progress_bar("tokenizing", None):
+        tokenizer = load_tokenizer(opened)
+        stream = open_stream(stage.recipe, tokenizer, stage.length, stage.position_span, unpackable=stage.unpackable)
+    for sentence in stream.summary(stage.pretraining_length, stage.position_span):
+        say(sentence)
+    return stream.shown(count)
 
 
 def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:

@@ -1,9 +1,14 @@
-"""Renders conversations with the tokenizer's chat template, and finds the tokens to train on.
+"""Renders conversations with the chat template, finds the tokens to train on, and proves that nothing is lost.
 
-A row has `messages` in OpenAI's format (role, content) or `conversations` in ShareGPT's (from, value). An answer is
-what follows the generation prompt, up to and including its end marker. A template with `{% generation %}` marks its
-answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the whole. If
-that also holds without the turns between the first and the current one, these are skipped, which takes linear time.
+An answer is what follows the generation prompt, up to and including its end marker. A template with `{% generation %}`
+marks its answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the
+whole. If that also holds without the turns between the first and the current one, these are skipped, which takes linear
+time.
+
+A template may leave out what it does not know: tool calls, reasoning, a system prompt. So each answer is rendered a
+second time, with a mark for every text: what is not found in the right order is lost. This is done once for all
+conversations with the same roles and fields. Templates also look at texts, so each text is searched in the real
+rendering too. Reasoning of earlier answers may be left out, as it is at inference.
 """
 
 import hashlib
@@ -11,38 +16,51 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 
 from ropecli.data.documents import Document, encode
-from ropecli.errors import DataError, reason_of, shown
+from ropecli.data.formats import REASONING, Conversation, Message, messages_of, reasoning_of
+from ropecli.errors import DataError, reason_of
 
-COLUMNS = ("messages", "conversations")
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_SHAREGPT = {"human": "user", "gpt": "assistant"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_THINKING = re.compile(r"(\s*<think>)(.*?)(</think>)(.*)", re.DOTALL)
 _BATCH = 32
 _PATIENCE = 10.0
 """Seconds."""
-_INSTEAD = "Use train_on: all, or a chat template with {% generation %} markers."
-
-Messages = list[dict[str, Any]]
+_MARKERS = "Use a chat template with {% generation %} markers."
+_EACH = (
+    "Use train_on: each-answer, which makes a sequence per answer, or a chat template with {% generation %} markers."
+)
 Spans = list[tuple[int, int]]
 """(start, stop) of each answer, characters."""
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """A row of a table, unchecked. tools: JSON schemas, as a list or as JSON text. system: the system prompt."""
+class Rendered:
+    """The text of a sequence to train on. spans: of the answers. turns: where its turns start, characters."""
 
-    messages: list[Any]
-    tools: Any = None
-    system: Any = None
+    text: str
+    spans: Spans
+    turns: list[int]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A text that the template must render. message: its number; None for a tool. forms: how it may be written."""
+
+    message: int | None
+    role: str
+    what: str
+    forms: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.what if self.message is None else f"{self.what} of message {self.message}, by the {self.role}"
 
 
 def template_digest(tokenizer) -> str | None:
@@ -55,43 +73,58 @@ def template_digest(tokenizer) -> str | None:
 
 
 def tokenize_conversations(
-    rows: Iterable[tuple[str, Conversation]], tokenizer, train_on: str = "assistant"
+    rows: Iterable[tuple[str, Conversation]],
+    tokenizer,
+    train_on: str = "assistant",
+    *,
+    faults: list[str] | None = None,
+    dropped: list[str] | None = None,
 ) -> Iterator[Document]:
     """Render and tokenize (name, conversation) pairs.
 
-    train_on: assistant, the answers; all. Raises DataError with the number of unusable rows and the first one, after
-    all others.
+    train_on: assistant, all answers in one document; each-answer, a document per answer, which ends with it; all, every
+    token. faults: unusable rows are added to it; None: raises DataError with their number and the first one, after all
+    others. dropped: parts that the template leaves out are added to it; None: such a row is a fault.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
             "checkpoint's folder, or render the conversations into a column of text."
         )
-    numbered, faults = enumerate(rows), list[tuple[int, str]]()
+    renderer = _Renderer(tokenizer, train_on, dropped)
+    numbered, refused = enumerate(rows), list[tuple[int, str]]()
     while batch := list(islice(numbered, _BATCH)):
-        rendered = []
+        rendered: list[tuple[int, str, Rendered]] = []
         with warn_if_slow():
             for number, (name, conversation) in batch:
                 try:
-                    rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
+                    texts = renderer.render(name, conversation)
                 except DataError as error:
-                    faults.append((number, f"{name}: {error}"))
+                    refused.append((number, f"{name}: {error}"))
+                else:
+                    names = [
+                        f"{name}, answer {index}" if len(texts) > 1 else name for index in range(1, len(texts) + 1)
+                    ]
+                    rendered += [(number, *pair) for pair in zip(names, texts, strict=True)]
         if not rendered:
             continue
-        texts = [text for _, _, text, _ in rendered]
-        masked = train_on == "assistant"
         # the template has the special tokens
-        encoded = encode(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=masked)
-        for index, (number, name, text, spans) in enumerate(rendered):
-            ids = np.array(encoded["input_ids"][index], dtype=np.int64)
+        whole = [text.text for _, _, text in rendered]
+        encoded = encode(tokenizer, whole, add_special_tokens=False, return_offsets_mapping=True)
+        for index, (number, name, text) in enumerate(rendered):
+            ids, offsets = np.array(encoded["input_ids"][index], dtype=np.int64), encoded["offset_mapping"][index]
             try:
-                trained = _trained(text, encoded["offset_mapping"][index], spans) if masked else None
+                trained = None if train_on == "all" else _trained(text.text, offsets, text.spans)
             except DataError as error:
-                faults.append((number, f"{name}: {error}"))
+                refused.append((number, f"{name}: {error}"))
             else:
-                yield Document(name, ids, trained=trained)
-    if faults:
-        raise DataError(min(faults)[1] + (f" {len(faults):,} rows have such faults." if len(faults) > 1 else ""))
+                turns = np.searchsorted([start for start, _ in offsets], text.turns)
+                yield Document(name, ids, trained=trained, turns=turns)
+    messages = [message for _, message in sorted(refused)]
+    if faults is not None:
+        faults += messages
+    elif messages:
+        raise DataError(messages[0] + (f" {len(messages):,} rows have such faults." if len(messages) > 1 else ""))
 
 
 @contextmanager
@@ -107,94 +140,301 @@ def warn_if_slow() -> Iterator[None]:
         timer.cancel()
 
 
-def _render(conversation: Conversation, tokenizer, train_on: str) -> tuple[str, Spans]:
-    """The whole text and its answers."""
-    if not conversation.messages:
-        raise DataError("the conversation is empty.")
-    messages = [_message(number, message) for number, message in enumerate(conversation.messages)]
-    if not isinstance(conversation.system, str | None):
-        raise DataError(f"system is {shown(conversation.system)}; expected text.")
-    if conversation.system and messages[0]["role"] not in ("system", "developer"):
-        messages.insert(0, {"role": "system", "content": conversation.system})
-    try:
-        tools = conversation.tools
-        tools = _without_none(json.loads(tools) if isinstance(tools, str) else tools) or None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"tools is not JSON: {error}") from error
+class _Renderer:
+    """Renders conversations with one template. dropped: see tokenize_conversations."""
 
-    def render(part: Messages, prompt: bool = False) -> str:
+    def __init__(self, tokenizer: Any, train_on: str, dropped: list[str] | None) -> None:
+        self.tokenizer, self.train_on, self.dropped = tokenizer, train_on, dropped
+        self.lost: dict[str, list[_Part]] = {}
+        """By shape: what the template leaves out."""
+
+    def render(self, name: str, conversation: Conversation) -> list[Rendered]:
+        """One text, or one for each answer. Raises DataError."""
+        messages, tools = messages_of(conversation)
+        template = str(self.tokenizer.get_chat_template(tools=tools))
+        messages = [_with_known_reasoning(message, template) for message in messages]
+        if any("tool_calls" in message for message in messages) and self._joins_arguments(messages, tools):
+            messages = [_with_text_arguments(message) for message in messages]
+        first = conversation.read_only + len(messages) - len(conversation.messages)
+        one = _Conversation(self, messages, tools, bool(_GENERATION.search(template)), first)
+        rendered = one.answer_by_answer() if self.train_on == "each-answer" else [one.whole()]
+        if one.lost and self.dropped is not None:
+            self.dropped.append(f"{name}: {one.lost[0]}")
+        return rendered
+
+    def text_of(self, messages: Sequence[Message], tools: Any, *, prompt: bool = False) -> str:
         try:
-            return tokenizer.apply_chat_template(part, tools=tools, tokenize=False, add_generation_prompt=prompt)
+            return self.tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt
+            )
         except Exception as error:  # a template is a program
             raise DataError(f"the chat template fails: {reason_of(error)}") from error
 
-    rendered = render(messages)
-    _refuse_missing_text(messages, rendered)
-    if train_on == "all":
-        return rendered, []
-    template = tokenizer.get_chat_template(tools=tools)
-    if _GENERATION.search(template):
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        options = {"chat_template": template, "return_assistant_tokens_mask": True, **tokenizer.special_tokens_map}
-        marked: Any = render_jinja_template([messages], tools=tools, **options)
-        return rendered, [(start, stop) for start, stop in marked[1][0]]
-    return rendered, _answers(messages, rendered, render, tokenizer.eos_token or "")
+    def _joins_arguments(self, messages: list[Message], tools: Any) -> bool:
+        """Whether the template, like DeepSeek's, joins the arguments to a text, so that they must be JSON text."""
+        try:
+            text = self.text_of(messages, tools)
+        except DataError:
+            return True
+        calls = (call for message in messages for call in message.get("tool_calls", ()))
+        return any(repr(call["function"]["arguments"]) in text for call in calls if call["function"]["arguments"])
 
 
-def _refuse_missing_text(messages: Messages, rendered: str) -> None:
-    """Raise DataError if the template drops a message, as some do with the system prompt or with plain text."""
-    for number, message in enumerate(messages):
-        content = message.get("content", "").strip()
-        # templates may move or remove reasoning, which comes first
-        if message["role"] != "tool" and content and content.splitlines()[-1] not in rendered:
-            raise DataError(f"the chat template leaves out message {number}, by the {message['role']}.")
+class _Conversation:
+    """A conversation to render. first: number of the first message to train on. lost: what the template leaves out."""
 
+    def __init__(
+        self, renderer: _Renderer, messages: list[Message], tools: Any, marks_answers: bool, first: int
+    ) -> None:
+        self._renderer, self._messages, self._tools = renderer, messages, tools
+        self._marks_answers, self._first = marks_answers, first
+        self.lost: list[_Part] = []
 
-def _answers(messages: Messages, rendered: str, render: Callable[..., str], eos: str) -> Spans:
-    spans: Spans = []
-    closing, prompts = None, False
-    # messages, and characters of `rendered`: of the first turn; before this turn
-    first, head, start, offset, stop = 0, 0, 0, 0, 0
+    def _text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
+        return self._renderer.text_of(messages, self._tools, prompt=prompt)
 
-    def place(number: int, context: Messages, head: int, offset: int) -> tuple[int, int]:
-        """(start, stop) of an answer after `context`, of which `head` characters replace `offset` of the whole."""
-        nonlocal closing, prompts
-        message, before = messages[number], render(context, prompt=True)
-        if closing is None:
-            unprompted = render(context)
-            # Phi-3's template ends a text with eos, unless it ends with the generation prompt
-            closing = "" if before.startswith(unprompted) else eos
-            prompts = before != unprompted
-        after = render([*context, message]).removesuffix(closing)
-        if not after.startswith(before):
-            raise DataError(f"message {number} does not start with the chat template's generation prompt. {_INSTEAD}")
-        if after[:head] != rendered[:head] or not rendered.startswith(after[head:], offset):
-            raise DataError(
-                f"the chat template renders message {number} differently if others follow, for example without its "
-                f"reasoning. End each conversation with its only answer. {_INSTEAD}"
-            )
-        answer = after[len(before) :]
-        if not prompts and not answer.lstrip().startswith(message.get("content", "").strip()):
-            raise DataError(f"the chat template ignores add_generation_prompt. {_INSTEAD}")
-        begin = offset + len(before) - head
-        return begin, begin + len(answer)
+    def whole(self) -> Rendered:
+        """The whole conversation in one text."""
+        text = self._text(self._messages)
+        if self._renderer.train_on == "all":
+            self._refuse_lost(self._messages, text)
+            return Rendered(text, [], self._turns(text))
+        if not self._marks_answers:
+            return Rendered(text, *self._answers(text))
+        self._refuse_lost(self._messages, text, keeps_reasoning=True)
+        return Rendered(text, self._marked(self._messages), self._turns(text))
 
-    for number, message in enumerate(messages):
-        if number and message["role"] == "user" and messages[number - 1]["role"] == "assistant":
-            start, offset = number, stop
-            first, head = (first, head) if first else (start, offset)
-        if message["role"] != "assistant":
-            continue
+    def answer_by_answer(self) -> list[Rendered]:
+        """A text for each answer, as at inference."""
+        rendered = []
+        for number, message in enumerate(self._messages):
+            if message["role"] != "assistant" or number < self._first:
+                continue
+            before, text, closing = self._prompt_of(number, self._messages[:number])
+            start, stop = len(before), len(text.removesuffix(closing).rstrip())
+            if self._marks_answers:
+                start, stop = self._marked(self._messages[: number + 1])[-1]
+            elif not text.startswith(before):
+                raise DataError(
+                    f"message {number} does not start with the chat template's generation prompt. {_MARKERS}"
+                )
+            self._refuse_lost(self._messages[: number + 1], text[:start], text[start:stop])
+            rendered.append(Rendered(text, [(start, stop)], [0]))
+        if not rendered:
+            raise DataError("the conversation has no answer of the assistant.")
+        return rendered
+
+    def _prompt_of(self, number: int, context: list[Message]) -> tuple[str, str, str]:
+        """(prompt, text with the answer, end of a text that is not the answer's) of an answer after `context`."""
         if number == 0:
             raise DataError("message 0 is the assistant's; expected a message to answer.")
-        try:
-            begin, stop = place(number, messages[:first] + messages[start:number], head, offset)
-        except DataError:
-            begin, stop = place(number, messages[:number], 0, 0)
-        # white space after the end marker is not part of the answer
-        spans.append((begin, begin + len(rendered[begin:stop].rstrip())))
-    return spans
+        before, unprompted = self._text(context, prompt=True), self._text(context)
+        # Phi-3's template ends a text with eos, unless it ends with the generation prompt
+        closing = "" if before.startswith(unprompted) else self._renderer.tokenizer.eos_token or ""
+        text = self._text([*context, self._messages[number]])
+        answer = text.removesuffix(closing)[len(before) :].lstrip()
+        if before == unprompted and not answer.startswith(self._messages[number].get("content", "").strip()):
+            raise DataError(f"the chat template ignores add_generation_prompt. {_MARKERS}")
+        return before, text, closing
+
+    def _marked(self, messages: list[Message]) -> Spans:
+        """The answers that the template marks."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        tokenizer = self._renderer.tokenizer
+        options = {"chat_template": tokenizer.get_chat_template(tools=self._tools), **tokenizer.special_tokens_map}
+        marked: Any = render_jinja_template([messages], tools=self._tools, return_assistant_tokens_mask=True, **options)
+        spans = [(start, stop) for start, stop in marked[1][0]]
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        return spans[sum(number < self._first for number in answers) :] if len(spans) == len(answers) else spans
+
+    def _turns(self, text: str) -> list[int]:
+        """Where a user's message follows an answer, if the beginning of the conversation alone is rendered the same."""
+        starts = [number for number in range(1, len(self._messages)) if self._starts_turn(number)]
+        eos = self._renderer.tokenizer.eos_token or ""
+        prefixes = [self._text(self._messages[:number]) for number in starts]
+        # Phi-3's template ends a text with eos
+        prefixes = [prefix if text.startswith(prefix) else prefix.removesuffix(eos) for prefix in prefixes]
+        return [0, *(len(prefix) for prefix in prefixes if text.startswith(prefix))]
+
+    def _starts_turn(self, number: int) -> bool:
+        return self._messages[number]["role"] == "user" and self._messages[number - 1]["role"] == "assistant"
+
+    def _answers(self, rendered: str) -> tuple[Spans, list[int]]:
+        """The answers, and the starts of turns."""
+        spans: Spans = []
+        turns = [0]
+        # messages, and characters of `rendered`: of the first turn; before this turn
+        first, head, start, stop = 0, 0, 0, 0
+
+        def place(number: int, context: list[Message], head: int, offset: int) -> tuple[int, int]:
+            """(start, stop) of an answer after `context`, of which `head` characters replace `offset` of the whole."""
+            before, text, closing = self._prompt_of(number, context)
+            after = text.removesuffix(closing)
+            if not after.startswith(before):
+                raise DataError(
+                    f"message {number} does not start with the chat template's generation prompt. {_MARKERS}"
+                )
+            if after[:head] != rendered[:head] or not rendered.startswith(after[head:], offset):
+                raise DataError(
+                    f"the chat template renders message {number} differently if others follow, for example without "
+                    f"its reasoning. {_EACH}"
+                )
+            self._refuse_lost([*context, self._messages[number]], before, after[len(before) :])
+            begin = offset + len(before) - head
+            return begin, begin + len(after) - len(before)
+
+        for number, message in enumerate(self._messages):
+            if number and self._starts_turn(number):
+                start = number
+                turns.append(stop)
+                first, head = (first, head) if first else (start, stop)
+            if message["role"] != "assistant":
+                continue
+            try:
+                begin, stop = place(number, self._messages[:first] + self._messages[start:number], head, turns[-1])
+            except DataError:
+                begin, stop = place(number, self._messages[:number], 0, 0)
+            if number >= self._first:
+                # white space after the end marker is not part of the answer
+                spans.append((begin, begin + len(rendered[begin:stop].rstrip())))
+        return spans, turns
+
+    def _refuse_lost(
+        self, messages: list[Message], before: str, answer: str | None = None, *, keeps_reasoning: bool = False
+    ) -> None:
+        """Raise DataError if `before` lacks a part of the messages, or `answer` of the last one, an answer.
+
+        keeps_reasoning: whether earlier answers must have their reasoning.
+        """
+        tools, last = self._tools, len(messages) - 1 if answer is not None else None
+        _, _, parts = _walk(messages, tools, lambda text: text)
+        if last is not None and not any(part.message == last for part in parts):
+            raise DataError(f"message {last}, an answer, is empty.")
+        renderer, shape = self._renderer, _shape(messages, tools, last, keeps_reasoning)
+        if shape not in renderer.lost:
+            numbers = count(7001)
+            marked, marked_tools, marks = _walk(messages, tools, lambda text: f"Part{next(numbers)}")
+            text = renderer.text_of(marked, marked_tools)
+            prompt = text if last is None else renderer.text_of(marked[:-1], marked_tools, prompt=True)
+            target = text[len(prompt) :] if text.startswith(prompt) else text
+            renderer.lost[shape] = _missing(marks, prompt, target, last, keeps_reasoning)
+        lost = renderer.lost[shape] or _missing(parts, before, answer or "", last, keeps_reasoning)
+        if lost and renderer.dropped is None:
+            way = "Use a template that renders it, remove it from the data, or set drop_unrendered: true."
+            answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+            earlier = keeps_reasoning and lost[0].what == "reasoning" and lost[0].message != answers[-1]
+            raise DataError(f"the chat template leaves out the {lost[0]}. {_EACH if earlier else way}")
+        if last is not None and {part.what for part in parts if part.message == last} <= {
+            part.what for part in lost if part.message == last
+        }:
+            raise DataError(f"the chat template leaves out all of message {last}, an answer.")
+        self.lost += lost
+
+
+def _with_known_reasoning(message: Message, template: str) -> Message:
+    """The message with its reasoning, also of the form <think>...</think>, under a name that the template knows."""
+    known = [name for name in REASONING if re.search(rf"\b{name}\b", template)]
+    key, content = reasoning_of(message), message.get("content") or ""
+    if not known or message["role"] != "assistant" or key in known:
+        return message
+    if key is None and (thought := _THINKING.fullmatch(content)):
+        return {**message, known[0]: thought[2].strip("\n"), "content": thought[4].lstrip("\n")}
+    return {known[0] if name == key else name: value for name, value in message.items()}
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _walk(messages: list[Message], tools: Any, put: Callable[[str], str]) -> tuple[list[Message], Any, list[_Part]]:
+    """The messages and tools with every text replaced by `put`, and the texts that the template must render."""
+    parts: list[_Part] = []
+
+    def text(number: int | None, role: str, what: str, value: str) -> str:
+        bare = value.strip()
+        if not bare:
+            return value
+        new = put(bare)
+        forms = (new, json.dumps(new)[1:-1], json.dumps(new, ensure_ascii=False)[1:-1])
+        parts.append(_Part(number, role, what, forms))
+        return value.replace(bare, new, 1)
+
+    def arguments(number: int, value: Any) -> Any:
+        if isinstance(value, str):
+            return text(number, "assistant", "arguments", value)
+        if isinstance(value, dict):
+            return {arguments(number, key): arguments(number, part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [arguments(number, part) for part in value]
+        parts.append(_Part(number, "assistant", "arguments", (json.dumps(value), str(value))))
+        return value
+
+    def call(number: int, given: Any) -> Any:
+        function, written = given["function"], given["function"]["arguments"]
+        name = text(number, "assistant", "tool call", function["name"])
+        changed = arguments(number, json.loads(written) if isinstance(written, str) else written)
+        changed = json.dumps(changed, ensure_ascii=False) if isinstance(written, str) else changed
+        return {**given, "function": {**function, "name": name, "arguments": changed}}
+
+    result = []
+    for number, message in enumerate(messages):
+        role, changed = message["role"], dict(message)
+        if key := reasoning_of(message):
+            changed[key] = text(number, role, "reasoning", message[key])
+        content = message.get("content") or ""
+        if thought := _THINKING.fullmatch(content) if role == "assistant" else None:
+            opening, reasoning, closing, rest = thought.groups()
+            content = opening + text(number, role, "reasoning", reasoning) + closing
+            changed["content"] = content + text(number, role, "content", rest)
+        elif content:
+            changed["content"] = text(number, role, "content", content)
+        if "tool_calls" in message:
+            changed["tool_calls"] = [call(number, given) for given in message["tool_calls"]]
+        result.append(changed)
+    if isinstance(tools, list):
+        tools = [_named(tool, lambda name: text(None, "", f"tool {name}", name)) for tool in tools]
+    return result, tools, parts
+
+
+def _named(tool: Any, put: Callable[[str], str]) -> Any:
+    """The tool with another name."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else {}
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return tool
+    function = {**function, "name": put(function["name"])}
+    return {**tool, "function": function} if "function" in tool else function
+
+
+def _shape(messages: list[Message], tools: Any, *more: object) -> str:
+    """The same for messages that differ in their texts only."""
+    changed, changed_tools, _ = _walk(messages, tools, lambda text: "text")
+    return re.sub(r"'(id|tool_call_id)': '[^']*'", "", repr((changed, changed_tools, more)))
+
+
+def _missing(parts: Sequence[_Part], before: str, answer: str, last: int | None, keeps_reasoning: bool) -> list[_Part]:
+    """The parts that are not in `before`, in the order of their messages, and of the message `last` in `answer`."""
+    missing: list[_Part] = []
+    cursor = end = 0
+    number: int | None = None
+    for part in parts:
+        if part.message != number:
+            number, cursor = part.message, end
+        text = answer if part.message == last and last is not None else before
+        is_free = text is answer or part.message is None or part.role in ("system", "developer")
+        places = [(text.find(form, 0 if is_free else cursor), len(form)) for form in part.forms]
+        found = [(place, size) for place, size in places if place >= 0]
+        if found and not is_free:
+            end = max(end, sum(min(found)))
+        elif not found and (keeps_reasoning or text is answer or part.what != "reasoning"):
+            missing.append(part)
+    return missing
 
 
 def _trained(text: str, offsets: list[tuple[int, int]], spans: Spans) -> np.ndarray:
@@ -214,32 +454,3 @@ def _trained(text: str, offsets: list[tuple[int, int]], spans: Spans) -> np.ndar
                     "all, or change the spaces there in the chat template."
                 )
     return passed % 2 == 1
-
-
-def _message(number: int, given: Any) -> dict[str, Any]:
-    message = _without_none(given)
-    if not isinstance(message, dict):
-        raise DataError(f"message {number} is {shown(given)}; expected a role and a content.")
-    if "from" in message and "role" not in message:
-        role = message["from"]
-        message = {"role": _SHAREGPT.get(str(role), role), "content": message.get("value")}
-    if message.get("role") not in ROLES:
-        raise DataError(
-            f"message {number} has the role {shown(message.get('role'))}; expected {', '.join(ROLES)}, or ShareGPT's "
-            f"{' or '.join(_SHAREGPT)}."
-        )
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        texts = [part.get("text", "") for part in content]
-        if all(isinstance(text, str) for text in texts):
-            content = message["content"] = "".join(texts)
-    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise DataError(f"message {number} has the content {shown(content)}; expected text.")
-    return message
-
-
-def _without_none(value: Any) -> Any:
-    """Without the keys that a table adds to some rows because others have them."""
-    if isinstance(value, dict):
-        return {key: _without_none(part) for key, part in value.items() if part is not None}
-    return [_without_none(part) for part in value] if isinstance(value, list) else value

@@ -21,7 +21,8 @@ class Document:
 
     ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. keys: shape (keys,),
     int64, positions of the tokens that the protocol longppl scores. trained: shape (tokens,), bool, whether to train on
-    each token; None for all. compression: compressed size ÷ size of the text; None if not measured.
+    each token; None for all. turns: of a conversation, shape (turns,), int64, the first token of each; None of a text.
+    compression: compressed size ÷ size of the text; None if not measured.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Document:
     ends: np.ndarray | None = None
     key_tokens: np.ndarray | None = None
     trained: np.ndarray | None = None
+    turns: np.ndarray | None = None
     compression: float | None = None
 
     def bytes_of(self, start: int, stop: int) -> int | None:

@@ -5,6 +5,9 @@ concat: documents are concatenated in a random order and cut into sequences, als
 packed: documents longer than a sequence are cut into full sequences; the rests are packed whole, longest first, each
 into the sequence with the least room that fits (best-fit decreasing: Ding et al. 2024, arXiv:2404.10830, section 3).
 Remaining room is padded.
+single: one document per sequence, padded.
+
+A conversation is never cut within a turn. One that is longer than a sequence is dropped, or cut at the start of turns.
 """
 
 from bisect import bisect_left, insort
@@ -27,7 +30,7 @@ SHORTEST = 2
 class SequenceLayout:
     """Sequence k has the pieces first[k] ≤ p < first[k + 1]; piece p is tokens start[p] ≤ t < stop[p] of document[p].
 
-    All int64. A stop of the document's length plus one includes the separator token after it.
+    All int64.
     """
 
     document: np.ndarray
@@ -59,10 +62,10 @@ def cut_long(lengths: np.ndarray, length: int) -> SequenceLayout:
     return SequenceLayout(document, start, start + length, np.arange(len(document) + 1))
 
 
-def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator, *, separated: bool) -> SequenceLayout:
-    """separated: a separator follows each document. Tokens after the last full sequence are dropped."""
+def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator) -> SequenceLayout:
+    """Tokens after the last full sequence are dropped."""
     order = draw.permutation(len(lengths))
-    sizes = lengths[order] + separated
+    sizes = lengths[order]
     starts = np.cumsum(sizes) - sizes
     end = int(sizes.sum()) // length * length
     borders = np.arange(0, end + 1, length)
@@ -72,19 +75,51 @@ def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator, *, 
     return SequenceLayout(order[at], start, start + np.diff(points), np.searchsorted(points, borders))
 
 
-def pack(lengths: np.ndarray, length: int) -> SequenceLayout:
-    """Drops rests of documents that are shorter than SHORTEST."""
-    document, start = _whole_sequences(lengths, length)
-    rests = lengths % length
-    packed = np.flatnonzero(rests >= SHORTEST)
-    packed = packed[np.argsort(-rests[packed], kind="stable")]
-    sequence = np.concatenate([np.arange(len(document)), len(document) + _best_fit(rests[packed], length)])
-    document = np.concatenate([document, packed])
-    start = np.concatenate([start, lengths[packed] - rests[packed]])
-    stop = np.minimum(start + length, lengths[document])
-    by_sequence = np.argsort(sequence, kind="stable")
-    first = np.searchsorted(sequence[by_sequence], np.arange(sequence.max(initial=-1) + 2))
-    return SequenceLayout(document[by_sequence], start[by_sequence], stop[by_sequence], first)
+def pieces_of(store: TokenStore, selection: Selection, length: int, *, cut: bool) -> SequenceLayout:
+    """A sequence for each piece of a document that is read whole: texts are cut where a sequence is full.
+
+    cut: whether conversations longer than a sequence are cut at the start of turns, instead of dropped. Rests of texts
+    that are shorter than SHORTEST are dropped.
+    """
+    is_text = store.turn_counts[selection.documents] == 0
+    texts = np.where(is_text, selection.lengths, 0)
+    document, start = _whole_sequences(texts, length)
+    rests = texts % length
+    with_rest = np.flatnonzero(rests >= SHORTEST)
+    pieces = [np.stack([document, start, start + length])]
+    pieces.append(np.stack([with_rest, texts[with_rest] - rests[with_rest], texts[with_rest]]))
+    for index in np.flatnonzero(~is_text).tolist():
+        tokens, whole = int(selection.lengths[index]), int(store.lengths[selection.documents[index]])
+        if tokens == whole <= length:
+            pieces.append(np.array([[index], [0], [tokens]]))
+        elif cut:
+            turns = store.turns_of(int(selection.documents[index])).tolist()
+            ends = [turn for turn in (*turns[1:], whole) if turn <= tokens]
+            pieces.append(_turns_within(index, turns, ends, length))
+    document, start, stop = np.concatenate(pieces, axis=1).astype(np.int64)
+    return SequenceLayout(document, start, stop, np.arange(len(document) + 1))
+
+
+def _turns_within(index: int, turns: list[int], ends: list[int], length: int) -> np.ndarray:
+    """(document, start, stop) of pieces of whole turns, as long as a sequence allows, shape (3, pieces)."""
+    pieces: list[list[int]] = []
+    for start, end in zip(turns, ends, strict=False):
+        if pieces and pieces[-1][2] == start and end - pieces[-1][1] <= length:
+            pieces[-1][2] = end
+        elif end - start <= length:
+            pieces.append([index, start, end])
+    return np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+
+
+def pack(pieces: SequenceLayout, length: int) -> SequenceLayout:
+    """Pack pieces, of a sequence each, into sequences of `length` tokens."""
+    sizes = pieces.stop - pieces.start
+    order = np.argsort(-sizes, kind="stable")
+    full = int((sizes == length).sum())
+    sequence = np.concatenate([np.arange(full), full + _best_fit(sizes[order[full:]], length)])
+    by_sequence = order[np.argsort(sequence, kind="stable")]
+    first = np.searchsorted(np.sort(sequence), np.arange(sequence.max(initial=-1) + 2))
+    return SequenceLayout(pieces.document[by_sequence], pieces.start[by_sequence], pieces.stop[by_sequence], first)
 
 
 def _whole_sequences(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -120,21 +155,23 @@ def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """ids, labels, positions, document_labels: shape (length,), int64; see Batch."""
+    """ids, labels, positions, document_labels: shape (length,), int64; see Batch. padding: tokens at the end."""
 
     ids: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
     document_labels: np.ndarray | None = None
+    padding: int = 0
 
 
 class SourceSequences:
     """The sequences of one source, reshuffled every epoch. number: index of the source in the mixture.
 
-    separator: token between documents of `concat`, None for none. padding: token that pads packed sequences; None for
-    other layouts. by_document: add document_labels, which weight the loss. Sequences without a token to train on are
-    dropped. targets: shape (sequences,), int64, scored labels of each; None if all tokens are trained on. dropped:
-    number of dropped sequences. document_lengths: tokens of each selected document, used or not.
+    padding: token that pads `packed` and `single` sequences. packed: positions restart at each document. by_document:
+    add document_labels, which weight the loss. Sequences without a token to train on are dropped. targets: shape
+    (sequences,), int64, scored labels of each; None if all tokens are trained on. answers: number of answers to train
+    on; lost_answers: in no sequence. dropped: number of dropped sequences. document_lengths: tokens of each selected
+    document, used or not.
     """
 
     def __init__(
@@ -144,8 +181,8 @@ class SourceSequences:
         layout: SequenceLayout,
         length: int,
         *,
-        separator: int | None = None,
-        padding: int | None = None,
+        padding: int = 0,
+        packed: bool = False,
         seed: int = 0,
         number: int = 0,
         by_document: bool = False,
@@ -153,16 +190,17 @@ class SourceSequences:
         self.selection, self.layout, self.length = selection, layout, length
         self.document_lengths = store.lengths[selection.documents]
         self.largest_id = store.largest_id
-        self._store, self._padding, self._separator = store, padding, separator
+        self._store, self._padding, self._packed = store, padding, packed
         # the first source has the same order as in a recipe with a single source
         self._seeds = (seed, number) if number else (seed,)
         self.targets: np.ndarray | None = None
-        self.dropped = 0
+        self.dropped = self.answers = self.lost_answers = 0
         self._labels: np.ndarray | None = None
         if store.masked:
             targets, labels = self._count_scored()
             self.layout, self.targets = layout.only(targets > 0), targets[targets > 0]
             self.dropped = len(layout) - len(self.layout)
+            self.lost_answers = self._count_answers() - self.answers
             self._labels = labels if by_document else None
         elif by_document:
             self._labels = self._count_labels()
@@ -184,8 +222,7 @@ class SourceSequences:
         sequence = self._sequence(position)
         document, start, stop = self.layout.pieces(sequence)[0]
         tokens = int(self.selection.lengths[document])
-        # stop > tokens: a separator follows
-        if self._store.masked or stop - start < self.length or stop > tokens:
+        if self._store.masked or stop - start < self.length:
             return replace(self.row(sequence), positions=positions)
         ahead = np.arange(self.length) + np.minimum(positions - np.arange(self.length), tokens - stop)
         end = min(tokens, start + int(ahead[-1]) + 2)
@@ -198,32 +235,25 @@ class SourceSequences:
 
     def row(self, sequence: int) -> TrainingSequence:
         """Assemble a sequence. A label is the next token of the sequence; if packed, of the same document."""
-        packed = self._padding is not None
-        ids, positions = np.full(self.length, self._padding or 0), np.arange(self.length)
+        ids, positions = np.full(self.length, self._padding), np.arange(self.length)
         trained = np.zeros(self.length, dtype=bool)
         end = 0
         for document, start, stop in self.layout.pieces(sequence):
             begin, end = end, end + stop - start
-            tokens = int(self.selection.lengths[document])
-            inside = slice(begin, begin + min(stop, tokens) - start)
-            ids[inside], trained[inside] = self._store.read(
-                int(self.selection.documents[document]), start, min(stop, tokens)
-            )
-            if stop > tokens:
-                ids[end - 1], trained[end - 1] = self._separator, not self._store.masked
-            if packed:
+            ids[begin:end], trained[begin:end] = self._store.read(int(self.selection.documents[document]), start, stop)
+            if self._packed:
                 trained[begin] = False  # nothing predicts the first token of a document
                 positions[begin:end] = np.arange(end - begin)
-        if packed:
+        if self._packed:
             positions[end:] = np.arange(self.length - end)  # padding counts as a separate document
         labels = np.append(np.where(trained, ids, UNSCORED)[1:], UNSCORED)
-        return TrainingSequence(ids, labels, positions, self._document_labels(sequence))
+        return TrainingSequence(ids, labels, positions, self._document_labels(sequence), self.length - end)
 
     def _count_labels(self) -> np.ndarray:
         """Labels of each selected document in all of its pieces, shape (documents,), int64."""
         labels = self.layout.stop - self.layout.start
         # nothing predicts the first token of a sequence, or of a packed piece
-        labels[self.layout.first[:-1] if self._padding is None else slice(None)] -= 1
+        labels[slice(None) if self._packed else self.layout.first[:-1]] -= 1
         counts = np.bincount(self.layout.document, weights=labels, minlength=len(self.selection.documents))
         return counts.astype(np.int64)
 
@@ -234,8 +264,24 @@ class SourceSequences:
         for sequence in range(len(self.layout)):
             scored = self.row(sequence).labels != UNSCORED
             targets[sequence] = scored.sum()
+            self.answers += _runs(scored)
             np.add.at(labels, self._documents(sequence)[scored], 1)
         return targets, np.maximum(labels, 1)
+
+    def _count_answers(self) -> int:
+        """Answers of all selected documents."""
+        sizes = zip(self.selection.documents.tolist(), self.document_lengths.tolist(), strict=True)
+        return sum(_runs(self._store.read(document, 0, size)[1]) for document, size in sizes)
+
+    def far_labels(self, pretraining_length: int) -> tuple[int, int]:
+        """(labels with more than the pretraining length of context, all labels) of the sequences."""
+        if self.targets is not None:
+            rows = map(self.row, range(len(self)))
+            scored = [row.positions[row.labels != UNSCORED] for row in rows]
+            return sum(int((positions >= pretraining_length).sum()) for positions in scored), int(self.targets.sum())
+        sizes = self.layout.stop - self.layout.start
+        sizes = sizes if self._packed else np.add.reduceat(sizes, self.layout.first[:-1])
+        return int(np.maximum(sizes - 1 - pretraining_length, 0).sum()), int((sizes - 1).sum())
 
     def _document_labels(self, sequence: int) -> np.ndarray | None:
         return None if self._labels is None else self._labels[self._documents(sequence)]
@@ -248,6 +294,11 @@ class SourceSequences:
         labels = np.full(self.length, document[-1])
         labels[: len(of_token) - 1] = of_token[1:]  # a label is the next token
         return labels
+
+
+def _runs(trained: np.ndarray) -> int:
+    """Number of runs of true values."""
+    return int((np.diff(trained.astype(np.int8), prepend=0) == 1).sum())
 
 
 @lru_cache(maxsize=32)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ropecli.checkpoint.opening import HUB_ID
-from ropecli.data.conversations import Conversation
 from ropecli.data.files import (
     KINDS,
     TEXT_FILES,
@@ -26,7 +25,8 @@ from ropecli.data.files import (
     splits_of_folder,
     splits_on_hub,
 )
-from ropecli.data.tables import TEXT_COLUMN, read_bodies
+from ropecli.data.formats import TEXT_COLUMN, Conversation
+from ropecli.data.tables import read_bodies
 from ropecli.demo import corpus
 from ropecli.errors import DataError, shown
 from ropecli.messages import say, warn
@@ -85,12 +85,13 @@ class Source:
     def rows(self, files: Sequence[DataFile] | None = None, faults: list[str] | None = None) -> Rows:
         """(name, text or conversation) of each document, in a fixed order.
 
-        files: default: all of them. faults: those of skipped rows are added to it.
+        files: default: all of them. faults: those of skipped rows are added to it; None: said.
         """
-        files, faults = self.files() if files is None else files, [] if faults is None else faults
+        files, skipped = self.files() if files is None else files, [] if faults is None else faults
         if self.is_demo:
             return islice(demo_held_out() if self.place == DEMO else corpus.training_files(), self.limit)
-        return islice(_read_files(files, self.column, faults if self.skip_faulty else None), self.limit)
+        rows = _read_files(files, self.column, skipped if self.skip_faulty else None)
+        return islice(_said(rows, skipped) if faults is None else rows, self.limit)
 
     def files(self) -> tuple[DataFile, ...]:
         """The files, in order; none of the demo. Says what is read of several splits, and not read of a folder."""
@@ -158,9 +159,14 @@ def demo_held_out() -> Texts:
 
 def _read_files(files: Sequence[DataFile], text_column: str, faults: list[str] | None) -> Rows:
     """faults: the faulty rows are added to it; None to refuse them."""
+    for file in files:
+        yield from _read_file(file, text_column, faults)
+
+
+def _said(rows: Rows, faults: list[str]) -> Rows:
+    """The rows; says at the end which were skipped."""
     try:
-        for file in files:
-            yield from _read_file(file, text_column, faults)
+        yield from rows
     finally:
         if faults:
             warn(describe_faults(faults))

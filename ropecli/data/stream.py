@@ -27,13 +27,35 @@ from ropecli.data.sequences import (
     concatenate,
     cut_long,
     pack,
+    pieces_of,
 )
 from ropecli.data.sources import TO_TRAIN, Source
-from ropecli.data.token_store import TokenStore, open_store
+from ropecli.data.token_store import UNKNOWN_END, TokenStore, open_store
 from ropecli.errors import DataError
+from ropecli.messages import Span, say
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the fingerprint. Runs with another one cannot be resumed."""
+_SAMPLE = 64
+"""Sequences to look at where positions have gaps."""
+_CHAT_ENDS = {
+    "<|im_end|>": ("<|endoftext|>",),
+    "<|eot_id|>": ("<|end_of_text|>",),
+    "<|eom_id|>": ("<|end_of_text|>",),
+    "<|return|>": ("<|endoftext|>",),
+    "<|end|>": ("<|endoftext|>",),
+    "<|END_OF_TURN_TOKEN|>": ("<EOS_TOKEN>",),
+    "<end_of_turn>": ("<eos>",),
+    "<turn|>": ("<eos>",),
+}
+"""The end of an answer, which chat models have as eos, and of a text, as their base models' tokenizers have it.
+
+Qwen 2 to 3.8, SmolLM2, Phi-4 and Yi: Qwen/Qwen3-8B-Base and HuggingFaceTB/SmolLM2-1.7B, tokenizer_config.json. Llama 3:
+meta-llama/Llama-3.1-8B. gpt-oss: openai/harmony, <|endoftext|>. Command: CohereLabs/c4ai-command-r-v01. Gemma:
+google/gemma-3-4b-pt.
+"""
+_TEXT_ENDS = ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<EOS_TOKEN>", "<｜end▁of▁sentence｜>")
+"""Ends of a text that chat models have as eos, too: Llama 2, Mistral, DeepSeek."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +83,7 @@ class Batch:
 class Stream:
     """Training sequences of one length, by position. packed: whether positions restart in any of them.
 
-    recipe: see training/recipe_schema.py.
+    recipe: see training/recipe_schema.py. kinds: the layout of each source. tokenizer: to show sequences.
     """
 
     def __init__(
@@ -70,11 +92,17 @@ class Stream:
         length: int,
         context_length: int,
         parts: Sequence[SourceSequences],
+        kinds: Sequence[str],
         made_of: Sequence[object],
+        tokenizer: Any = None,
     ) -> None:
         self.length = length
-        self.packed = any(source.sequences == "packed" for source in recipe.sources)
+        self.packed = "packed" in kinds
         self._recipe, self._context_length, self._parts, self._made_of = recipe, context_length, parts, made_of
+        self._kinds, self._tokenizer = kinds, tokenizer
+        self.chose_packing = any(
+            source.sequences is None and kind == "packed" for source, kind in zip(recipe.sources, kinds, strict=True)
+        )
         self._mixture = Mixture([source.weight for source in recipe.sources], recipe.seed)
 
     def __len__(self) -> int:
@@ -123,13 +151,65 @@ class Stream:
         parts = [_FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def summary(self) -> list[str]:
-        """A sentence per source: sequences, and the percentages of documents used, skipped and cut."""
+    def summary(self, pretraining_length: int, context_length: int) -> list[str]:
+        """A sentence per source, and the share of the labels that need a longer context than the pretraining length.
+
+        The first is a warning if there are none although the checkpoint reads more.
+        """
         shares = self._mixture.shares
-        return [
-            describe_source(source.data, part, source.sequences, share / sum(shares) if len(shares) > 1 else None)
-            for source, part, share in zip(self._recipe.sources, self._parts, shares, strict=True)
+        sentences = [
+            describe_source(source.data, part, kind, share / sum(shares) if len(shares) > 1 else None)
+            for source, part, kind, share in zip(self._recipe.sources, self._parts, self._kinds, shares, strict=True)
         ]
+        if context_length <= pretraining_length:
+            return sentences
+        far = self._far_share(pretraining_length)
+        if far:
+            return [
+                *sentences,
+                f"{_percent(far)} of the trained tokens have more than {pretraining_length:,} tokens "
+                "before them, the pretraining length.",
+            ]
+        return [
+            f"warning: no trained token has more than {pretraining_length:,} tokens before it, so this trains nothing "
+            "beyond the pretraining length. Use longer documents and a greater length, or positions: pose.",
+            *sentences,
+        ]
+
+    def _far_share(self, pretraining_length: int) -> float:
+        """Share of the labels whose token has more positions before it than the model was pretrained with."""
+        if self._recipe.positions != "full":  # they differ in each sequence
+            rows = [self._row(at) for at in range(_SAMPLE)]
+            positions = np.concatenate([row.positions[row.labels != UNSCORED] for row in rows])
+            return float((positions >= pretraining_length).mean())
+        counts = [part.far_labels(pretraining_length) for part in self._parts]
+        weights = [share / len(part) for share, part in zip(self._mixture.shares, self._parts, strict=True)]
+        far, labels = (
+            sum(weight * count[index] for weight, count in zip(weights, counts, strict=True)) for index in (0, 1)
+        )
+        return far / labels
+
+    def shown(self, count: int) -> list[list[Span]]:
+        """The first sequences as the model gets them, with remarks where a document begins or positions skip."""
+        count = min(count, len(self))
+        return [
+            [Span(f"sequence {at + 1} of {len(self):,}"), *self._spans(self._row(at)), Span("end")]
+            for at in range(count)
+        ]
+
+    def _spans(self, row: TrainingSequence) -> list[Span]:
+        trained = np.append(False, row.labels[:-1] != UNSCORED)  # a label is the next token
+        skips = np.append(0, np.diff(row.positions) - 1)
+        borders = np.flatnonzero((skips != 0) | np.append(True, np.diff(trained.astype(np.int8)) != 0))
+        borders, end = borders[borders < len(row.ids) - row.padding], len(row.ids) - row.padding
+        spans: list[Span] = []
+        for start, stop in zip(borders.tolist(), [*borders[1:].tolist(), end], strict=True):
+            if skips[start]:
+                spans.append(Span(f"position {row.positions[start]:,}" if skips[start] > 0 else "a document begins"))
+            ids = row.ids[start:stop].tolist()
+            text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            spans.append(Span(text, bool(trained[start])))
+        return [*spans, Span(f"{row.padding:,} tokens of padding")] if row.padding else spans
 
 
 def open_stream(
@@ -138,60 +218,100 @@ def open_stream(
     length: int,
     context_length: int,
     *,
+    unpackable: str = "",
     first: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
-    length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. first: a context that
-    lets the main process run first, so that it tokenizes and the other processes reuse the tokens.
+    length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. unpackable: why
+    conversations cannot be packed; empty if they can. first: a context that lets the main process run first, so that it
+    tokenizes and the other processes reuse the tokens.
     """
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
-    parts, made_of = [], []
+    parts, kinds, made_of = [], [], []
     for number, source in enumerate(recipe.sources):
         text = Source(
             source.data, source.text_column, source.split, TO_TRAIN, source.max_documents, source.skip_faulty
         ).limited("max_documents")
         measured = source.skip_compressible > 0 or source.skip_incompressible > 0
+        end = end_of_text(tokenizer, source.end_token) if source.sequences in ("packed", "concat") else None
         with first():
-            store = open_store(text, tokenizer, source.train_on, measured=measured)
-        separator = _separator(tokenizer) if source.sequences == "concat" else None
-        padding = (tokenizer.eos_token_id or 0) if source.sequences == "packed" else None
-        selection, layout = _lay_out(source, number, store, length, recipe.seed, separated=separator is not None)
+            store = open_store(
+                text, tokenizer, source.train_on, end=end, drop_unrendered=source.drop_unrendered, measured=measured
+            )
+        kind = _layout_of(source, store, unpackable)
+        selection, layout = _lay_out(source, kind, number, store, length, recipe.seed)
+        padding = (tokenizer.eos_token_id or 0) if kind in ("packed", "single") else 0
         part = SourceSequences(
             store,
             selection,
             layout,
             length,
-            separator=separator,
             padding=padding,
+            packed=kind == "packed",
             seed=recipe.seed,
             number=number,
             by_document=recipe.loss_weighting == "documents",
         )
         if not len(part):
-            raise DataError(f"{source.data} contains no token to train on: no sequence has an answer of the assistant.")
+            raise DataError(
+                f"{source.data} contains no answer of the assistant in sequences of {length} tokens: "
+                f"{part.lost_answers:,} are in longer conversations."
+            )
         parts.append(part)
-        choices = [source.sequences, source.long_from, source.keep_short, source.max_tokens]
+        kinds.append(kind)
+        choices = [kind, source.overlong, source.long_from, source.keep_short, source.max_tokens]
         if store.compression is not None:
             choices += [source.skip_compressible, source.skip_incompressible]
-        made_of.append([store.digest, separator, padding, *choices])
-    return Stream(recipe, length, context_length, parts, made_of)
+        made_of.append([store.digest, padding, *choices])
+    return Stream(recipe, length, context_length, parts, kinds, made_of, tokenizer)
 
 
-def _separator(tokenizer) -> int | None:
-    """Token to put between documents, or None if the tokenizer already marks their start or end."""
-    special = special_tokens(tokenizer)
-    marked = special.bos in special.prefix or special.eos in special.suffix
-    return None if marked else special.eos
+def end_of_text(tokenizer, choice: str | None) -> int | None:
+    """The token that ends a text, as the model was pretrained; None if the tokenizer adds it itself, and for `none`.
+
+    choice: of the recipe. Without it: a base model's eos; of a chat model, whose eos may end an answer, a known one,
+    else UNKNOWN_END. Raises DataError for a choice that is not a token.
+    """
+    if choice == "none":
+        return None
+    special, vocabulary = special_tokens(tokenizer), tokenizer.get_vocab()
+    if choice is None and getattr(tokenizer, "chat_template", None) and tokenizer.eos_token not in _TEXT_ENDS:
+        known = _CHAT_ENDS.get(tokenizer.eos_token, ())
+        choice = next((token for token in known if token in vocabulary), None)
+    elif choice is None:
+        choice = tokenizer.eos_token
+    if choice is None:
+        return UNKNOWN_END
+    if choice not in vocabulary:
+        raise DataError(f"end_token is {choice!r}, which is not a token of the tokenizer.")
+    return None if vocabulary[choice] in special.suffix else vocabulary[choice]
+
+
+def _layout_of(source: Any, store: TokenStore, unpackable: str) -> str:
+    """The layout of a source, as asked for or by default. Says what it chooses for conversations."""
+    if not store.has_conversations:
+        return source.sequences or "long"
+    if source.sequences in ("long", "concat"):
+        raise DataError(
+            f"{source.data}: sequences: {source.sequences} cuts conversations anywhere. Use packed, single (one "
+            "conversation per sequence), or remove the key."
+        )
+    if source.sequences:
+        return source.sequences
+    why = f": {unpackable}" if unpackable else ", each attending to itself"
+    say(f"{source.data}: {'one conversation per sequence' if unpackable else 'packing conversations'}{why}.")
+    return "single" if unpackable else "packed"
 
 
 def _lay_out(
-    source: Any, number: int, store: TokenStore, length: int, seed: int, *, separated: bool
+    source: Any, kind: str, number: int, store: TokenStore, length: int, seed: int
 ) -> tuple[Selection, SequenceLayout]:
     """Select the documents of a source and cut them into sequences. Raises DataError if none can be filled."""
-    least = {"long": length, "packed": SHORTEST, "concat": 1}[source.sequences]
+    least = {"long": length, "packed": SHORTEST, "single": SHORTEST, "concat": 1}[kind]
     if store.lengths.max(initial=0) < least:
-        raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}")
+        packed = " Or use sequences: packed." if kind == "long" else ""
+        raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}{packed}")
     selection = select_documents(
         store.lengths,
         least,
@@ -204,12 +324,18 @@ def _lay_out(
         seed=seed,
         source=number,
     )
-    if source.sequences == "packed":
-        layout = pack(selection.lengths, length)
-    elif source.sequences == "concat":
-        layout = concatenate(selection.lengths, length, seeded_generator(seed, "concat", number), separated=separated)
-    else:
+    if kind == "concat":
+        layout = concatenate(selection.lengths, length, seeded_generator(seed, "concat", number))
+    elif kind == "long":
         layout = cut_long(selection.lengths, length)
+    else:
+        layout = pieces_of(store, selection, length, cut=source.overlong == "cut")
+        layout = pack(layout, length) if kind == "packed" else layout
+    if not len(layout) and store.has_conversations and len(selection.documents):
+        raise DataError(
+            f"{source.data}: all {len(selection.documents):,} conversations are longer than a sequence of {length} "
+            f"tokens; the shortest has {selection.lengths.min():,}. Use a greater length, or overlong: cut."
+        )
     if not len(layout):
         skipped = [f"{count:,} are {why}" for why, count in selection.skipped.items() if count]
         raise DataError(
@@ -223,7 +349,7 @@ def _lay_out(
 def describe_source(name: str, part: SourceSequences, kind: str, share: float | None) -> str:
     """Summarize a source. share: its fraction of the stream; None if it is the only source."""
     selection, layout = part.selection, part.layout
-    sizes = np.minimum(layout.stop, selection.lengths[layout.document]) - layout.start  # without separators
+    sizes = layout.stop - layout.start
     pieces = np.bincount(layout.document[sizes > 0], minlength=len(selection.documents))
     of_document = np.bincount(layout.document, weights=sizes, minlength=len(selection.documents))
     is_cut = (pieces > 1) | (of_document < part.document_lengths)
@@ -234,7 +360,7 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
         parts.append(f"{share:.1%} of the stream")
     reasons = {
         **selection.skipped,
-        "not in any sequence" if part.dropped else "left over at the end": len(selection.documents) - used,
+        "left over at the end" if kind in ("long", "concat") else "in no sequence": len(selection.documents) - used,
     }
     parts += [f"{_share(count, selection.of)} of the documents are {why}" for why, count in reasons.items() if count]
     if cut:
@@ -242,7 +368,11 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
     if left := int(selection.lengths.sum()) - tokens:
         parts.append(f"{_share(left, int(selection.lengths.sum()))} of their tokens are unused")
     if part.targets is not None:
-        parts.append(f"{_share(int(part.targets.sum()), len(layout) * part.length)} of the tokens are trained on")
+        labels = int(part.targets.sum())
+        trained = _share(labels, len(layout) * part.length)
+        parts.append(f"{part.answers:,} answers with {labels:,} tokens to train on, {trained} of all")
+    if part.lost_answers:
+        parts.append(f"{part.lost_answers:,} answers are lost, in conversations longer than a sequence")
     if part.dropped:
         parts.append(f"{part.dropped:,} sequences without a token to train on are skipped")
     if padding := len(layout) * part.length - int((layout.stop - layout.start).sum()):
@@ -252,4 +382,8 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
 
 def _share(part: int, total: int) -> str:
     """Percentage; never 0.0% for a non-empty part."""
-    return f"{part / total:.1%}" if part / total >= 0.0005 else "under 0.1%"
+    return _percent(part / total)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.0005 else "under 0.1%"

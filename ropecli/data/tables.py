@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from ropecli.data.conversations import COLUMNS, Conversation
-from ropecli.errors import DataError, shortened, shown
+from ropecli.data.formats import Conversation, body_of, columns_of, has_body
+from ropecli.errors import DataError, shown
 
-TEXT_COLUMN = "text"
 JSON_LINES, JSON, CSV, TSV, PARQUET, ARROW = ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow"
 TABLES = (JSON_LINES, JSON, CSV, TSV, PARQUET, ARROW)
 _ROWS = 64
@@ -36,17 +35,16 @@ def read_bodies(
 ) -> Iterator[tuple[int, str | Conversation]]:
     """(number of the line or row, text or conversation) of each row of a table.
 
-    text_column: if it is the default and missing, also `messages` or `conversations`. faults: rows without a text that
-    can be used are described here and skipped; None to refuse them: a needed value of another type, a number that is
-    not finite, text that cannot be written as UTF-8. Raises DataError with the line or row.
+    text_column: if it is the default, the other formats of formats.py are read too. faults: rows without a usable text
+    are described here and skipped; None to refuse them: a needed value of another type, a number that is not
+    finite, text that cannot be written as UTF-8. Raises DataError with the line or row.
     """
-    names = _names_of(text_column)
     place = "line" if kind in (JSON_LINES, CSV, TSV) else "row"
     number = 0
     try:
-        for number, row, columns in _rows(kind, file, (*names, "tools", "system")):
+        for number, row, columns in _rows(kind, file, columns_of(text_column)):
             try:
-                body = _body(row, names, columns)
+                body = _body(row, text_column, columns)
             except _FaultError as fault:
                 if faults is None:
                     raise
@@ -61,16 +59,11 @@ def read_bodies(
 
 def has_texts(kind: str, file: BinaryIO, text_column: str) -> bool:
     """Whether the first row has the column of texts or conversations; true without rows. Raises OSError, ValueError."""
-    names = _names_of(text_column)
     try:
-        _, row, columns = next(iter(_rows(kind, file, names)), (0, None, names))
+        _, row, columns = next(iter(_rows(kind, file, columns_of(text_column))), (0, None, (text_column,)))
     except _FaultError:
         return False
-    return any(name in columns for name in names) and not isinstance(row, _FaultError)
-
-
-def _names_of(text_column: str) -> tuple[str, ...]:
-    return (text_column, *COLUMNS) if text_column == TEXT_COLUMN else (text_column,)
+    return has_body(columns, text_column) and not isinstance(row, _FaultError)
 
 
 class _FaultError(Exception):
@@ -81,29 +74,18 @@ class _FaultError(Exception):
         self.number = number
 
 
-def _body(row: Any, names: Sequence[str], columns: Sequence[str]) -> str | Conversation:
+def _body(row: Any, text_column: str, columns: Sequence[str]) -> str | Conversation:
     if isinstance(row, _FaultError):
         raise row
     if not isinstance(row, dict):
         raise _FaultError(f"{shown(row)} is not an object with columns.")
-    body = row.get(names[0])
-    if not isinstance(body, str):
-        lists = (row[name] for name in names if isinstance(row.get(name), list))
-        body = next((value for value in lists if not any(isinstance(part, str) for part in value)), None)
-    if body is None:
-        present = next((name for name in names if name in columns), None)
-        if present is None:
-            raise _FaultError(f"no column {names[0]!r}. Columns: {shortened(', '.join(columns), 200) or 'none'}.")
-        value = row.get(present)
-        given = "null" if value is None else shown(value)
-        raise _FaultError(f"{present} is {given}; expected text or a conversation.")
-    if isinstance(body, str):
-        _refuse_unclean(names[0], body)
-        return body
-    conversation = Conversation(body, row.get("tools"), row.get("system"))
-    for column, value in vars(conversation).items():
-        _refuse_unclean(column, value)
-    return conversation
+    try:
+        body = body_of(row, text_column, columns)
+    except DataError as error:
+        raise _FaultError(str(error)) from error
+    for name, value in {text_column: body}.items() if isinstance(body, str) else vars(body).items():
+        _refuse_unclean(name, value)
+    return body
 
 
 def _refuse_unclean(column: str, value: Any) -> None:
@@ -193,7 +175,14 @@ def _columns(batches: Iterable[Any]) -> Iterator[Row]:
         for start in range(0, batch.num_rows, _ROWS):
             for row in batch.slice(start, _ROWS).to_pylist():
                 number += 1
-                yield number, row, names
+                yield number, {name: _without_null(value) for name, value in row.items()}, names
+
+
+def _without_null(value: Any) -> Any:
+    """Without the keys of objects that a column has in other rows only."""
+    if isinstance(value, dict):
+        return {key: _without_null(part) for key, part in value.items() if part is not None}
+    return [_without_null(part) for part in value] if isinstance(value, list) else value
 
 
 def _parquet(file: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:

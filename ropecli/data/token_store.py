@@ -5,6 +5,8 @@ The cache folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/
 CACHE/tokens/KEY/lengths.bin      tokens of each document, int64
 CACHE/tokens/KEY/ids.bin          tokens of all documents, int32
 CACHE/tokens/KEY/trained.bin      whether to train on each token, one byte
+CACHE/tokens/KEY/turns.bin        the first token of each turn of all conversations, int64
+CACHE/tokens/KEY/turn_counts.bin  turns of each document, int64; 0 for a text
 CACHE/tokens/KEY/compression.bin  compressed size ÷ size of each document's text, float64, if the recipe needs it
 CACHE/tokens/KEY/digest           sha256 of the documents; a damaged store is detected by it and written again
 CACHE/tokens/KEY/skipped          a sentence about the rows that were skipped; empty for none
@@ -31,16 +33,19 @@ from typing import Any
 import numpy as np
 
 from ropecli.atomic import new_folder
-from ropecli.data.conversations import Conversation, template_digest, tokenize_conversations
+from ropecli.data.conversations import template_digest, tokenize_conversations
 from ropecli.data.documents import Document, tokenize
 from ropecli.data.files import DataFile, UnreachableError
+from ropecli.data.formats import Conversation
 from ropecli.data.sources import Rows, Source, describe_faults
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 from ropecli.messages import warn
 
-_FORMAT = 3
+_FORMAT = 4
 """Version of the files and of how rows are read; part of every key, so that files of another version are not read."""
+UNKNOWN_END = -1
+"""The end of a text, if nobody knows it."""
 _DIGEST, _SKIPPED = "digest", "skipped"
 _PIECE = 1 << 20
 _SHARD = 1 << 26
@@ -71,9 +76,9 @@ class Chunks:
 class TokenStore:
     """Tokenized documents by index. ids, trained: of all documents, one after the other; see Document.
 
-    lengths: shape (documents,), int64. compression: the same shape, float64; None if not measured. masked: whether some
-    tokens are not trained on. largest_id: -1 without tokens. digest: sha256 of all lengths, ids, what is trained on and
-    the compression.
+    lengths: shape (documents,), int64. compression: the same shape, float64; None if not measured. turn_counts: the
+    same shape, int64, turns of each conversation; 0 for a text. masked: whether some tokens are not trained on.
+    largest_id: -1 without tokens. digest: sha256 of all lengths, ids, what is trained on, turns and the compression.
     """
 
     def __init__(
@@ -82,8 +87,13 @@ class TokenStore:
         ids: np.ndarray | Chunks,
         trained: np.ndarray | Chunks,
         compression: np.ndarray | None = None,
+        turns: np.ndarray | None = None,
+        turn_counts: np.ndarray | None = None,
     ) -> None:
         self.lengths, self.compression, self.ids, self.trained = lengths, compression, ids, trained
+        self.turns = np.empty(0, np.int64) if turns is None else turns
+        self.turn_counts = np.zeros(len(lengths), np.int64) if turn_counts is None else turn_counts
+        self._first_turns = np.cumsum(self.turn_counts) - self.turn_counts
         self._starts = np.cumsum(lengths) - lengths
         self.masked, self.largest_id = False, -1
         sha = hashlib.sha256()
@@ -94,12 +104,23 @@ class TokenStore:
             sha.update(np.where(scored, part, ~part).astype("<i4").data)
         if compression is not None:  # builds of zlib differ a little
             sha.update(np.ascontiguousarray(compression, dtype="<f8").data)
+        if len(self.turns):
+            sha.update(np.concatenate([self.turn_counts, self.turns]).astype("<i8").data)
         of_lengths = hashlib.sha256(np.ascontiguousarray(lengths, dtype="<i8").data)
         self.digest = hashlib.sha256(of_lengths.digest() + sha.digest()).hexdigest()
 
     def __len__(self) -> int:
         """Number of documents."""
         return len(self.lengths)
+
+    @property
+    def has_conversations(self) -> bool:
+        return len(self.turns) > 0
+
+    def turns_of(self, document: int) -> np.ndarray:
+        """The first token of each turn of a conversation; empty for a text."""
+        first = int(self._first_turns[document])
+        return self.turns[first : first + int(self.turn_counts[document])]
 
     def read(self, document: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, int64, and whether to train on them, bool) of the tokens start ≤ t < stop of a document, as copies."""
@@ -114,29 +135,48 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
 
 
-def open_store(source: Source, tokenizer, train_on: str | None, *, measured: bool = False) -> TokenStore:
+def open_store(
+    source: Source,
+    tokenizer,
+    train_on: str | None,
+    *,
+    end: int | None = None,
+    drop_unrendered: bool = False,
+    measured: bool = False,
+) -> TokenStore:
     """Open the store of a source; tokenize and write what is missing or damaged of it.
 
-    Reads the whole store once to verify it (about 2 GB/s). measured: with the compression of each text. Raises
+    Reads the whole store once to verify it (about 2 GB/s). end: the token after each text. drop_unrendered: keep
+    conversations of which the chat template leaves something out. measured: with the compression of each text. Raises
     DataError, and OutputError if the cache cannot be written.
     """
     files = last_seen_files(source, cache_folder() / "hub")
     settings = [_FORMAT, source.column, source.skip_faulty, source.limit, train_on, measured]
-    settings += [tokenizer_digest(tokenizer), template_digest(tokenizer)]
-
-    def tokenized(rows: Rows) -> Iterator[Document]:
-        return tokenize_rows(rows, tokenizer, train_on)
+    settings += [tokenizer_digest(tokenizer), template_digest(tokenizer), end, drop_unrendered]
 
     def shard(part: Sequence[DataFile]) -> TokenStore:
         faults: list[str] = []
+        dropped: list[str] = []
+
+        def tokenized(rows: Rows) -> Iterator[Document]:
+            lists = (faults if source.skip_faulty else None), (dropped if drop_unrendered else None)
+            return tokenize_rows(rows, tokenizer, train_on, end, *lists)
 
         def documents() -> Iterator[Document]:
             rows = source.rows(part, faults)
             return measure_compression(rows, tokenized) if measured else tokenized(rows)
 
+        def skipped() -> str:
+            sentences = [describe_faults(faults)]
+            if dropped:
+                sentences.append(
+                    f"The chat template leaves out parts of {len(dropped):,} conversations. The first: {dropped[0]}."
+                )
+            return " ".join(filter(None, sentences))
+
         identity = [*settings, source_identity(source, part)]
         key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-        return open_documents(key, documents, lambda: describe_faults(faults))
+        return open_documents(key, documents, skipped)
 
     if source.is_demo or source.limit is not None:
         return shard(files)
@@ -167,6 +207,8 @@ def joined(stores: Sequence[TokenStore]) -> TokenStore:
         Chunks([store.ids for store in stores]),
         Chunks([store.trained for store in stores]),
         np.concatenate(compressions) if compressions else None,
+        np.concatenate([store.turns for store in stores] or [np.empty(0, dtype=np.int64)]),
+        np.concatenate([store.turn_counts for store in stores] or [np.empty(0, dtype=np.int64)]),
     )
 
 
@@ -193,7 +235,9 @@ def open_documents(
             shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as partial:
                 _write(partial, documents())
-                (partial / _SKIPPED).write_text(skipped(), encoding="utf-8")
+                if text := skipped():
+                    warn(text)
+                (partial / _SKIPPED).write_text(text, encoding="utf-8")
                 (partial / _DIGEST).write_text(_map(partial).digest, encoding="utf-8")
             return _map(folder)
     except (OSError, OutputError, NotImplementedError) as error:  # NotImplementedError: no locks on this file system
@@ -204,16 +248,21 @@ def open_documents(
 
 
 def _write(folder: Path, documents: Iterator[Document]) -> None:
-    lengths, compression = [], []
+    lengths, compression, turns, counts = [], [], list[np.ndarray](), []
     with (folder / "ids.bin").open("wb") as ids, (folder / "trained.bin").open("wb") as trained:
         for document in documents:
             lengths.append(len(document.ids))
             if document.compression is not None:
                 compression.append(document.compression)
+            counts.append(0 if document.turns is None else len(document.turns))
+            turns += [] if document.turns is None else [document.turns]
             ids.write(document.ids.astype("<i4").data)
             scored = np.ones(len(document.ids), dtype=bool) if document.trained is None else document.trained
             trained.write(scored.data)
     (folder / "lengths.bin").write_bytes(np.array(lengths, dtype="<i8").data)
+    if turns:
+        (folder / "turns.bin").write_bytes(np.concatenate(turns).astype("<i8").data)
+        (folder / "turn_counts.bin").write_bytes(np.array(counts, dtype="<i8").data)
     if compression:
         (folder / "compression.bin").write_bytes(np.array(compression, dtype="<f8").data)
 
@@ -225,36 +274,58 @@ def _map(folder: Path) -> TokenStore:
         path = folder / name
         return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
 
-    compression = array("compression.bin", "<f8") if (folder / "compression.bin").exists() else None
-    return TokenStore(array("lengths.bin", "<i8"), array("ids.bin", "<i4"), array("trained.bin", "?"), compression)
+    further = [
+        array(name, dtype) if (folder / name).exists() else None
+        for name, dtype in (("compression.bin", "<f8"), ("turns.bin", "<i8"), ("turn_counts.bin", "<i8"))
+    ]
+    return TokenStore(array("lengths.bin", "<i8"), array("ids.bin", "<i4"), array("trained.bin", "?"), *further)
 
 
 def measure_compression(rows: Rows, tokenize: Callable[[Rows], Iterator[Document]]) -> Iterator[Document]:
     """Tokenize the rows into a document each, with the size of its text, compressed by zlib, ÷ its size."""
-    measured: deque[float] = deque()
+    measured: deque[tuple[str, float]] = deque()
 
     def noted() -> Rows:
         for name, body in rows:
             text = body if isinstance(body, str) else json.dumps(body.messages, ensure_ascii=False, default=str)
             raw = text.encode("utf-8", "surrogatepass")
-            measured.append(len(zlib.compress(raw)) / max(1, len(raw)))
+            measured.append((name, len(zlib.compress(raw)) / max(1, len(raw))))
             yield name, body
 
     for document in tokenize(noted()):
-        yield replace(document, compression=measured.popleft())
+        # a row may be skipped, or become a document for each answer
+        while measured[0][0] not in (document.name, document.name.rpartition(", answer ")[0]):
+            measured.popleft()
+        yield replace(document, compression=measured[0][1])
 
 
-def tokenize_rows(rows: Rows, tokenizer, train_on: str | None) -> Iterator[Document]:
+def tokenize_rows(
+    rows: Rows,
+    tokenizer,
+    train_on: str | None,
+    end: int | None = None,
+    faults: list[str] | None = None,
+    dropped: list[str] | None = None,
+) -> Iterator[Document]:
     """Tokenize texts and conversations.
 
-    train_on: assistant or all, for conversations; None is assistant, and allows texts too. Raises DataError.
+    train_on: of conversations; None is assistant, and allows texts too. end: the token after each text; None for no
+    other than the tokenizer's. faults, dropped: see tokenize_conversations. Raises DataError.
     """
     for are_conversations, group in groupby(rows, key=lambda row: isinstance(row[1], Conversation)):
         same: Iterator[tuple[str, Any]] = group
         if are_conversations:
-            yield from tokenize_conversations(same, tokenizer, train_on or "assistant")
+            yield from tokenize_conversations(same, tokenizer, train_on or "assistant", faults=faults, dropped=dropped)
         elif train_on is None:
-            yield from tokenize(same, tokenizer)
+            if end == UNKNOWN_END:
+                raise DataError(
+                    f"The end of a text is unknown: the chat model's eos, {tokenizer.eos_token!r}, may end an answer. "
+                    "Set end_token to the token that ended a text in pretraining, or to none."
+                )
+            for document in tokenize(same, tokenizer):
+                if end is not None and document.ids[-1:] != end:
+                    document = replace(document, ids=np.append(document.ids, end))
+                yield document
         else:
             raise DataError(
                 f"{next(same)[0]} is text; train_on: {train_on} needs conversations. Remove train_on, or set "

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def finetune_checkpoint(
     *,
     length: int,
     position_span: int,
+    unpackable: str = "",
     resume: bool = False,
     say: Say = lambda message: None,
     on_step: Callable[[TrainingProgress], None] = lambda progress: None,
@@ -69,10 +71,10 @@ def finetune_checkpoint(
 ) -> None:
     """Train one stage, planned by plan_stages, into the folder `output`.
 
-    length: tokens per sequence. position_span: tokens that positions with gaps may span. say: called with messages
-    about the data and the model. on_step: called after each step. on_phase: called with the name of each phase. All are
-    called only on the main process. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or
-    KeyboardInterrupt. Raises RopecliError.
+    length: tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage.
+    say: called with messages about the data and the model. on_step: called after each step. on_phase: called with
+    the name of each phase. All are called only on the main process. SIGTERM, SIGHUP and Ctrl-C save and stop, with
+    SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
     """
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
         say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
@@ -93,7 +95,12 @@ def finetune_checkpoint(
     say(f"Training with {processes}: {sequences} sequence{'s'[: sequences > 1]} of {length:,} tokens per step.")
     tokenizer = load_tokenizer(checkpoint)
     on_phase("tokenizing")
-    stream = open_stream(recipe, tokenizer, length, position_span, first=lambda: local_main_first(accelerator))
+
+    def open_data(unpackable: str) -> Stream:
+        first = partial(local_main_first, accelerator)
+        return open_stream(recipe, tokenizer, length, position_span, unpackable=unpackable, first=first)
+
+    stream = open_data(unpackable)
     on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
     wait_for(accelerator, range(accelerator.num_processes))  # hosts tokenize and load at their own speed
@@ -102,12 +109,19 @@ def finetune_checkpoint(
         accelerator, lambda: run_folder.recorded_recipe(output).get("gradient_checkpointing")
     )
     recipe = resolve_checkpointing(accelerator, model.config, recipe, length, recorded, say)
-    loss_of = _make_loss(model, recipe, stream.packed, unread, read_state(checkpoint).positions.pretraining_length)
+    positions = read_state(checkpoint).positions
+    try:
+        loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
+    except RecipeError as error:
+        if not stream.chose_packing:
+            raise
+        stream = open_data(str(error))
+        loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else position_span
     validation = make_validation(recipe, checkpoint, tokenizer, longest, accelerator, say)
-    for sentence in stream.summary():
+    for sentence in stream.summary(positions.pretraining_length, positions.context_length):
         say(sentence)
     if recipe.adapter != "none":
         trained, total = model.num_parameters(only_trainable=True), model.num_parameters()

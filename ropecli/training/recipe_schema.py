@@ -36,17 +36,33 @@ class _Text(_Keys):
 
     text_column: str = Field(
         "text",
-        description="column of a table that holds the text or conversations; also found: messages, conversations",
+        description="column of a table with texts or conversations; also found: messages; conversations; instruction "
+        "and output; prompt and completion",
     )
-    train_on: Literal["assistant", "all"] | None = Field(
-        None, description="tokens of conversations to train on: the assistant's answers, or all; default: assistant"
+    train_on: Literal["assistant", "each-answer", "all"] | None = Field(
+        None,
+        description="tokens of conversations to train on. assistant: all answers of a conversation. each-answer: the "
+        "same, in a sequence per answer, which ends with it, as at inference. all: every token; default: assistant",
+    )
+    drop_unrendered: bool = Field(
+        False,
+        description="train without the parts of a conversation that the chat template leaves out; they are counted",
     )
     split: str | None = Field(None, description="split of a dataset; default: train")
     skip_faulty: bool = Field(False, description="skip rows of a table without a usable text, instead of refusing them")
-    sequences: Literal["long", "packed", "concat"] = Field(
-        "long",
+    sequences: Literal["long", "packed", "concat", "single"] | None = Field(
+        None,
         description="long: long documents, cut into sequences. packed: documents side by side, each attending to "
-        "itself alone. concat: the same, attending to everything before",
+        "itself alone. concat: the same, attending to everything before. single: a document per sequence, padded; "
+        "default: long for texts; for conversations packed, or single where they cannot be packed",
+    )
+    overlong: Literal["drop", "cut"] = Field(
+        "drop", description="conversations longer than a sequence: dropped, or cut at the start of turns"
+    )
+    end_token: str | None = Field(
+        None,
+        description="token after each text of packed and concat sequences, or none; default: the one that ended a text "
+        "in pretraining",
     )
     max_documents: int | None = Field(
         None, ge=1, description="maximum number of documents to read; default: all, or 10,000 of a Hub dataset"

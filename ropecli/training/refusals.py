@@ -175,6 +175,19 @@ def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positio
         yield f"positions: {positions} under sp_size {size} needs attn: sdpa."
 
 
+def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping | None) -> str:
+    """Why this recipe, model or launch cannot pack conversations side by side; empty if nothing is known against it."""
+    if recipe.positions != "full" or recipe.loss == "longce":
+        return f"positions: {recipe.positions}" if recipe.positions != "full" else "loss: longce"
+    if saved is not None:
+        return f"{saved.method} does not support packed documents"
+    if any(int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) > 1 for name in ("CP", "SP")):
+        return "processes share each sequence"
+    if any(layer.attention == RECURRENT for layer in read_settings(config).layers):
+        return "the model's layers carry a state along the sequence"
+    return ""
+
+
 def refuse_method_conflicts(recipe: Recipe, saved: SavedRemapping | None) -> None:
     """Raise RecipeError for settings that a distance method would ignore or silently break.
 

@@ -39,7 +39,7 @@ from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
 from ropecli.training.recipe_schema import Patch, Recipe
-from ropecli.training.refusals import refuse_method_conflicts
+from ropecli.training.refusals import refuse_method_conflicts, why_unpackable
 from ropecli.training.run_folder import LOCK, begin_run, refuse_foreign
 
 _PATIENCE = 3600.0
@@ -52,7 +52,8 @@ class Stage:
 
     number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
     stage's; None for an unchanged checkpoint. length: tokens per sequence. position_span: tokens that positions
-    with gaps may span. warnings: shown before it runs.
+    with gaps may span. pretraining_length: tokens. unpackable: why conversations cannot be packed; empty if they can.
+    warnings: shown before it runs.
     """
 
     number: int
@@ -61,6 +62,8 @@ class Stage:
     in_effect: PatchPlan | None
     length: int
     position_span: int
+    pretraining_length: int
+    unpackable: str = ""
     warnings: tuple[str, ...] = ()
 
     def sequences_per_step(self, processes: int = 1) -> int:
@@ -137,7 +140,10 @@ def _plan_stage(
         last, keys = np.array([length - 1]), np.arange(length)
         if np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
             warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
-    return Stage(number, recipe, plan, in_effect, length, position_span, tuple(warnings))
+    config = in_effect.config if in_effect else checkpoint.config
+    unpackable = why_unpackable(recipe, config, method)
+    lengths = (length, position_span, pretraining_length)
+    return Stage(number, recipe, plan, in_effect, *lengths, unpackable, tuple(warnings))
 
 
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_length: int) -> Iterator[str]:
@@ -159,7 +165,8 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
         gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.position_span:,}"
         weights = sum(source.weight for source in run.sources)
         data = " + ".join(
-            f"{source.data} ({source.sequences})" + (f" {source.weight / weights:.0%}" if run.mixture else "")
+            f"{source.data}{f' ({source.sequences})' if source.sequences else ''}"
+            + (f" {source.weight / weights:.0%}" if run.mixture else "")
             for source in run.sources
         )
         sentences.append(
@@ -218,7 +225,13 @@ def run_stages(
 
 def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, **options: Any) -> None:
     finetune_checkpoint(
-        checkpoint, stage.recipe, output, length=stage.length, position_span=stage.position_span, **options
+        checkpoint,
+        stage.recipe,
+        output,
+        length=stage.length,
+        position_span=stage.position_span,
+        unpackable=stage.unpackable,
+        **options,
     )
 
 

@@ -1,5 +1,8 @@
 """ropecli finetune: options, recipe file and --set make one recipe; stages, adapters, dry runs."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -97,3 +100,45 @@ def test_a_dry_run_warns_of_positions_that_the_patch_does_not_reach(finetune):
     settings = ["--set", "window=500", "--set", "patch={method: yarn, factor: 2}"]
     outcome = finetune("--positions", "pose", *settings, "--dry-run").succeeds()
     assert "warning: positions up to 500 exceed the checkpoint's context length, 128" in outcome.err
+
+
+@pytest.fixture
+def chatting(edited, llama, chat_template):
+    folder = edited(llama)
+    (folder / "chat_template.jinja").write_text(chat_template)
+    return folder
+
+
+def test_data_are_shown_before_they_are_paid_for(finetune, chatting, chat):
+    options = ["--length", 600, "--steps", 1, "--set", "warmup_steps=0", "--set", "tracker=none"]
+    dry = finetune("--show-data", 2, "--dry-run", *options, checkpoint=chatting, data=chat).succeeds()
+    shown = dry.out[dry.out.index("--- sequence 1 of ") :]
+    assert shown.count("--- sequence ") == 2
+    answers = [
+        message["content"]
+        for line in chat.read_text().splitlines()
+        for message in json.loads(line)["messages"]
+        if message["role"] == "assistant"
+    ]
+    assert re.findall(r"\[\[(.*?)<s>\]\]", shown, re.DOTALL)[0] in answers
+    assert "packing conversations, each attending to itself" in dry.err
+    result = finetune("--show-data", 1, "--dry-run", *options, "--json", checkpoint=chatting, data=chat).succeeds()
+    ((first, *_),) = json.loads(result.out)["sequences"]
+    assert first == {"text": first["text"], "is_trained": None}
+    run = finetune("--show-data", 2, *options, checkpoint=chatting, data=chat).succeeds()
+    assert shown.strip() in run.err
+    assert run.err.index("--- sequence 1") < run.err.index("fine-tuning")
+
+
+def test_conversations_stand_alone_where_they_cannot_be_packed(finetune, chatting, chat, monkeypatch):
+    options = ["--length", 600, "--steps", 1, "--set", "tracker=none"]
+    gaps = finetune("--positions", "pose", "--set", "window=700", *options, checkpoint=chatting, data=chat).succeeds()
+    assert "one conversation per sequence: positions: pose." in gaps.err
+    assert "12 sequences (single)" in gaps.err
+    shutil.rmtree(chatting.parent / "run")
+    monkeypatch.setattr("ropecli.training.loss._is_seen_beyond", lambda *given, packed, **more: packed)
+    unproved = finetune(*options, checkpoint=chatting, data=chat).succeeds()
+    assert "one conversation per sequence: LlamaForCausalLM lets packed documents attend to one another" in unproved.err
+    shutil.rmtree(chatting.parent / "run")
+    refused = finetune("--sequences", "packed", *options, checkpoint=chatting, data=chat)
+    refused.is_refused("lets packed documents attend to one another")

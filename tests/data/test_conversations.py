@@ -1,6 +1,7 @@
 """Conversations: exactly the assistant's answers are trained on, or the row is refused with the reason."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from ropecli.data import conversations
-from ropecli.data.conversations import Conversation, tokenize_conversations
+from ropecli.data.conversations import tokenize_conversations
+from ropecli.data.formats import Conversation
 from ropecli.errors import DataError
 from ropecli.evaluation.prompt_pieces import find_frame
 
@@ -138,7 +140,6 @@ def test_the_answers_and_their_end_markers_are_trained_on(tokenizers, shape):
         for system in (None,) if shape == "gemma" else (None, "Be brief."):
             messages = turns(*contents, *more, system=system)
             assert trained(tokenizer, messages) == [f"{before}{answer}{after}" for answer in ANSWERS]
-    assert trained(tokenizer, turns(QUESTIONS[0], "")) == [f"{before}{after}"]
     (document,) = tokenize_conversations([("row", Conversation(turns(*QUESTIONS)))], tokenizer, "all")
     expected = tokenizer.apply_chat_template(turns(*QUESTIONS), tokenize=True, return_dict=False)
     assert document.ids.tolist() == expected
@@ -196,10 +197,18 @@ def test_tools_and_calls_reach_the_template(tokenizers, tokenizer_of):
     )
     tokenizer = tokenizer_of(template, IM)
     tools = [{"type": "function", "function": {"name": "look"}}]
-    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look", "arguments": None}]}
-    messages = [*turns("Where?"), call, {"role": "tool", "content": "mat"}, *turns("Where?", "Here.")[1:]]
-    for given in (tools, json.dumps(tools)):
-        assert trained(tokenizer, messages, tools=given) == ['[{"name": "look"}]<|im_end|>', "Here.<|im_end|>"]
+    arguments, result = {"place": "mat", "day": None}, {"role": "tool", "content": "mat"}
+    written = f'[{{"type": "function", "function": {{"name": "look", "arguments": {json.dumps(arguments)}}}}}]'
+    for given in (arguments, json.dumps(arguments)):
+        calls = [{"name": "look", "arguments": given}]
+        forms = [
+            [*turns("Where?"), {"role": "assistant", "content": None, "tool_calls": calls}, result],
+            [{"from": "human", "value": "Where?"}, {"from": "function_call", "value": json.dumps(calls[0])},
+             {"from": "observation", "value": "mat"}],
+        ]  # fmt: skip
+        for messages, of in product(forms, (tools, json.dumps(tools))):
+            answers = trained(tokenizer, [*messages, *turns("Where?", "Here.")[1:]], tools=of)
+            assert answers == [f"{written}<|im_end|>", "Here.<|im_end|>"]
 
 
 REFUSED = {
@@ -217,7 +226,8 @@ REFUSED = {
         turns("Where?", "It is."), r"token ' It' belongs to both the answer and the prompt",
     ),
     "a template that leaves out the system prompt": (
-        "{% set messages = messages[1:] %}" + CHATML, turns("Where?", "Here.", system="Brief."), "leaves out message 0"
+        "{% set messages = messages[1:] %}" + CHATML, turns("Where?", "Here.", system="Brief."),
+        "leaves out the content of message 0",
     ),
     "a template that fails": (GEMMA, turns("Where?", "Here.", system="No"), "System role not supported"),
     "an answer without a question": (CHATML, turns("Where?", "Here.")[1:], "message 0 is the assistant's"),
@@ -234,6 +244,94 @@ def test_what_cannot_be_masked_exactly_is_refused_with_the_reason(tokenizer_of, 
     rows = [("row 1", Conversation(messages)), ("row 2", Conversation([]))]
     with pytest.raises(DataError, match=rf"row 1: .*{reason}.* 2 rows"):
         list(tokenize_conversations(rows, tokenizer_of(template, IM)))
+
+
+CALL = {"name": "look", "arguments": {"place": "mat"}}
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look", "parameters": {"properties": {}}}}]
+CALLING = [
+    *turns("Where?"),
+    {"role": "assistant", "content": "ok", "tool_calls": [CALL]},
+    {"role": "tool", "content": "mat"},
+    *turns("Where?", "Here.")[1:],
+]
+# what a template leaves out: the conversation, the template, and what is said of it
+WITHOUT_SYSTEM = "{% set messages = messages[messages[0].role == 'system':] %}" + CHATML
+ONLY_LAST = MARKED.replace("{{ message.content + '<|im_end|>' }}{% endg", "{{ loop.last and message.content }}{% endg")
+LOST = {
+    "a tool call": (Conversation(CALLING), CHATML, "tool call of message 1, by the assistant"),
+    "a tool": (Conversation(turns("Where?", "Here."), TOOLS), CHATML, "tool look"),
+    "reasoning": (
+        Conversation([*turns("Where?"), {"role": "assistant", "content": "Here.", "reasoning": "It rained."}]), CHATML,
+        "reasoning of message 1, by the assistant",
+    ),
+    "a text that is also in an answer": (
+        Conversation(turns("Where?", "ok, here.", system="ok")), WITHOUT_SYSTEM,
+        "content of message 0, by the system",
+    ),
+    "a text that begins with a slash": (
+        Conversation(turns("/look", "Here.", "Where?", "Here.")),
+        CHATML.replace("message.content", "(message.content if message.content[0] != '/' else '')"),
+        "content of message 0, by the user",
+    ),
+    "an argument": (
+        Conversation(CALLING),
+        CHATML.replace("message.content", "message.content + (message.tool_calls[0].function.name if "
+                       "message.tool_calls else '')"),
+        "arguments of message 1, by the assistant",
+    ),
+    "an answer before the last": (
+        Conversation(turns("Where?", "Under the mat.", "When?", "Now.")),
+        ONLY_LAST,
+        "content of message 1, by the assistant",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("conversation", "template", "what"), LOST.values(), ids=LOST)
+def test_what_the_template_leaves_out_is_refused_or_counted(tokenizer_of, conversation, template, what):
+    tokenizer, rows = tokenizer_of(template, IM), [("row 1", conversation), ("row 2", Conversation(turns("a", "b")))]
+    with pytest.raises(DataError, match=f"row 1: the chat template leaves out the {what}.*drop_unrendered"):
+        list(tokenize_conversations(rows, tokenizer))
+    dropped, faults = [], []
+    assert len(list(tokenize_conversations(rows, tokenizer, dropped=dropped))) == 2
+    assert dropped == [f"row 1: {what}"]
+    assert len(list(tokenize_conversations(rows, tokenizer, faults=faults))) == 1
+    assert len(faults) == 1
+
+
+def test_an_answer_of_which_nothing_is_left_is_never_trained_on(tokenizer_of):
+    tokenizer = tokenizer_of(CHATML, IM)
+    empty = [*turns("Where?"), {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    for messages, fault in ((empty, "leaves out all of message 1"), (turns("Where?", " "), "an answer, is empty")):
+        with pytest.raises(DataError, match=fault):
+            list(tokenize_conversations([("row", Conversation(messages))], tokenizer, dropped=[]))
+
+
+def test_each_answer_is_a_document_that_ends_with_it_as_at_inference(tokenizer_of):
+    tokenizer = tokenizer_of(THINKING, IM)
+    messages = turns(QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1], system="Be brief.")
+    documents = list(tokenize_conversations([("row", Conversation(messages))], tokenizer, "each-answer"))
+    assert [document.name for document in documents] == ["row, answer 1", "row, answer 2"]
+    for document, number in zip(documents, (2, 4), strict=True):
+        answer = f"<think>\n</think>\n{messages[number]['content']}<|im_end|>"
+        prompt = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(document.ids) == f"{prompt}{answer}\n"
+        assert tokenizer.decode(document.ids[document.trained]) == answer
+    only_last = Conversation(messages, read_only=4)  # a prompt of messages, and a completion
+    (document,) = tokenize_conversations([("row", only_last)], tokenizer, "each-answer")
+    assert document.ids.tolist() == documents[1].ids.tolist()
+
+
+def test_turns_begin_with_a_question_after_an_answer(tokenizers):
+    for name, tokenizer in tokenizers.items():
+        messages = turns(*QUESTIONS[:2], *ANSWERS, *QUESTIONS[:2])
+        for train_on in ("assistant", "all"):
+            (document,) = tokenize_conversations([("row", Conversation(messages))], tokenizer, train_on)
+            whole = tokenizer.decode(document.ids)
+            starts = [len(tokenizer.decode(document.ids[:turn])) for turn in document.turns]
+            assert len(starts) == 3, name
+            for start, message in zip(starts, messages[::2], strict=True):
+                assert whole.index(message["content"], start) - start < 60
 
 
 @pytest.mark.parametrize(
@@ -254,34 +352,110 @@ def test_a_slow_template_gives_a_warning(tokenizer_of, monkeypatch, caplog, rend
     assert ("may never end" in caplog.text) == slow
 
 
+# Released templates, which TRL collects, with what each trains on, written by hand: special tokens, what stands before
+# an answer, and before one with reasoning, and a call; None where it is refused. The line break between <think> and
+# </think> joins the prompt's last token, so it is not trained on.
+NO_THOUGHT, QWEN_CALL = "<think>\n\n</think>\n\n", '<tool_call>\n{{"name": "look", "arguments": {}}}\n</tool_call>'
+XML_CALL = "<tool_call>\n<function=look>\n{}\n</function>\n</tool_call>"
 RELEASED = {
-    "cohere": "<|END_OF_TURN_TOKEN|>",
-    "deepseekv3": None,
-    "gemma": "<end_of_turn>",
-    "gemma3": "<end_of_turn>",
-    "llama3_1": "<|eot_id|>",
-    "phi3": "<|end|>",
-    "qwen2_5": "<|im_end|>",
-    "qwen3_instruct_2507": "<|im_end|>",
-    "qwen3": None,
-}
+    "qwen3": (
+        ("<|endoftext|>", "<|im_end|>"), "each-answer", NO_THOUGHT, "<think>\nIt rained.\n</think>\n\n", QWEN_CALL,
+    ),
+    "qwen3_instruct_2507": (("<|endoftext|>", "<|im_end|>"), "assistant", "", None, QWEN_CALL),
+    "qwen2_5": (("<|endoftext|>", "<|im_end|>"), "assistant", "", None, QWEN_CALL),
+    "qwen3_5_think": (
+        ("<|endoftext|>", "<|im_end|>"), "each-answer", "</think>\n\n", "It rained.\n</think>\n\n", XML_CALL,
+    ),
+    "qwen3_8": (
+        ("<|endoftext|>", "<|im_end|>"), "assistant", "</think>\n\n", "It rained.\n</think>\n\n", XML_CALL,
+    ),
+    "gptoss": (
+        ("<|startoftext|>", "<|return|>"), "each-answer", "<|channel|>final<|message|>",
+        "<|channel|>analysis<|message|>It rained.<|end|><|start|>assistant<|channel|>final<|message|>",
+        " to=functions.look<|channel|>commentary json<|message|>{}<|call|>",
+    ),
+    "llama3_1": (("<|begin_of_text|>", "<|eot_id|>"), "assistant", "", None, '{{"name": "look", "parameters": {}}}'),
+    "llama3_2": (("<|begin_of_text|>", "<|eot_id|>"), "assistant", "", None, '{{"name": "look", "parameters": {}}}'),
+    "gemma": (("<bos>", "<end_of_turn>"), "assistant", "", None, None),
+    "gemma3": (("<bos>", "<end_of_turn>"), "assistant", "", None, None),
+    "gemma4": (("<bos>", "<turn|>"), "assistant", "", None, "<|tool_call>call:look{}<tool_call|><|tool_response>"),
+    "cohere": (("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"), "assistant", "", None, None),
+    "phi3": (("<s>", "<|endoftext|>", "<|end|>"), "assistant", "", None, None),
+}  # fmt: skip
+ARGUMENTS = {  # as JSON, in XML and in Gemma's form
+    '{"place": "mat"}': ("<parameter=place>\nmat\n</parameter>", '{place:<|"|>mat<|"|>}'),
+    '{"place": "mat", "day": null}': (
+        "<parameter=place>\nmat\n</parameter>\n<parameter=day>\n{null}\n</parameter>", '{day:None,place:<|"|>mat<|"|>}',
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_templates(environment, tokenizer_of, name):
-    """The templates that TRL collects. DeepSeek's and Qwen 3's are refused; TRL's versions with markers are not."""
+    """Each trains on exactly what is written above, or refuses; DeepSeek's only with markers."""
+    (*special,), train_on, before, thought, call = RELEASED[name]
+    tokenizer = tokenizer_of(released(environment, name), special)
+    tokenizer.bos_token, tokenizer.eos_token = special[:2]
+    end = special[-1]
+
+    def trained_on(messages, **fields):
+        rows = [("row", Conversation(messages, **fields))]
+        documents = list(tokenize_conversations(rows, tokenizer, train_on))
+        borders = [np.flatnonzero(np.diff(each.trained, prepend=False, append=False)) for each in documents]
+        pairs = [(each, *pair) for each, of in zip(documents, borders, strict=True) for pair in of.reshape(-1, 2)]
+        return [tokenizer.decode(each.ids[start:stop]) for each, start, stop in pairs]
+
+    def refused(*given, **fields):
+        with pytest.raises(DataError, match=r"leaves out the|template fails"):
+            trained_on(*given, **fields)
+
+    answers = [*ANSWERS, "Bye."]
+    contents = [text for pair in zip(QUESTIONS, answers, strict=True) for text in pair]
+    expected = [f"{before}{answer}{end}" for answer in answers]
+    assert trained_on(turns(*contents)) == expected
+    if name == "gemma":
+        refused(turns(*contents, system="Be brief."))
+    else:
+        assert trained_on(turns(*contents, system="Be brief.")) == expected
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Whe"}, {"type": "text", "text": "re?"}]}]
+    assert trained_on([*parts, *turns("", "Here.")[1:]]) == [f"{before}Here.{end}"]
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        messages = [*turns("Where?"), {"role": "assistant", "content": "Here.", key: "It rained."}]
+        if thought is None:
+            refused(messages)
+        else:
+            assert trained_on(messages) == [f"{thought}Here.{end}"]
+    for arguments, (in_xml, in_gemma) in ARGUMENTS.items():
+        null = "null" if name == "qwen3_8" else "None"
+        form = {"gemma4": in_gemma}.get(name, in_xml.replace("{null}", null) if call is XML_CALL else arguments)
+        for given in (arguments, json.loads(arguments)):
+            calls = [{"type": "function", "function": {"name": "look", "arguments": given}}]
+            messages = [
+                *turns("Where?"), {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "content": "mat"}, *turns("", "Here.")[1:],
+            ]  # fmt: skip
+            if call is None:
+                refused(messages, tools=TOOLS)
+                continue
+            first = call.replace("{}", form).replace("{{", "{").replace("}}}", "}}")
+            ends = "" if name in ("gptoss", "gemma4") else end
+            no_thought = "" if name == "gptoss" else before
+            assert trained_on(messages, tools=TOOLS) == [f"{no_thought}{first}{ends}", f"{before}Here.{end}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseekv3", "qwen3", "gptoss"])
+def test_released_templates_with_markers_keep_every_answer(environment, tokenizer_of, name):
+    messages = turns(*QUESTIONS[:1], ANSWERS[0], QUESTIONS[1], ANSWERS[1])
+    with pytest.raises(DataError, match=r"message 1 does not start with|message 1 differently if"):
+        trained(tokenizer_of(released(environment, name), ("<bos>", "<eos>")), messages)
+    marked = tokenizer_of(released(environment, f"{name}_training"), ("<bos>", "<eos>"))
+    for text, answer in zip(trained(marked, messages), ANSWERS, strict=True):
+        assert answer in text
+
+
+def released(environment, name):
     folder = environment("trl", ["trl==1.16.0"], "--no-deps").parents[1]
     (path,) = folder.rglob(f"chat_templates/{name}.jinja")
-    end, eos = RELEASED[name], "<|endoftext|>" if name == "phi3" else "<eos>"
-    tokenizer = tokenizer_of(path.read_text(encoding="utf-8"), ("<bos>", eos, *([end] if end else [])))
-    tokenizer.eos_token = eos
-    messages = turns(*QUESTIONS[:1], ANSWERS[0], QUESTIONS[1], ANSWERS[1])
-    if end:
-        assert trained(tokenizer, messages) == [f"{answer}{end}" for answer in ANSWERS]
-        return
-    with pytest.raises(DataError, match=r"message 1 does not start with|message 1 differently if"):
-        trained(tokenizer, messages)
-    marked = path.with_name(f"{name}_training.jinja").read_text(encoding="utf-8")
-    for found, answer in zip(trained(tokenizer_of(marked, ("<bos>", "<eos>")), messages), ANSWERS, strict=True):
-        assert answer in found
+    return path.read_text(encoding="utf-8")

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropecli.data.sampling import positions_of, select_documents
-from ropecli.data.sequences import SHORTEST, UNSCORED, SourceSequences, concatenate, cut_long, pack
+from ropecli.data.sequences import SHORTEST, UNSCORED, SourceSequences, concatenate, cut_long, pack, pieces_of
+from ropecli.data.token_store import TokenStore
 
 LENGTHS = (9, 8, 23, 1, 4, 5, 31, 3)
 END = 999_999
@@ -35,17 +36,19 @@ def test_long_cuts_documents_into_consecutive_sequences(lengths, length):
     assert tokens_of(cut_long(lengths, length)) == expected
 
 
-@given(lengths_of_documents, lengths_of_sequences, st.booleans(), st.integers(0, 5))
-def test_concat_is_one_text_cut_where_a_sequence_is_full(lengths, length, separated, seed):
+@given(lengths_of_documents, lengths_of_sequences, st.integers(0, 5))
+def test_concat_is_one_text_cut_where_a_sequence_is_full(lengths, length, seed):
     order = np.random.default_rng(seed).permutation(len(lengths)).tolist()
-    text = [(document, token) for document in order for token in range(lengths[document] + separated)]
+    text = [(document, token) for document in order for token in range(lengths[document])]
     expected = [text[start : start + length] for start in range(0, len(text) - length + 1, length)]
-    assert tokens_of(concatenate(lengths, length, np.random.default_rng(seed), separated=separated)) == expected
+    assert tokens_of(concatenate(lengths, length, np.random.default_rng(seed))) == expected
 
 
 @given(lengths_of_documents, lengths_of_sequences)
 def test_packed_has_every_token_once_in_a_best_fit_decreasing_packing(lengths, length):
-    sequences = tokens_of(pack(lengths, length))
+    store = TokenStore(lengths, np.empty(0, np.int32), np.empty(0, bool))
+    chosen = select_documents(lengths, 1)
+    sequences = tokens_of(pack(pieces_of(store, chosen, length, cut=False), length))
     expected = [
         (document, token)
         for document, tokens in enumerate(lengths.tolist())
@@ -71,16 +74,51 @@ def long(store, length=8, **options):
 
 def packed(store, length=8, **options):
     chosen = select_documents(store.lengths, 2)
-    return SourceSequences(store, chosen, pack(chosen.lengths, length), length, padding=END, **options)
+    layout = pack(pieces_of(store, chosen, length, cut=False), length)
+    return SourceSequences(store, chosen, layout, length, padding=END, packed=True, **options)
 
 
-def concat(store, length=8, separator=END, **options):
+def single(store, length=8, **options):
+    chosen = select_documents(store.lengths, 2)
+    layout = pieces_of(store, chosen, length, cut=False)
+    return SourceSequences(store, chosen, layout, length, padding=END, **options)
+
+
+def concat(store, length=8, **options):
     chosen = select_documents(store.lengths, 1)
-    layout = concatenate(chosen.lengths, length, np.random.default_rng(0), separated=separator is not None)
-    return SourceSequences(store, chosen, layout, length, separator=separator, **options)
+    layout = concatenate(chosen.lengths, length, np.random.default_rng(0))
+    return SourceSequences(store, chosen, layout, length, **options)
 
 
-layouts = pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
+layouts = pytest.mark.parametrize("layout", [long, packed, concat, single], ids=["long", "packed", "concat", "single"])
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=6), min_size=1, max_size=8),
+    st.integers(4, 20),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(1, 60)),
+)
+def test_a_conversation_that_fits_is_whole_and_a_longer_one_is_cut_between_turns_or_dropped(turns, length, cut, budget):
+    """turns: tokens of each. budget: tokens used of all."""
+    lengths, starts = np.array([sum(each) for each in turns]), [np.cumsum([0, *each[:-1]]) for each in turns]
+    counts = np.array([len(each) for each in turns])
+    store = TokenStore(lengths, np.empty(0, np.int32), np.empty(0, bool), None, np.concatenate(starts), counts)
+    chosen = select_documents(lengths, 1, max_tokens=budget)
+    layout = pieces_of(store, chosen, length, cut=cut)
+    pieces = [piece for index in range(len(layout)) for piece in layout.pieces(index)]
+    for index, (document, used) in enumerate(zip(chosen.documents.tolist(), chosen.lengths.tolist(), strict=True)):
+        spans = [(start, stop) for at, start, stop in pieces if at == index]
+        if used == lengths[document] <= length or not cut:
+            assert spans == ([(0, used)] if used == lengths[document] <= length else [])
+            continue
+        borders = [*starts[document].tolist(), int(lengths[document])]
+        fitting = [(start, stop) for start, stop in pairwise(borders) if stop <= used and stop - start <= length]
+        cut_again = [pairwise([border for border in borders if start <= border <= stop]) for start, stop in spans]
+        assert [turn for turns in cut_again for turn in turns] == fitting
+        for (start, stop), (following, _) in pairwise(spans):
+            turn = next(stop for begin, stop in fitting if begin == following)
+            assert stop != following or turn - start > length  # else both would be one piece
 
 
 def rows_of(part):
@@ -94,8 +132,8 @@ def test_a_label_is_the_next_token_and_packed_labels_end_with_the_document(numbe
         for start, stop in pairwise(starts):
             ids = row.ids[start:stop].tolist()
             assert row.positions[start:stop].tolist() == list(range(len(ids)))
-            padding = layout is packed and ids[0] == END
-            assert row.labels[start:stop].tolist() == [*([UNSCORED] * (len(ids) - 1) if padding else ids[1:]), UNSCORED]
+            expected = [*(UNSCORED if label == END else label for label in ids[1:]), UNSCORED]
+            assert row.labels[start:stop].tolist() == expected
         assert row.ids.dtype == row.labels.dtype == row.positions.dtype == np.int64
 
 
@@ -109,7 +147,7 @@ def test_labels_are_the_tokens_to_train_on_and_sequences_without_any_are_dropped
     whole, masked = layout(numbered(*LENGTHS)), layout(numbered(*LENGTHS, trained=answers))
     expected = []
     for row in rows_of(whole):
-        labels = [label if label != END and answers(label) else UNSCORED for label in row.labels.tolist()]
+        labels = [label if label != UNSCORED and answers(label) else UNSCORED for label in row.labels.tolist()]
         if set(labels) != {UNSCORED}:
             expected.append((row.ids.tolist(), labels, row.positions.tolist()))
     rows = [(row.ids.tolist(), row.labels.tolist(), row.positions.tolist()) for row in rows_of(masked)]
@@ -132,7 +170,7 @@ def test_the_labels_of_a_document_are_counted_in_all_of_its_pieces(numbered, lay
         counts += zip(row.labels[scored].tolist(), row.document_labels[scored].tolist(), strict=True)
     owners: list[int] = []
     for label, _ in counts:
-        owners.append(owners[-1] if label == END else label // 1000)  # a separator belongs to the document before it
+        owners.append(label // 1000)
     labels = Counter(owners)
     assert [count for _, count in counts] == [labels[owner] for owner in owners]
     assert max(labels.values()) > 8  # in several sequences
@@ -154,15 +192,13 @@ def test_every_epoch_has_every_sequence_once_in_the_order_of_seed_and_epoch(numb
         assert ids == [part.row(index).ids.tolist() for index in order]
 
 
-@pytest.mark.parametrize(
-    "layout", [long, lambda store: concat(store, separator=None), concat], ids=["long", "concat", "separated"]
-)
+@pytest.mark.parametrize("layout", [long, concat], ids=["long", "concat"])
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=8).filter(lambda lengths: max(lengths) >= 8),
     *(st.integers(0, 60), st.integers(2, 8), st.integers(0, 999)),
 )
 def test_text_skips_with_the_positions_up_to_the_end_of_its_only_document(numbered, layout, lengths, more, chunks, at):
-    """A sequence of several documents, or with a separator, does not skip."""
+    """A sequence of several documents does not skip."""
     positions, part = positions_of("pose", 8, 8 + more, chunks, 0, at), layout(numbered(*lengths))
     for at in range(len(part)):
         plain, row = part.at(at), part.skipping_at(at, positions)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ropecli.data import tables as tables_of_rows
-from ropecli.data.conversations import Conversation
+from ropecli.data.formats import Conversation
 from ropecli.data.sources import TO_TRAIN, Source
 from ropecli.errors import DataError
 
@@ -75,6 +75,52 @@ def test_conversations_are_read_from_their_column_to_train_on(tmp_path, name, wr
     ]
     with pytest.raises(DataError, match=rf"{name}:1 is a conversation; expected text"):
         list(Source(str(tmp_path / name), **named).texts())
+
+
+ASKED = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+FORMATS = {
+    "alpaca": ({"instruction": "Where?", "output": "Here."}, Conversation(ASKED)),
+    "alpaca with an input": (
+        {"instruction": "Where", "input": "?", "output": "Here.", "system": "Be brief."},
+        Conversation([{"role": "user", "content": "Where\n?"}, ASKED[1]], system="Be brief."),
+    ),
+    "alpaca with a history": (
+        {"instruction": "When?", "output": "Now.", "history": [["Where?", "Here."]]},
+        Conversation([*ASKED, {"role": "user", "content": "When?"}, {"role": "assistant", "content": "Now."}]),
+    ),
+    "prompt and completion": ({"prompt": "Where?", "completion": "Here."}, Conversation(ASKED)),
+    "prompt and completion of messages": (
+        {"prompt": ASKED[:1], "completion": ASKED[1:]},
+        Conversation(ASKED, read_only=1),
+    ),
+    "messages as JSON": ({"messages": json.dumps(ASKED)}, Conversation(ASKED)),
+    "JSON of messages as the text": ({"text": json.dumps(ASKED)}, Conversation(ASKED)),
+    "another JSON as the text": ({"text": '[{"a": 1}]'}, '[{"a": 1}]'),
+}
+
+
+@pytest.mark.parametrize(("row", "expected"), FORMATS.values(), ids=FORMATS)
+def test_published_formats_are_read_by_their_columns(tmp_path, row, expected):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"id": 1, **row}) + "\n")
+    assert [body for _, body in Source(str(tmp_path / "a.jsonl")).rows()] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {"question": "Where?", "answer": "Here."},
+            r"Columns: question, answer\. Expected text, or messages or .*role",
+        ),
+        ({"messages": "Where?"}, "messages is text that is not JSON"),
+        ({"prompt": "Where?", "completion": None}, "prompt is 'Where"),
+        ({"prompt": ["Where?"], "completion": ["Here."]}, r"prompt is \['Where\?'\]; expected text or a conversation"),
+    ],
+)
+def test_other_formats_are_refused_with_the_names_and_an_example(tmp_path, row, reason):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=reason):
+        list(Source(str(tmp_path / "a.jsonl")).rows())
 
 
 def zstd(content: bytes) -> bytes:

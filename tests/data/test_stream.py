@@ -12,6 +12,8 @@ from tokenizers.processors import TemplateProcessing
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.sources import Source
+from ropecli.data.stream import end_of_text
+from ropecli.data.token_store import UNKNOWN_END
 from ropecli.errors import DataError
 
 END = 0
@@ -82,15 +84,56 @@ def test_an_end_separates_documents(stream_of, source, short_texts, ids_of):
     assert len(set(parts)) > 38  # all documents, but the last, which may be cut
 
 
-@pytest.mark.parametrize("template", ["<s> $A", "$A <s>"])
-def test_a_tokenizer_that_marks_documents_itself_needs_no_separator(
-    stream_of, source, short_texts, tokenizer, template
-):
+def test_a_tokenizer_that_ends_documents_itself_gets_no_other_end(stream_of, source, short_texts, tokenizer):
     marking = copy.deepcopy(tokenizer)
-    marking.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", 0)])
+    marking.backend_tokenizer.post_processor = TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
     text = concatenated(stream_of(source(short_texts, sequences="concat"), tokenizer=marking))
     assert text.count(END) in (41, 42)
     assert (END, END) not in pairwise(text)
+
+
+@pytest.mark.parametrize("sequences", ["packed", "concat"])
+def test_a_whole_text_ends_with_its_end_as_a_label_and_a_cut_one_does_not(
+    stream_of, source, short_texts, ids_of, sequences
+):
+    texts = ids_of(short_texts)
+    for budget in (None, 2000):
+        stream = stream_of(source(short_texts, sequences=sequences, max_tokens=budget), length=512)
+        selection = stream._parts[0].selection
+        whole = sum(len(texts[at]) + 1 == used for at, used in zip(selection.documents, selection.lengths, strict=True))
+        labels = stream.batch(range(len(stream))).labels
+        unused = sequences == "concat"  # its last sequence is not full
+        assert whole - 42 * unused <= (labels == END).sum() <= whole
+
+
+def chat_of(tokenizer, eos, *further):
+    """A chat model's tokenizer with this end of an answer."""
+    chat = copy.deepcopy(tokenizer)
+    chat.chat_template = "{{ messages }}"
+    chat.add_special_tokens({"eos_token": eos, "extra_special_tokens": list(further)})
+    return chat
+
+
+def test_a_chat_model_ends_a_text_as_its_base_does(tokenizer):
+    assert end_of_text(tokenizer, None) == END
+    for eos, end in (("<|im_end|>", "<|endoftext|>"), ("<|eot_id|>", "<|end_of_text|>"), ("</s>", "</s>")):
+        chat = chat_of(tokenizer, eos, end)
+        assert end_of_text(chat, None) == chat.convert_tokens_to_ids(end)
+        assert end_of_text(chat, "none") is None
+        assert end_of_text(chat, eos) == chat.eos_token_id
+    for chat in (chat_of(tokenizer, "<|im_end|>"), chat_of(tokenizer, "<my_end>")):
+        assert end_of_text(chat, None) == UNKNOWN_END
+    with pytest.raises(DataError, match="end_token is '<end>', which is not a token"):
+        end_of_text(tokenizer, "<end>")
+
+
+def test_an_unknown_end_is_refused_for_texts_only(stream_of, source, short_texts, chat, tokenizer, chat_template):
+    unknown = chat_of(tokenizer, "<my_end>")
+    unknown.chat_template = chat_template
+    with pytest.raises(DataError, match=r"The end of a text is unknown: the chat model's eos, '<my_end>'.*end_token"):
+        stream_of(source(short_texts, sequences="packed"), tokenizer=unknown)
+    assert len(stream_of(source(short_texts), tokenizer=unknown))
+    assert len(stream_of(source(chat, sequences="packed"), tokenizer=unknown, length=600))
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +145,20 @@ def chatting(tokenizer, chat_template):
 
 @pytest.fixture(scope="module")
 def chat_stream(stream_of, source, chatting):
-    def make(data, *, length=16, tokenizer=chatting, positions="full", **keys):
-        return stream_of(source(data, **keys), length=length, tokenizer=tokenizer, positions=positions, window=200)
+    def make(data, *, length=600, tokenizer=chatting, positions="full", unpackable="", **keys):
+        options = {"length": length, "tokenizer": tokenizer, "positions": positions, "unpackable": unpackable}
+        return stream_of(source(data, **keys), window=max(200, length), **options)
 
     return make
 
 
-@pytest.mark.parametrize("positions", ["full", "pose", "randomized"])
-@pytest.mark.parametrize("sequences", ["long", "concat"])
+@pytest.mark.parametrize(
+    ("sequences", "positions"), [("packed", "full"), ("single", "full"), ("single", "pose"), (None, "randomized")]
+)
 def test_every_sequence_of_conversations_has_tokens_to_train_on(chat_stream, chat, sequences, positions):
-    stream = chat_stream(chat, sequences=sequences, positions=positions)
+    stream = chat_stream(
+        chat, sequences=sequences, positions=positions, length=150, unpackable="gaps" * (not sequences)
+    )
     batch = stream.batch(range(2 * len(stream)))
     scored = batch.labels != UNSCORED
     assert scored.any(axis=1).all()
@@ -126,8 +173,62 @@ def test_unusable_conversations_are_refused(chat_stream, chat, corpus, tokenizer
         chat_stream(corpus, train_on="all")
     path = tmp_path / "questions.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "ba de " * 40}]}))
-    with pytest.raises(DataError, match="no token to train on"):
+    with pytest.raises(
+        DataError, match="contains no answer of the assistant in sequences of 600 tokens: 0 are in longer"
+    ):
         chat_stream(path)
+    with pytest.raises(DataError, match=r"all 12 conversations are longer than a sequence of 8.*Use a greater length"):
+        chat_stream(chat, length=8)
+    for sequences in ("long", "concat"):
+        with pytest.raises(DataError, match=f"sequences: {sequences} cuts conversations anywhere"):
+            chat_stream(chat, sequences=sequences)
+
+
+def test_lost_answers_are_counted(chat_stream, chat, chatting):
+    rows = [json.loads(line)["messages"] for line in chat.read_text().splitlines()]
+    sizes = [len(chatting.apply_chat_template(row, return_dict=False)) for row in rows]
+    lost = sum(len(row) // 2 for row, size in zip(rows, sizes, strict=True) if size > 150)
+    assert 0 < lost < sum(len(row) // 2 for row in rows)
+    summary = chat_stream(chat, length=150).summary(64, 64)[0]
+    assert f"; {lost} answers are lost, in conversations longer than a sequence" in summary
+    cut = chat_stream(chat, length=150, overlong="cut")
+    assert "lost" not in cut.summary(64, 64)[0]
+    assert cut._parts[0].answers == sum(len(row) // 2 for row in rows)
+
+
+def test_the_summary_says_how_much_is_trained_beyond_the_pretraining_length(
+    stream_of, chat_stream, source, corpus, chat
+):
+    def last(stream, length):
+        return stream.summary(length, 200)[-1]
+
+    plain = stream_of(source(corpus), length=100)
+    assert last(plain, 60).startswith(
+        f"{(99 - 60) / 99:.1%} of the trained tokens have more than 60 tokens before them"
+    )
+    assert plain.summary(99, 200)[0].startswith("warning: no trained token has more than 99 tokens before it")
+    assert len(plain.summary(100, 100)) == 1  # not patched
+    stream = chat_stream(chat, length=600)
+    batch = stream.batch(range(len(stream)))
+    far = (batch.positions >= 100)[batch.labels != UNSCORED].mean()
+    assert last(stream, 100).startswith(f"{far:.1%} of the trained tokens")
+    skipping = stream_of(source(corpus), positions="pose", length=32, window=200)
+    assert last(skipping, 32).endswith("have more than 32 tokens before them, the pretraining length.")
+
+
+def test_sequences_are_shown_as_the_model_gets_them(chat_stream, stream_of, source, corpus, chat, tokenizer):
+    stream = chat_stream(chat, length=600)
+    batch = stream.batch(range(2))
+    for row, spans in enumerate(stream.shown(2)):
+        trained = "".join(span.text for span in spans if span.is_trained)
+        labels = batch.labels[row][batch.labels[row] != UNSCORED]
+        assert trained == tokenizer.decode(labels.tolist())
+        remarks = [span.text for span in spans if span.is_trained is None]
+        begins = int((batch.positions[row] == 0).sum())
+        assert remarks.count("a document begins") in (begins - 1, begins - 2)  # not the first, nor padding
+        assert remarks[0] == f"sequence {row + 1} of {len(stream)}"
+    (spans,) = stream_of(source(corpus), positions="pose", window=10_000).shown(1)
+    assert sum(span.text.startswith("position ") for span in spans) == 1
 
 
 def test_the_second_run_tokenizes_nothing(stream_of, source, corpus, tokenizer, monkeypatch, tmp_path):
@@ -158,8 +259,7 @@ def test_the_fingerprint_does_not_depend_on_where_the_text_is(stream_of, source,
 def test_everything_that_changes_a_batch_changes_the_fingerprint(
     stream_of, chat_stream, source, corpus, short_texts, chat, chatting, tokenizer
 ):
-    without_end, other_end, other_template = (copy.deepcopy(made) for made in (tokenizer, tokenizer, chatting))
-    without_end.eos_token = None
+    other_end, other_template = copy.deepcopy(tokenizer), copy.deepcopy(chatting)
     other_end.eos_token = tokenizer.convert_ids_to_tokens(5)
     other_template.chat_template = chatting.chat_template.replace("eos_token", "'!'")
     streams = [
@@ -170,7 +270,7 @@ def test_everything_that_changes_a_batch_changes_the_fingerprint(
         stream_of(source(short_texts), source(corpus)),
         stream_of(source(corpus, sequences="packed")),
         stream_of(source(corpus, sequences="concat")),
-        stream_of(source(corpus, sequences="concat"), tokenizer=without_end),
+        stream_of(source(corpus, sequences="concat", end_token="none")),
         stream_of(source(corpus, max_tokens=500)),
         stream_of(source(corpus, max_documents=5)),
         *(stream_of(source(corpus, long_from=10**6, keep_short=share)) for share in (0.5, 0.6)),
@@ -193,7 +293,7 @@ def test_documents_that_compress_best_and_worst_are_skipped(stream_of, chat_stre
     stream = stream_of(source(short_texts, sequences="packed", **shares))
     assert stream._parts[0].selection.documents.tolist() == sorted(ranked[10:38].tolist())
     skipped = [f"{share:.1%} of the documents are skipped by {key}" for key, share in shares.items()]
-    assert "; ".join(skipped) in stream.summary()[0]
+    assert "; ".join(skipped) in stream.summary(64, 64)[0]
     conversations = chat_stream(chat, sequences="packed", skip_compressible=0.25)
     assert len(conversations._parts[0].selection.documents) == 9
 
@@ -202,18 +302,19 @@ def test_the_summary_counts_documents_and_tokens(stream_of, chat_stream, source,
     lengths = np.array([len(ids) for ids in ids_of(short_texts)])
     enough, cut = (lengths >= 48).sum(), ((lengths >= 48) & (lengths != 48)).sum()
     left = (lengths % 48)[lengths >= 48].sum() / lengths[lengths >= 48].sum()
-    assert stream_of(source(short_texts), length=48).summary() == [
+    assert stream_of(source(short_texts), length=48).summary(64, 64) == [
         f"{short_texts}: {(lengths // 48).sum()} sequences (long) from {enough} of 42 documents, {enough / 42:.1%}; "
         f"{1 - enough / 42:.1%} of the documents are too short; {cut / enough:.1%} of those used are cut; "
         f"{left:.1%} of their tokens are unused."
     ]
     packed = stream_of(source(short_texts, sequences="packed"), length=400)
     padding = (packed.batch(range(len(packed))).ids == END).mean()
-    assert f"; {padding:.1%} of the sequences is padding." in packed.summary()[0]
+    ends = 42 / packed.batch(range(len(packed))).ids.size  # a text ends with the token that pads
+    assert f"; {padding - ends:.1%} of the sequences is padding." in packed.summary(64, 64)[0]
 
     rows = [json.loads(line)["messages"] for line in chat.read_text().splitlines()]
     answers = [f"{answer['content']}<s>" for messages in rows for answer in messages[1::2]]
     tokens = sum(len(ids) for ids in chatting(answers)["input_ids"])
     stream = chat_stream(chat, sequences="packed", length=600)
-    assert f"; {tokens / len(stream) / 600:.1%} of the tokens are trained on" in stream.summary()[0]
-    assert "sequences without a token to train on are skipped" in chat_stream(chat, sequences="packed").summary()[0]
+    trained = f"{len(answers)} answers with {tokens:,} tokens to train on, {tokens / len(stream) / 600:.1%} of all"
+    assert f"; {trained}" in stream.summary(64, 64)[0]
