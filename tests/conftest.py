@@ -182,7 +182,7 @@ def chat(tmp_path_factory, corpus) -> Path:
     for number, file in enumerate(sorted(corpus.iterdir())):
         words, messages = file.read_text(encoding="utf-8").split(), []
         for turn in range(number // 2 + 1):
-            question, answer = words[turn * 40 : turn * 40 + 30], words[turn * 40 + 30 : turn * 40 + 35 + turn]
+            question, answer = words[turn * 40 : turn * 40 + 15], words[turn * 40 + 30 : turn * 40 + 35 + turn]
             messages += [{"role": "user", "content": " ".join(question)}]
             messages += [{"role": "assistant", "content": " ".join(answer)}]
         rows.append(json.dumps({"messages": messages}) + "\n")

@@ -38,7 +38,7 @@ def patched_llama(tmp_path_factory, llama, chat_template) -> Path:
 @pytest.fixture(scope="session")
 def text_and_chat(corpus, chat):
     """The recipe key for as many sequences of text as of conversations."""
-    return [{"data": str(corpus)}, {"data": str(chat), "sequences": "packed"}]
+    return [{"data": str(corpus)}, {"data": str(chat), "sequences": "packed", "overlong": "cut"}]
 
 
 @pytest.fixture(scope="session")

@@ -167,6 +167,7 @@ def test_loss_on_packed_documents_is_the_mean_over_the_tokens_of_separate_docume
         (text / f"{number:02}.txt").write_text(f"the fox number {number} jumps " * (1 + number % 7))
     data = str(chat if kind == "chat" else text)
     keys = {"data": data, "sequences": "packed", "length": 64, "batch_size": 3, "gradient_accumulation": 2}
+    keys |= {"overlong": "cut"} if kind == "chat" else {"end_token": "<s>"}
     stream = open_stream(make_recipe(None, keys), load_tokenizer(open_checkpoint(patched_llama)), 64, 64)
     batch = stream.batch(range(6))
     counts = (batch.labels != UNSCORED).sum(1)

@@ -1,5 +1,6 @@
 """`loss_weighting: documents`: a step on packed conversations equals one on their mean losses, each read alone."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -12,7 +13,7 @@ from ropecli.data.token_store import tokenize_rows
 from ropecli.live.loading import load_tokenizer
 from ropecli.training.recipe_schema import make_recipe
 
-LENGTH = 96
+LENGTH = 48
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,13 @@ def one_by_one(patched_llama, chat, chat_tokenizer):
         return cross_entropy(logits, labels, reduction="none")[labels != UNSCORED]
 
     def pieces(document):
-        columns = (torch.from_numpy(column).split(LENGTH) for column in (document.ids, document.trained))
+        sizes = np.diff([*document.turns, len(document.ids)])
+        assert max(sizes) <= LENGTH < min([*(sizes[1:] + sizes[:-1]), LENGTH + 1])  # a turn per piece
+        columns = (torch.from_numpy(column).split(sizes.tolist()) for column in (document.ids, document.trained))
         return zip(*columns, strict=True)
 
     documents = [
-        torch.cat([losses(*piece) for piece in pieces(document) if len(piece[0]) > 1])
+        torch.cat([losses(*piece) for piece in pieces(document)])
         for document in tokenize_rows(Source(str(chat)).rows(), chat_tokenizer, "assistant")
     ]
     torch.stack([document.mean() for document in documents]).mean().backward()
@@ -48,7 +51,14 @@ def one_by_one(patched_llama, chat, chat_tokenizer):
 def test_documents_in_packed_sequences_weigh_as_if_read_one_by_one(
     tune, patched_llama, chat, chat_tokenizer, one_by_one, metrics, tmp_path
 ):
-    keys = {"data": str(chat), "length": LENGTH, "steps": 1, "sequences": "packed", "loss_weighting": "documents"}
+    keys = {
+        "data": str(chat),
+        "length": LENGTH,
+        "steps": 1,
+        "sequences": "packed",
+        "loss_weighting": "documents",
+        "overlong": "cut",
+    }
     stream = open_stream(make_recipe(None, keys), chat_tokenizer, LENGTH, LENGTH)
     batch = stream.batch(range(len(stream)))
     assert batch.weight == pytest.approx(12)

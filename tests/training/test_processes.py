@@ -159,7 +159,8 @@ def test_processes_that_share_each_sequence_equal_one(
     zero_stage, kind, deepspeed, run_two, patched_llama, build, tune, assert_same, text_and_chat, corpus
 ):
     """A half of a conversation may have no token to train on."""
-    mixture = [{**source, "sequences": "concat"} for source in text_and_chat]
+    text, chat = text_and_chat
+    mixture = [{**text, "sequences": "concat", "end_token": "<s>"}, {**chat, "sequences": "single"}]
     keys = {
         "text": {},
         "chat": {"mixture": mixture, "loss_weighting": "documents"},
