@@ -7,14 +7,13 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
 from ropecli import commands
 from ropecli.cli import render
-from ropecli.cli.progress import shown_progress
-from ropecli.cli.terminal import fail
+from ropecli.cli.terminal import fail, shown_progress
 from ropecli.cli.typer_command import AliasedCommand, as_command
 from ropecli.errors import RopecliError
 from ropecli.launch import read_launch
@@ -95,13 +94,9 @@ def main() -> None:
         _end_among_others(stop.code)
         raise
     except (RopecliError, OSError) as error:
-        _refuse(str(error))
-
-
-def _refuse(message: str) -> NoReturn:
-    fail(message)
-    _end_among_others(2)
-    sys.exit(2)
+        fail(str(error))
+        _end_among_others(2)
+        sys.exit(2)
 
 
 def _end_among_others(status: int | str | None) -> None:

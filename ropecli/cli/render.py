@@ -10,14 +10,11 @@ from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
 from ropecli.cli.terminal import err, out, print_json, show_changes, show_spans, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
 from ropecli.commands.plan import TRAINING_ENGINES, short_changes
-from ropecli.config.dialects import ORIGINAL_LENGTH
 from ropecli.errors import quoted
 from ropecli.messages import duration, size
-from ropecli.table import Bold, Table
+from ropecli.table import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from ropecli.commands.check_served import ServedCheck
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.inspect import Inspection
@@ -37,7 +34,9 @@ if TYPE_CHECKING:
 
 
 def show_inspection(inspection: "Inspection") -> None:
-    show_tables([_inspection_table(inspection.reports, inspection.differences)])
+    from ropecli.reporting.rope_tables import inspection_table
+
+    show_tables([inspection_table(inspection.reports, inspection.differences)])
     for report in inspection.reports:
         name = report["checkpoint"] if len(inspection.reports) > 1 else ""
         _show_layers(report, f" of {name}" * bool(name))
@@ -48,25 +47,6 @@ def show_inspection(inspection: "Inspection") -> None:
             by = f"{extension['method']} ×{extension['factor']:g} to {extension['context_length']} tokens{training}"
             tell(f"The makers{of} extend it by {by} ({extension['source']}):\n  {extension['command']}")
         _show_findings(report["findings"], f" in {name}" * bool(name))
-
-
-def _inspection_table(reports: Sequence[dict[str, Any]], differing: Sequence[str]) -> Table:
-    """One column per rope; what holds for the whole checkpoint is in the first of its columns."""
-    names = [f"{report['checkpoint']} ({report['model_type']})" for report in reports]
-    ropes = [(report, rope) for report in reports for rope in report["ropes"]]
-    rows = []
-    for name, (key, show) in _ROWS.items():
-        cells = [
-            show(rope[key]) if key in rope else show(report[key]) if rope is report["ropes"][0] else ""
-            for report, rope in ropes
-        ]
-        if key == ORIGINAL_LENGTH and all(rope[key] == report["pretraining_length"] for report, rope in ropes):
-            cells = [""] * len(ropes)  # the row "pretraining length" says it
-        rows.append([Bold(f"≠ {name}") if key in differing else name, *cells])
-    several = len(names) > 1
-    heads = [name * several for name, report in zip(names, reports, strict=True) for _ in report["ropes"]]
-    section = frozenset({list(_ROWS).index("pretraining length")})
-    return Table("" if several else names[0], ["", *heads], rows, sections=section)
 
 
 def _show_layers(report: dict[str, Any], of: str) -> None:
@@ -105,85 +85,32 @@ def _warn_of_findings(findings: Sequence[dict[str, Any]]) -> None:
     for finding in findings:
         warn(f"{finding['rule']}: {finding['message']}")
     for fix in dict.fromkeys(finding["fix"] for finding in findings if finding["fix"]):
-        err.print(f"  fix: {fix}", markup=False, soft_wrap=True)
-
-
-def _parameters(params: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in params.items() if not isinstance(value, list))
-
-
-def _wavelength(value: float | None) -> str:
-    from ropecli.reporting.wording import tokens
-
-    return "no pair rotates" if value is None else f"{tokens(value)} tokens"
-
-
-def _name(value: str | None) -> str:
-    return value or ""
-
-
-def _tokens(value: Any) -> str:
-    if value is None:
-        return ""
-    return "no limit" if isinstance(value, int | float) and value > 1e9 else f"{value} tokens"
-
-
-_ROWS: dict[str, tuple[str, Any]] = {
-    "layer type": ("layer_type", _name),
-    "head_dim": ("head_dim", str),
-    "rotary_dim": ("rotary_dim", str),
-    "rope_theta": ("rope_theta", lambda value: f"{value:,.10g}"),
-    "method": ("method", str),
-    "parameters": ("params", _parameters),
-    "factor": ("factor", lambda value: f"{value:g}"),
-    "attention_factor": ("attention_factor", lambda value: f"{value:.6g}"),
-    ORIGINAL_LENGTH: (ORIGINAL_LENGTH, _tokens),
-    "shortest wavelength": ("shortest_wavelength", _wavelength),
-    "longest wavelength": ("longest_wavelength", _wavelength),
-    "pairs": ("pairs", str),
-    "pairs with a full rotation in pretraining": ("pairs_rotating_in_pretraining_length", str),
-    "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
-    "pretraining length": ("pretraining_length", _tokens),
-    "pretraining length from": ("pretraining_length_source", _name),
-    "context length": ("context_length", _tokens),
-    "max_position_embeddings": ("max_position_embeddings", _tokens),
-    "tokenizer model_max_length": ("tokenizer_model_max_length", _tokens),
-    "weights tuned from": ("tuned_from", _name),
-}
+        tell(f"  fix: {fix}", err)
 
 
 def show_methods(listed: "MethodList") -> None:
     if not listed.single:
-        out.print(method_overview(listed.methods))
+        show_tables([_method_overview(listed.methods)])
         return
     (method,) = listed.methods
-    show_tables(method_details(method))
+    show_tables(_method_details(method))
     tell(f"\n{example(method)}")
 
 
-def method_overview(methods: "Iterable[ScalingMethod]") -> "RichTable":
-    """A table of methods that fits 80 columns."""
-    from rich.console import Group
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    table = RichTable()
-    table.add_column("method", no_wrap=True, style="bold")
-    table.add_column("summary; parameters; source", ratio=1)
-    table.add_column("written as", no_wrap=True)
-    table.add_column("training", max_width=10)
+def _method_overview(methods: "Iterable[ScalingMethod]") -> Table:
+    rows: list[list[str]] = []
+    sections = set()
     for method in methods:
-        parts = [Text(method.summary)]
-        if method.parameters:
-            defaults = {knob.name: _default(knob) for knob in method.parameters}
-            shown = [f"{name}={default}" if default else name for name, default in defaults.items()]
-            parts.append(Text(", ".join(shown), style="cyan"))
-        parts.append(Text(method.source, style="dim"))
-        table.add_row(method.name, Group(*parts), written_as(method), method.training, end_section=True)
-    return table
+        sections.add(len(rows))
+        defaults = {parameter.name: _default(parameter) for parameter in method.parameters}
+        parameters = ", ".join(f"{name}={default}" if default else name for name, default in defaults.items())
+        rows.append([method.name, method.summary, written_as(method)])
+        rows += [["", text, ""] for text in (parameters, f"training: {method.training}", method.source) if text]
+    heads = ["method", "summary; parameters; training; source", "written as"]
+    return Table("", heads, rows, names=len(heads), sections=frozenset(sections))
 
 
-def method_details(method: "ScalingMethod") -> list[Table]:
+def _method_details(method: "ScalingMethod") -> list[Table]:
     """One method: description, facts and parameters."""
     paragraphs = [" ".join(paragraph.split("\n")) for paragraph in method.description.split("\n\n")]
     written = f"rope_type {written_as(method)!r} in config.json"
@@ -205,12 +132,14 @@ def method_details(method: "ScalingMethod") -> list[Table]:
         ["written as", written],
         ["also called", ", ".join(method.other_names)],
     ]
-    rows = [
-        [knob.name, knob.kind, "required" if knob.required else _default(knob) or "not set"]
-        for knob in method.parameters
-    ]
     tables = [Table(method.name, ["", ""], [fact for fact in facts if fact[1]], paragraphs, names=2)]
-    return [*tables, Table("", ["parameter", "type", "default"], rows, names=3)] if rows else tables
+    if method.parameters:
+        rows = [
+            [parameter.name, parameter.kind, "required" if parameter.required else _default(parameter) or "not set"]
+            for parameter in method.parameters
+        ]
+        tables.append(Table("", ["parameter", "type", "default"], rows, names=3))
+    return tables
 
 
 def _default(parameter: "Parameter") -> str:
@@ -221,7 +150,7 @@ def _default(parameter: "Parameter") -> str:
 
 
 def show_theory(theory: "Theory") -> None:
-    from ropecli.reporting.theory_tables import theory_tables
+    from ropecli.reporting.rope_tables import theory_tables
 
     show_tables(theory_tables(theory.report))
 
@@ -257,13 +186,12 @@ def show_plan(plan: "TrainingPlan") -> None:
     sections = frozenset(accumulate(map(len, groups)))
     ways = []
     for row in report["options"]:
-        needed = "" if row["bytes"] is None else size(row["bytes"])
         settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
         change = row["refused"] or ", ".join(settings) or "unchanged"
+        gpu = "" if row["bytes"] is None else size(row["bytes"])
         machine = "" if row["host_memory"] is None else size(max(row["host_memory"].values()))
-        ways.append(
-            [row["adapter"], TRAINING_ENGINES[row["engine"]], change, needed, machine, "yes" if row["fits"] else "no"]
-        )
+        fits = "yes" if row["fits"] else "no"
+        ways.append([row["adapter"], TRAINING_ENGINES[row["engine"]], change, gpu, machine, fits])
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
     for way in (report, *report["alternatives"]):
@@ -344,7 +272,7 @@ def show_served(check: "ServedCheck") -> None:
         tell(f"To serve the checkpoint's scaling: {check.fix}")
     _warn_of_findings(check.as_json()["findings"])
     for note in check.notes:
-        err.print(f"note: {note}", markup=False, soft_wrap=True)
+        tell(f"note: {note}", err)
 
 
 def show_file(drawn: "DrawnFile") -> None:
@@ -382,7 +310,7 @@ def show_recipes(listed: "RecipeList") -> None:
 
 
 def show_tuned(result: "TunedCheckpoint") -> None:
-    from ropecli.reporting.tuning_runs import tuning_table
+    from ropecli.reporting.report_tables import tuning_table
 
     report = result.tuned.report
     show_tables([tuning_table(report)])
@@ -404,10 +332,10 @@ def show_export(export: "Export") -> None:
     _warn_of_findings(export.as_json()["findings"])
     for sentence in export.cannot:
         warn(sentence)
-    notes = [f"note: {sentence}" for sentence in export.notes]
-    save = f"Save this as {export.file_name} (or use --output), then run: {export.command}"
-    for sentence in [save, *notes] if unwritten else notes:
-        err.print(sentence, markup=False, soft_wrap=True)
+    if unwritten:
+        tell(f"Save this as {export.file_name} (or use --output), then run: {export.command}", err)
+    for sentence in export.notes:
+        tell(f"note: {sentence}", err)
 
 
 def show_pushed(result: "PushResult") -> None:

@@ -15,9 +15,11 @@ from annotated_types import Ge
 from typer.core import TyperCommand, TyperOption
 
 from ropecli.cli import terminal
-from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
+from ropecli.cli.terminal import print_json
+from ropecli.errors import MethodError, shown
 from ropecli.evaluation.request import OUTPUT
 from ropecli.signature import Flag, InTokens, Only, Panel, option_name
+from ropecli.yaml12 import read_yaml, token_count
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
@@ -132,25 +134,51 @@ def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any],
 
     several: an argument that may be repeated. Options with several files are repeated, too.
     """
-    optional = type(None) in typing.get_args(kind)
-    kinds = [member for member in typing.get_args(kind) if member is not type(None)] if _is_union(kind) else [kind]
-    inner = kinds[0]
-    if Path in kinds:
-        inner, parse = Path, lambda value: value
-    elif typing.get_origin(inner) is Mapping:
+    is_union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    kinds = typing.get_args(kind) if is_union else (kind,)
+    inner = Path if Path in kinds else kinds[0]
+    parse: Callable[[Any], Any] = lambda value: value  # noqa: E731
+    if typing.get_origin(inner) is Mapping:
         return list[str] | None, lambda value: parse_settings(value) if value else None
-    elif typing.get_origin(inner) is Sequence:
+    if typing.get_origin(inner) is Sequence:
         (item,) = typing.get_args(inner)
         named = Path in (item, *typing.get_args(item))
         if several or named:
-            item = Path if named else item
-            return list[item], lambda value: value  # type: ignore[valid-type]
+            return list[Path if named else item], parse  # type: ignore[misc]
         item = typing.get_args(item)[0] if typing.get_origin(item) is Annotated else item
         inner, parse = str, lambda value: None if value is None else parse_list(value, name, item)
-    else:
-        parse = lambda value: value  # noqa: E731
-    return (inner | None if optional else inner), parse
+    return (inner | None if type(None) in kinds else inner), parse
 
 
-def _is_union(kind: Any) -> bool:
-    return isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """Parse `--set KEY=VALUE` options, with values in YAML 1.2. Raises MethodError."""
+    params = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not (equals and key.strip()):
+            raise MethodError(f"--set {setting!r} is not KEY=VALUE.")
+        if key.strip() in params:
+            raise MethodError(f"--set {key.strip()} was given twice.")
+        try:
+            params[key.strip()] = read_yaml(value)
+        except ValueError:
+            params[key.strip()] = value
+    return params
+
+
+def parse_list(text: str, option: str, kind: type) -> list[Any]:
+    """Parse `256,4k,1M` as token counts, `0,0.5` as floats, names as strings. Raises MethodError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return [kind(token_count(part) if kind is int else part) for part in parts]
+    except ValueError:
+        example = "256,4k" if kind is int else "1,2.5"
+        raise MethodError(f"{option} is {shown(text)}; expected numbers separated by commas: {example}.") from None
+
+
+def parse_tokens(text: str, option: str) -> int:
+    """Parse `512`, `4k` or `1M`. Raises MethodError."""
+    count = token_count(text)
+    if not isinstance(count, int):
+        raise MethodError(f"{option} is {shown(text)}; expected a number of tokens, such as 512, 4k or 1M.")
+    return count

@@ -58,8 +58,8 @@ def plot(
     **shared: Unpack[request.ParameterOptions],
 ) -> DrawnFile:
     """Draw a plot of reports, or of the theory of a checkpoint."""
+    from ropecli.reporting.figures.study_plots import STUDY_KINDS, refuse_unknown_kind
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
-    from ropecli.reporting.plot_kinds import STUDY_KINDS, refuse_unknown_kind
 
     picture = options.optional_path(output)
     refuse_unknown_kind(kind)
@@ -80,19 +80,20 @@ def plot(
 
 def _draw_reports(kind: str | None, subjects: Sequence[str]) -> Any:
     from ropecli.evaluation.report import Report
+    from ropecli.reporting.figures.report_plots import choose_kind
+    from ropecli.reporting.figures.study_plots import STUDY_KINDS
     from ropecli.reporting.lines import data_note
-    from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
     from ropecli.reporting.report_files import read_reports
 
     paths = [options.as_path(name) for name in subjects]
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
         raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with --kind {' or '.join(STUDY_KINDS)}.")
     reports = read_reports(paths)
-    chosen = choose_kind(reports, kind)
+    draw = choose_kind(reports, kind)
     measured = [report for report in reports if isinstance(report, Report)]
     if measured and (note := data_note(measured)):
         warn(f"{note}.")
-    return chosen.draw(reports)
+    return draw(reports)
 
 
 def _draw_study(kind: str, subjects: Sequence[str], scaling: Mapping[str, Any]) -> Any:
@@ -100,7 +101,7 @@ def _draw_study(kind: str, subjects: Sequence[str], scaling: Mapping[str, Any]) 
     from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
-    from ropecli.reporting.plot_kinds import DEFAULT_METHODS, STUDY_KINDS
+    from ropecli.reporting.figures.study_plots import DEFAULT_METHODS, STUDY_KINDS
 
     if len(subjects) > 1:
         raise DataError(f"--kind {kind} draws one checkpoint; {len(subjects)} were given.")

@@ -104,7 +104,7 @@ def tune(
 
 def _says_points(task: "TuningTask") -> "Callable[[Point], None]":
     """A function to call with every point: says the scores of heads, and of each point that is the best so far."""
-    from ropecli.reporting.tuning_runs import ppl_words
+    from ropecli.reporting.report_tables import ppl_words
 
     points: list[Point] = []
 

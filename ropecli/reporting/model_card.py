@@ -15,6 +15,7 @@ from urllib.parse import quote
 import yaml
 
 from ropecli.checkpoint.files import RUN, STAGES, TUNING, is_own_file, read_file
+from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint
 from ropecli.checkpoint.plan_warnings import switches
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
@@ -26,9 +27,10 @@ from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
 from ropecli.evaluation.report import Report
 from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.report_tables import comparison_tables, report_tables
+from ropecli.reporting.rope_tables import inspection_table
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.spec import ScaledRope, label_of
-from ropecli.table import LONGEST_TEXT, Table, clean, escaped, markdown
+from ropecli.scaling.spec import label_of
+from ropecli.table import LONGEST_TEXT, clean, escaped, markdown
 from ropecli.yaml12 import read_own_yaml, read_yaml
 
 if TYPE_CHECKING:
@@ -87,8 +89,10 @@ def make_card(
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
     text = readme[block.end() if block else 0 :].strip()
-    section = "\n\n".join(_sections(state, repo, measurements, base, has_more=bool(text)))
-    section = section.replace("<!--", "<! --")  # a name in the section could contain the end marker
+    parts = [*_sections(state, repo, measurements, base)]
+    if text:
+        parts += ["## Before these changes", "The text below describes the base model."]
+    section = "\n\n".join(parts).replace("<!--", "<! --")  # a name in the section could contain the end marker
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{BEGIN}\n\n{section}\n\n{_END}\n\n{text}\n")
 
 
@@ -116,12 +120,7 @@ def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict
 
 
 def _sections(
-    state: CheckpointState,
-    repo: str,
-    measurements: Sequence[Sequence[Report]],
-    base: HubModel | None,
-    *,
-    has_more: bool,
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: HubModel | None
 ) -> Iterator[str]:
     """The Markdown of the section, in order."""
     yield f"# {escaped(repo.rpartition('/')[2])}"
@@ -130,7 +129,8 @@ def _sections(
     yield from _describe_changes(state)
     yield from _recipe(state.checkpoint)
     yield "## Rotary embeddings"
-    yield _rope_table(state)
+    rope_table = inspection_table([{**inspect_checkpoint(state), "tuned_from": None}])  # which may be a user's path
+    yield markdown(replace(rope_table, title=""))
     yield "## Measured"
     yield from (part for reports in measurements for part in _describe_file(reports, state.checkpoint, repo))
     if not measurements:
@@ -140,9 +140,6 @@ def _sections(
     yield from _serving(state, repo)
     yield "## Limits"
     yield "\n".join(f"- {limit}" for limit in _limits(state, measurements))
-    if has_more:
-        yield "## Before these changes"
-        yield "The text below describes the base model."
 
 
 def _describe_changes(state: CheckpointState) -> list[str]:
@@ -236,26 +233,6 @@ def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
     name, commit = _public_name(source.get("checkpoint", "CHECKPOINT")), source.get("commit")
     command = patch_command(name, commit and str(commit), note.method, note.factor, note.params, options=options)
     return clean(command, LONGEST_TEXT)
-
-
-def _rope_table(state: CheckpointState) -> str:
-    """The rotary embeddings in effect, one column per layer type."""
-    positions, ropes = state.positions, state.positions.ropes.values()
-    rows = [
-        ["context length", f"{positions.context_length:,} tokens", *[""] * (len(ropes) - 1)],  # the same for all layers
-        ["pretraining length", *(f"{rope.geometry.original_max_position_embeddings:,} tokens" for rope in ropes)],
-        ["method", *(rope.spec.label for rope in ropes)],
-        ["rope_theta", *(f"{rope.rope_theta:,.10g}" for rope in ropes)],
-        ["attention factor", *(f"{rope.attention_factor:.6g}" for rope in ropes)],
-        ["rotated dimensions", *(f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}" for rope in ropes)],
-        ["wavelengths", *map(_wavelengths, ropes)],
-    ]
-    return markdown(Table("", ["", *(label or "" for label in positions.ropes)], rows))
-
-
-def _wavelengths(rope: ScaledRope) -> str:
-    rotating = rope.wavelength[rope.inv_freq > 0]
-    return f"{rotating.min():,.4g} to {rotating.max():,.6g} tokens" if rotating.size else "no pair rotates"
 
 
 def _code(value: object) -> str:

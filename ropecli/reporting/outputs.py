@@ -76,9 +76,10 @@ class Outputs:
         if not workers.first:
             return result
         if self.plot:
-            from ropecli.reporting.plot_kinds import choose_kind
+            from ropecli.reporting.figures.report_plots import choose_kind
 
-            save(choose_kind(reports).draw(reports), self.plot)
+            draw = choose_kind(reports)
+            save(draw(reports), self.plot)
         if self.report:
             write_report(self.report, result.as_json())
             remove_state(self.report)

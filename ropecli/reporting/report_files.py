@@ -52,7 +52,6 @@ def _read_one(where: str, value: Any, kind: type[AnyReport]) -> AnyReport:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(kind)
-        return adapter.validate_python(value)
+        return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error

@@ -7,7 +7,7 @@ from ropecli.evaluation.protocols import PASSAGE, YARN_NOTE
 from ropecli.table import clean
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.report import Change, Headline, Report
+    from ropecli.evaluation.report import Change, Report
 
 
 def task_name(report: "Report") -> str:
@@ -16,20 +16,13 @@ def task_name(report: "Report") -> str:
     return "RULER" if report.task == "ruler" else clean(report.task, 40)
 
 
-def protocol_name(report: "Report") -> str:
-    """The protocol of a perplexity with its settings, and the warning for `yarn`."""
-    settings = [
-        f"{key} {report.settings[key]}" for key in ("stride", "targets") if report.settings.get(key) is not None
-    ]
-    if report.task == "yarn":
-        settings.append(YARN_NOTE)
-    return clean(report.task + (f" ({', '.join(settings)})" if settings else ""), 120)
-
-
 def measured_by(report: "Report") -> str:
-    """The protocol of a perplexity, what recall repeats, or the way that answers were found."""
+    """The protocol of a perplexity with its settings, what recall repeats, or the way that answers were found."""
     if report.kind == "perplexity":
-        return f"protocol {protocol_name(report)}"
+        given = {key: report.settings.get(key) for key in ("stride", "targets")}
+        settings = [f"{key} {value}" for key, value in given.items() if value is not None]
+        settings += [YARN_NOTE] * (report.task == "yarn")
+        return clean(f"protocol {report.task}" + (f" ({', '.join(settings)})" if settings else ""), 130)
     if report.kind == "recall":
         return f"passages of {PASSAGE} tokens" + ", copied greedily" * (report.mode == "generate")
     return "answers generated" if report.mode == "generate" else "answers ranked among candidates"
@@ -44,39 +37,23 @@ def sample_count(report: "Report") -> str:
     return f"{count} {what}{'s'[: count != 1]}{key_tokens}"
 
 
-HEADLINES_NOTE = "Percentages: change of perplexity, negative is better. In brackets: 95% interval, paired by document."
-
-
-def headline_sentence(headline: "Headline") -> str:
-    """A change of perplexity, like "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; negative is lower."""
-    if headline.length == headline.base_length:
-        where = f" at {headline.length} tokens"
-    else:
-        where = f": {headline.length} tokens against the baseline's {headline.base_length}"
-    return f"{clean(headline.name)}: {change_words(headline.change, '%')}{where}"
-
-
 def change_words(change: "Change", unit: str = "", *, places: int | None = None, sign: str = "+") -> str:
     """A change with its interval: "+1.2% (0.3 to 2.0)". places: decimals of a change that is not one in percent."""
 
-    def words(value: float | None, sign: str = "") -> str:
-        return percent(value, sign) if places is None else f"{value:{sign}.{places}f}"
+    def words(value: float, sign: str = "") -> str:
+        if places is not None:
+            return f"{value:{sign}.{places}f}"
+        return f"{100 * value:{sign}.1f}" if abs(value) < 1e3 else f"{100 * value:{sign}.3g}"
 
-    interval = "" if change.low is None else f" ({words(change.low)} to {words(change.high)})"
+    interval = ""
+    if change.low is not None and change.high is not None:
+        interval = f" ({words(change.low)} to {words(change.high)})"
     return f"{words(change.change, sign)}{unit}{interval}"
-
-
-INTERVALS_NOTE = "In brackets: 95% interval over documents."
 
 
 def recall_words(change: "Change") -> str:
     """A recall or far gain with its interval: "0.61 (0.56 to 0.67)"."""
     return change_words(change, places=2, sign="")
-
-
-def reach_words(length: int | None) -> str:
-    """The longest length that is read, or a dash."""
-    return "–" if length is None else f"{length}"
 
 
 def reference_sentence(report: "Report") -> str:
@@ -119,11 +96,6 @@ def ruler_sentences(report: "Report") -> list[str]:
     if report.mode == "rank":
         sentences.append(f"Guessing scores {100 * report.chance(longest):.0f}% at {longest} tokens.")
     return [*sentences, f"Not comparable with published tables: {'; '.join(reasons)}."]
-
-
-def percent(share: float | None, sign: str = "") -> str:
-    value = 100 * (math.nan if share is None else share)
-    return f"{value:{sign}.1f}" if abs(value) < 1e5 else f"{value:{sign}.3g}"
 
 
 def number(value: float, places: int = 2) -> str:

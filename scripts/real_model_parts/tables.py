@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.report_files import read_reports
-from ropecli.reporting.tuning_runs import tuning_table
+from ropecli.reporting.report_tables import tuning_table
 from ropecli.table import Table, markdown
 from ropecli.tuning.task import TuneReport
 

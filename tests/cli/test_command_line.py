@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from ropecli.checkpoint.state import Positions
-from ropecli.cli import progress
+from ropecli.cli import terminal
 from ropecli.cli.app import app
 from ropecli.cli.typer_command import ALIASES
 from ropecli.evaluation.processes import Workers
@@ -94,8 +94,8 @@ def test_quiet_prints_the_result_and_errors_only(ropecli):
 
 def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress._bar("scoring", 100) as step:
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    with terminal._bar("scoring", 100) as step:
         for number in range(1, 101):
             now = number * 10.0
             step(text=f"loss {number}")

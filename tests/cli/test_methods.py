@@ -7,6 +7,7 @@ from rich.console import Console
 
 from ropecli.cli import terminal
 from ropecli.cli.app import app
+from ropecli.cli.typer_command import parse_settings
 from ropecli.commands.methods import example
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method, scaling_methods
@@ -48,7 +49,7 @@ def test_an_example_is_understood_and_does_something():
         factor = 1.0 if name == "string" else 4.0
         assert parsed.get("method", parsed.get("methods")) == name
         assert float(parsed.get("factor", parsed.get("factors"))) == factor
-        params = terminal.parse_settings(parsed.get("settings"))
+        params = parse_settings(parsed.get("settings"))
         assert bool(parsed.get("factors_file")) == (name in NUMBERS)
         rope = RopeGeometry(32, 32, 1e4, 4096)
         ours = scale(rope, make_spec(name, factor, {**NUMBERS.get(name, {}), **params}))

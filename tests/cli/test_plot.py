@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import ropecli as package
-from ropecli.reporting.plot_kinds import DEFAULT_METHODS, STUDY_KINDS
+from ropecli.reporting.figures.study_plots import DEFAULT_METHODS, STUDY_KINDS
 
 
 @pytest.fixture(scope="module")

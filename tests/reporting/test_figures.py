@@ -9,8 +9,9 @@ import pytest
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.lines import PPL, best_of, sets_of
-from ropecli.reporting.plot_kinds import REPORT_KINDS, STUDY_KINDS, choose_kind
+from ropecli.reporting.figures.report_plots import REPORT_KINDS, choose_kind
+from ropecli.reporting.figures.study_plots import STUDY_KINDS
+from ropecli.reporting.lines import best_of, sets_of
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
@@ -38,7 +39,7 @@ def reports(report):
 
 
 def drawn(kind, *reports):
-    return REPORT_KINDS[kind].draw(reports)
+    return REPORT_KINDS[kind](reports)
 
 
 def test_every_report_is_a_line_of_its_numbers(reports):
@@ -77,7 +78,7 @@ def test_a_comparison_has_a_panel_for_each_length_and_a_row_for_each_report(repo
         values, length = [report.cells[index].ppl for report in reports], first.lengths[index]
         assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == list(zip(values, range(3), strict=True))
         filled = {place for place, dot in enumerate(dots) if dot.get_markerfacecolor() != "white"}
-        assert filled == best_of(lines, length, PPL)
+        assert filled == best_of(lines, length)
         bars = [bar.get_segments()[0][:, 0] for bar in axes.collections]
         change = reports[1].change_from(first, length)
         np.testing.assert_allclose(bars[1], [values[0] * (1 + change.low), values[0] * (1 + change.high)])

@@ -49,20 +49,21 @@ def test_the_headlines_come_first_then_each_set_of_data_and_how_it_was_measured(
     ]
     assert texts(page, "p")[2] == "folder, none: passkey, 25.0% (5 to 70) at 512 tokens."
     titles = texts(page, "h2")
-    assert titles[0] == "Perplexity, protocol tail, 4 documents of demo"
-    assert titles[3:] == ["Passkey, answers generated, 12 prompts of demo", "How it was measured"]
+    assert titles[0].startswith("2 checkpoints: perplexity by checkpoint, method and length, protocol tail, ")
+    assert titles[0].endswith("data demo, 4 documents")
+    passkey = "folder: passkey, score in percent, answers generated, data demo, 12 prompts"
+    assert titles[3:] == [passkey, "How it was measured"]
     assert len(list(page.iter("dl"))) == 5
     assert {f"Protocol {name}: {PROTOCOLS[name].definition}" for name in ("prefix", "yarn")} <= set(texts(page, "p"))
-    assert {with_baseline[1].digest, with_baseline[1].fingerprint, "passkey, answers generated"} <= set(
-        texts(page, "dd")
-    )
+    assert {with_baseline[1].digest, with_baseline[1].fingerprint, "12 prompts"} <= set(texts(page, "dd"))
+    assert "folder, none: passkey, answers generated" in texts(page, "h3")
     assert "ropecli eval-ppl extended --data demo" in texts(page, "code")
 
 
 def test_pictures_are_embedded_and_nothing_is_fetched(page):
-    # two of base and extension, one of the linear and of the yarn one, a heat map
+    # of base and extension, of the linear and of the yarn one, a heat map
     pictures = [picture.get("src").partition(",") for picture in page.iter("img")]
-    assert [kind for kind, _, _ in pictures] == ["data:image/png;base64"] * 5
+    assert [kind for kind, _, _ in pictures] == ["data:image/png;base64"] * 4
     assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, _, data in pictures)
     loading = {"script", "link", "iframe", "object", "embed", "base", "form"}
     assert not loading & {element.tag for element in page.iter()}
@@ -97,7 +98,9 @@ def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuni
 def test_a_tuning_run_has_its_table_and_facts(tuning):
     run = tuning("heads")
     tree = ET.fromstring(render_page([run]))
-    assert texts(tree, "h2") == ["base, yarn ×2: tuning (heads)", "How it was measured"]
+    scored = "base: scores of the last 32 tokens of 3 calibration documents of text"
+    assert texts(tree, "h2") == [scored, "How it was measured"]
+    assert texts(tree, "h3") == ["base, yarn ×2 (beta_fast 23.3, attention_factor 1.41): tuning (heads)"]
     assert rows_of(tree)[1] == ["as pretrained", "1300.00", "1600.00", "–", "–"]
     assert {run.digest, "128 tokens", json.dumps(run.params)} <= set(texts(tree, "dd"))
     assert texts(tree, "code") == [" ".join(run.command)]

@@ -8,7 +8,7 @@ import pytest
 from ropecli.errors import DataError
 from ropecli.evaluation.report import Cell, Change, reference_of
 from ropecli.evaluation.statistics import ratio_interval
-from ropecli.reporting.plot_kinds import choose_kind
+from ropecli.reporting.figures.report_plots import choose_kind
 from ropecli.reporting.report_tables import comparison_tables, report_tables
 from ropecli.table import Bold
 
@@ -79,5 +79,5 @@ def test_methods_are_ranked_by_recall(recalled):
     [own] = report_tables(reports[1])
     assert own.rows[0][1].startswith("0.50 (")
     assert own.rows[0][3:] == ["2.050", "3.050", "4"]
-    panel = choose_kind(reports).draw(reports).axes[0]
+    panel = choose_kind(reports)(reports).axes[0]
     assert [point.get_xdata()[0] for point in panel.lines[:3]] == pytest.approx([0.75, 0.5, 0.975])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ropecli.evaluation.statistics import bootstrap_interval, wilson
-from ropecli.reporting.report_tables import comparison_tables, report_tables
+from ropecli.reporting.report_tables import comparison_tables, report_tables, tuning_runs, tuning_table
 from ropecli.table import Bold
 
 
@@ -61,10 +61,9 @@ def test_differences_are_paired_and_the_best_are_bold(report):
     assert yarn.cells[0].high > first.cells[0].low  # the intervals of each overlap
     table, differences = compared(first, yarn, ntk, verbose=True)
     assert bold(table) == [["20.00"], ["19.02", "19.02"], ["20.00", "20.00"]]
-    assert table.notes[-2:] == [
-        "At 1024 tokens, yarn ×4 has the lowest perplexity, 19.02; by the paired 95% intervals, not worse: ntk ×4.",
-        "bold: best, or not worse by the paired 95% interval",
-    ]
+    best = "At 1024 tokens, yarn ×4 has the lowest perplexity, 19.02; by the paired 95% intervals, not worse: ntk ×4."
+    assert table.notes[-3] == best
+    assert table.notes[-1] == "bold: best, or not worse by the paired 95% interval"
     assert differences.title.startswith("folder: change of perplexity in percent from none")
     change = yarn.change_from(first, 256)
     assert change.high < 0
@@ -139,6 +138,21 @@ def test_wilsons_interval():
 
 def test_the_loss_by_tokens_of_context(report):
     _, table = report_tables(report(20.0, 19.0, 18.0))
-    assert table.title == "folder: loss by tokens of context at 1024 tokens, protocol prefix"
+    assert table.title == "folder: loss by tokens of context at 1024 tokens, protocol prefix, data demo, 4 documents"
     assert table.rows[0] == ["1", "6.0000", "4"]
     assert table.rows[2] == ["64 to 95", f"{math.log(18):.4f}", "128"]
+
+
+def test_a_tuning_run_by_state_and_several_by_result(tuning):
+    heads = tuning("heads")
+    table = tuning_table(heads)
+    assert [row[:4] for row in table.rows] == [
+        ["as pretrained", "1300.00", "1600.00", "–"],
+        ["yarn ×2, nothing tuned", "1490.00", "1900.00", "–"],
+        ["yarn ×2, best constants", "1520.00", "1700.00", "0"],
+        ["yarn ×2, tuned (heads, step 4)", "1480.00", "1580.00", "65"],
+    ]
+    runs = tuning_runs([heads, tuning("grid", source="other", fingerprint="4" * 64)])
+    assert [row[0] for row in runs.rows] == ["heads, yarn ×2", "grid, yarn ×2"]
+    assert runs.notes == ["Different checkpoints, data or lengths: the perplexities are not comparable."]
+    assert len(tuning_table(tuning("grid", target_length=64)).heads) == 4  # factor 1

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from ropecli.cli.terminal import parse_settings
+from ropecli.cli.typer_command import parse_settings
 from ropecli.errors import RecipeError
 from ropecli.training.recipe_schema import make_recipe
 

@@ -1,29 +1,16 @@
 """Draws evaluations: perplexity by length, many methods side by side, and heat maps of scores."""
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropecli.errors import shortened
+from ropecli.errors import DataError, shortened
 from ropecli.evaluation.report import Report
 from ropecli.reporting.figures import style
-from ropecli.reporting.lines import (
-    BEST_NOTE,
-    PPL,
-    Line,
-    Metric,
-    best_of,
-    lengths_of,
-    metric_of,
-    numbered,
-    original_length_marks,
-    original_lengths_of,
-    sets_of,
-    title_of,
-)
+from ropecli.reporting.lines import BEST_NOTE, Line, best_of, lengths_of, numbered, sets_of, title_of
+from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import score_rows
 from ropecli.reporting.wording import measured_by, ruler_sentences, task_name
 from ropecli.table import clean
@@ -34,6 +21,8 @@ if TYPE_CHECKING:
 
     Part = Figure | SubFigure
 
+_MOST_LINES = 8
+"""Maximum reports of a perplexity plot; more are drawn as a comparison unless --kind is given."""
 _MAX_WHISKERS = 6
 """Maximum lines with whiskers; more would hide each other."""
 _LONGEST_NAME = 50
@@ -83,71 +72,76 @@ def _stacked(
 
 
 def _perplexity(figure: "Part", lines: Sequence[Line]) -> None:
-    lengths, axes = lengths_of(lines), figure.subplots()
-    ppls = {line.name: [PPL.of(line.report, length) for length in line.report.lengths] for line in lines}
+    reports, lengths, axes = [line.report for line in lines], lengths_of(lines), figure.subplots()
     spans = {line.name: _spans(line, lines) for line in lines}
-    ends = [end for of_line in spans.values() for _, span in of_line for end in span]
+    values = [cell.ppl for report in reports for cell in report.cells]
+    ends = [end for of_line in spans.values() for span in of_line.values() for end in span]
     whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
     base = lines[0] if len(lines) > 1 and lines[0].report.method == "none" else None
-    for index, line in enumerate(sorted(lines, key=lambda line: -ppls[line.name][-1])):
+    for index, line in enumerate(sorted(lines, key=lambda line: -line.report.cells[-1].ppl)):
         look = style.BASELINE_LOOK if line is base else style.look(index)
-        axes.plot(line.report.lengths, ppls[line.name], label=line.name, **look)
+        axes.plot(line.report.lengths, [cell.ppl for cell in line.report.cells], label=line.name, **look)
         aside = 2 ** (0.03 * (index - (len(lines) - 1) / 2))  # whiskers of several lines do not overlap
-        for length, span in spans[line.name] if whiskers else ():
+        for length, span in spans[line.name].items() if whiskers else ():
             at = [length * aside] * 2
             axes.plot(at, span, color=look["color"], linewidth=0.9, marker="_", markersize=4, alpha=0.8)
     style.length_axis(axes, lengths)
-    style.log_axis(axes.yaxis, [*chain(*ppls.values()), *ends * whiskers])
-    for length in original_length_marks([line.report for line in lines], lengths):
-        name = f"pretraining length ({length})"
-        axes.axvline(length, color=style.GREY, linewidth=1, linestyle=(0, (6, 3)), label=name)
+    style.log_axis(axes.yaxis, [*values, *ends * whiskers])
+    for length in _original_lengths(reports):
+        if lengths[0] <= 2 * length <= 4 * lengths[-1]:  # a distant mark would squeeze the data
+            name = f"pretraining length ({length})"
+            axes.axvline(length, color=style.GREY, linewidth=1, linestyle=(0, (6, 3)), label=name)
     style.legend(axes)
-    notes = []
-    axes.set(xlabel="context length (tokens), logarithmic", ylabel=PPL.axis_label)
+    axes.set(xlabel="context length (tokens), logarithmic", ylabel=lines[0].metric.axis)
+    note = None
     if whiskers:
-        what = "95% interval over documents" if len(lines) == 1 else f"{_PAIRED} {lines[0].name}"
-        notes.append(f"whiskers: {what}")
+        note = f"whiskers: {'95% interval over documents' if len(lines) == 1 else f'{_PAIRED} {lines[0].name}'}"
     elif ends:
-        notes.append(f"intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them")
-    style.title(figure, title_of(lines, ": perplexity by context length"), notes)
+        note = f"intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them"
+    style.title(figure, title_of(reports, ": perplexity by context length"), [note])
 
 
-def _spans(line: Line, lines: Sequence[Line]) -> list[tuple[int, tuple[float, float]]]:
-    """(length, interval) of each length with an interval."""
+def _spans(line: Line, lines: Sequence[Line]) -> dict[int, tuple[float, float]]:
+    """Intervals by length: of the difference from the first line; of a single line, over documents."""
     if len(lines) > 1:
-        spans = [(length, line.span(lines[0], length, PPL)) for length in line.report.lengths]
-        return [(length, span) for length, span in spans if span]
+        spans = {length: line.span(lines[0], length) for length in line.report.lengths}
+        return {length: span for length, span in spans.items() if span}
     cells = line.report.cells
-    return [(cell.length, (cell.low, cell.high)) for cell in cells if cell.low is not None and cell.high is not None]
+    return {cell.length: (cell.low, cell.high) for cell in cells if cell.low is not None and cell.high is not None}
+
+
+def _original_lengths(reports: Iterable[Report]) -> list[int]:
+    """The pretraining lengths, tokens, ascending."""
+    return sorted({report.original_max_position_embeddings for report in reports})
 
 
 def _comparison(figure: "Part", lines: Sequence[Line]) -> None:
-    metric, lengths = metric_of(lines), lengths_of(lines)
-    originals = original_lengths_of(line.report for line in lines)
+    reports, lengths = [line.report for line in lines], lengths_of(lines)
+    originals = _original_lengths(reports)
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
-    bars = [_draw_panel(axes, lines, length, metric) for axes, length in zip(panels, lengths, strict=True)]
+    bars = [_draw_panel(axes, lines, length) for axes, length in zip(panels, lengths, strict=True)]
     for axes, length in zip(panels, lengths, strict=True):
         beyond = "\nbeyond the pretraining length" if len(originals) == 1 and length > originals[0] else ""
         axes.set_title(f"{length} tokens{beyond}", fontsize=9)
     panels[0].set_yticks(range(len(lines)), [style.wrap(line.name, _LONGEST_NAME) for line in lines])
     panels[0].set_ylim(len(lines) - 0.5, -0.5)
-    words = [metric.axis_label]
-    if any(best_of(lines, length, metric) for length in lengths):
+    words = [lines[0].metric.axis]
+    if any(best_of(lines, length) for length in lengths):
         words.append(f"filled: {BEST_NOTE}")
     if any(bars):
         words.append(f"bars: {_PAIRED} {lines[0].name} (dashed)")
     differ = f"pretraining lengths differ ({originals[0]} to {originals[-1]} tokens) and are not marked"
-    title = title_of(lines, f": {task_name(lines[0].report)} by method and length")
+    title = title_of(reports, f": {task_name(reports[0])} by method and length")
     style.title(figure, title, ["; ".join(words), differ if len(originals) > 1 else None])
 
 
-def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> bool:
+def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int) -> bool:
     """Returns whether there are bars."""
-    best = best_of(lines, length, metric)
-    spans = [line.span(lines[0], length, metric) for line in lines]
+    best, metric = best_of(lines, length), lines[0].metric
+    spans = [line.span(lines[0], length) for line in lines]
     ends = []
     for place, (line, span) in enumerate(zip(lines, spans, strict=True)):
-        value = line.at(length, metric)
+        value = line.at(length)
         if value is None:
             continue
         low, high = span or (value, value)
@@ -156,11 +150,11 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         axes.plot([value], [place], "o", color="#0072B2", markerfacecolor="#0072B2" if place in best else "white")
         change = line.change_from(lines[0], length) if place else None
         unit = "%" if metric.logarithmic else ""
-        words = metric.shown(value) + (f" ({metric.change_words(change).split(' ')[0]}{unit})" if change else "")
+        words = line.shown(length) + (f" ({metric.change_words(change).split(' ')[0]}{unit})" if change else "")
         weight = "bold" if place in best else "normal"
         look = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5, "fontweight": weight}
         axes.annotate(words, (max(low, value, high), place), **look)  # type: ignore[arg-type]
-    first = lines[0].at(length, metric)
+    first = lines[0].at(length)
     if any(spans) and first is not None:
         axes.axvline(first, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     # room for the labels right of the dots
@@ -193,7 +187,7 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
     height = min(9.0, max(3.0, 1.5 + 0.35 * max(rows)))
     sources = shortened(", ".join(dict.fromkeys(clean(report.source) for report in reports)), 200)
     samples = sorted({cell.samples for report in reports for cell in report.cells})
-    originals = " or ".join(map(str, original_lengths_of(reports)))
+    originals = " or ".join(map(str, _original_lengths(reports)))
     notes = [
         f"{name}: {ruler_sentences(report)[0]}"
         for name, report in zip(names, reports, strict=True)
@@ -238,3 +232,27 @@ def _heat_map(axes: "Axes", report: Report) -> Any:
             ink = "black" if value > 43 else "white"
             axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
     return image
+
+
+Draw = Callable[[Sequence[Any]], "Figure"]
+REPORT_KINDS: dict[str, Draw] = {
+    "perplexity": draw_perplexity,
+    "comparison": draw_comparison,
+    "scores": draw_scores,
+}
+"""Kinds that draw reports: those of their name; a comparison, any but those of tuning."""
+
+
+def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> Draw:
+    """What draws the given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
+    if name is None:
+        several = len({report.digest for report in reports}) > 1
+        many = len(reports) > _MOST_LINES or (several and len(reports) > 2) or reports[0].kind == "recall"
+        name = "scores" if reports[0].kind == "scores" else "comparison" if many else "perplexity"
+    for report in reports:
+        if report.kind == "tune" or name not in ("comparison", report.kind):
+            raise DataError(
+                f"A plot of kind {name} cannot show the {report.kind} report of {report.checkpoint!r}. Give reports of "
+                "one kind, or write a page of all of them with `ropecli report`."
+            )
+    return REPORT_KINDS[name]

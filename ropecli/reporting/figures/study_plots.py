@@ -5,15 +5,16 @@ Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), section 3 (h(θ_d)/θ_d); Li
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ropecli.analysis.score import FARTHEST_CHECKED, first_negative, score
 from ropecli.analysis.wavelengths import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED, Study
-from ropecli.errors import DataError
+from ropecli.errors import DataError, did_you_mean
 from ropecli.reporting.figures import style
+from ropecli.reporting.figures.report_plots import REPORT_KINDS
 from ropecli.scaling.spec import ScaledRope
 from ropecli.table import clean
 
@@ -52,7 +53,8 @@ def draw_frequencies(study: Study) -> "Figure":
         f"not shown, pairs that do not rotate: {', '.join(still)}" if still else None,
     ]
     with style.drawing():
-        figure, axes = style.line_figure(list(ratios), [*levels, border])
+        figure = style.new_figure(*style.line_size([*ratios, *levels, border]))
+        axes = figure.subplots()
         for index, (name, values) in enumerate(ratios.items()):
             every = math.ceil(max(len(values) / _MARKERS, min(len(ratios), len(values) / 5)))
             # offset the markers, so that overlapping lines are visible
@@ -88,7 +90,8 @@ def draw_decay(study: Study) -> "Figure":
     labels = [_decay_label(name, rope, study.target) for name, rope in study.ropes.items()]
     border = f"pretraining length ({study.original_length})"
     with style.drawing():
-        figure, axes = style.line_figure(labels, [border])
+        figure = style.new_figure(*style.line_size([*labels, border]))
+        axes = figure.subplots()
         for index, (label, rope) in enumerate(zip(labels, study.ropes.values(), strict=True)):
             middles, scores = _stretches(rope, width, study.target)
             every = max(1, len(middles) // 7)
@@ -129,3 +132,21 @@ def _stretches(rope: ScaledRope, width: int, target: int) -> tuple[np.ndarray, n
         keys = target - 1 - (starts + inside).ravel()
         seen = rope.remapping.distances(np.array([target - 1]), keys).reshape(seen.shape)
     return starts[:, 0] + (width - 1) / 2, np.ma.masked_invalid(score(rope.inv_freq, seen)).mean(axis=1)
+
+
+STUDY_KINDS = {"decay": draw_decay, "frequencies": draw_frequencies}
+"""Kinds that draw a checkpoint."""
+DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
+    "decay": {},
+    "frequencies": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
+}
+"""Methods, with parameters, that each kind compares with the checkpoint by default."""
+
+
+def refuse_unknown_kind(name: str | None) -> None:
+    """Raise DataError for an unknown kind."""
+    if name is not None and name not in (*REPORT_KINDS, *STUDY_KINDS):
+        raise DataError(
+            f"Unknown kind of plot {name!r}. Known: {', '.join(REPORT_KINDS)}; for a checkpoint: "
+            f"{', '.join(STUDY_KINDS)}.{did_you_mean(name, (*REPORT_KINDS, *STUDY_KINDS))}"
+        )

@@ -1,6 +1,6 @@
 """Shared by all figures: line styles that differ without colour, axes with round numbers, legends, saving.
 
-Names are expected to be cleaned (wording.clean). They are never parsed as formulas, even if they contain dollar signs.
+Names are expected to be cleaned (table.clean). They are never parsed as formulas, even if they contain dollar signs.
 """
 
 import contextlib
@@ -81,18 +81,12 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def line_size(names: Sequence[str], others: Sequence[str] = ()) -> tuple[float, float]:
-    """Inches of a pair of axes, with room on the right for a legend of these lines and of `others`."""
-    labels = [wrap(name) for name in (*names, *others)]
+def line_size(names: Sequence[str]) -> tuple[float, float]:
+    """Inches of a pair of axes, with room on the right for a legend of these lines."""
+    labels = [wrap(name) for name in names]
     widest = max(len(line) for label in labels for line in label.split("\n"))
     lines = sum(label.count("\n") + 1 for label in labels)
     return 7.6 + widest * _LETTER, max(4.3, 1.4 + 0.19 * lines) + 0.7
-
-
-def line_figure(names: Sequence[str], others: Sequence[str] = ()) -> "tuple[Figure, Axes]":
-    """A pair of axes of the size above."""
-    figure = new_figure(*line_size(names, others))
-    return figure, figure.subplots()
 
 
 def wrap(name: str, width: int = _LONGEST_LABEL) -> str:

@@ -3,8 +3,7 @@
 import pytest
 from rich.console import Console
 
-from ropecli.reporting.terminal_table import TerminalTable
-from ropecli.reporting.tuning_runs import tuning_runs, tuning_table
+from ropecli.cli.terminal import TerminalTable
 from ropecli.table import Bold, Table, markdown
 
 WIDE = Table(
@@ -44,18 +43,3 @@ def test_names_are_shown_as_they_are_and_control_nothing(show):
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2028"} & set(text)
     assert text.replace("\\", "").count("a[/red]b 100%") == 1
     assert "| a\\|b \\<!-- |" in markdown(Table("", ["name"], [["a|b <!--"]]))
-
-
-def test_a_tuning_run_by_state_and_several_by_result(tuning):
-    heads = tuning("heads")
-    table = tuning_table(heads)
-    assert [row[:4] for row in table.rows] == [
-        ["as pretrained", "1300.00", "1600.00", "–"],
-        ["yarn ×2, nothing tuned", "1490.00", "1900.00", "–"],
-        ["yarn ×2, best constants", "1520.00", "1700.00", "0"],
-        ["yarn ×2, tuned (heads, step 4)", "1480.00", "1580.00", "65"],
-    ]
-    runs = tuning_runs([heads, tuning("grid", source="other", fingerprint="4" * 64)])
-    assert [row[0] for row in runs.rows] == ["heads, yarn ×2", "grid, yarn ×2"]
-    assert runs.notes == ["Different checkpoints, data or lengths: the perplexities are not comparable."]
-    assert len(tuning_table(tuning("grid", target_length=64)).heads) == 4  # factor 1

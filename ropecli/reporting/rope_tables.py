@@ -1,6 +1,6 @@
-"""The tables of `ropecli theory`, from the report of checkpoint/inspection.py.
+"""The tables of `ropecli inspect` and `ropecli theory`, from the reports of checkpoint/inspection.py.
 
-Methods are shown in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12). The band limits, 32 and 1
+Theory shows methods in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12). The band limits, 32 and 1
 rotations, are its beta_fast and beta_slow (section 3.2).
 """
 
@@ -11,9 +11,10 @@ from typing import Any
 
 from ropecli.analysis.score import FARTHEST_CHECKED
 from ropecli.analysis.wavelengths import SAME
+from ropecli.config.dialects import ORIGINAL_LENGTH
 from ropecli.reporting.wording import tokens
 from ropecli.scaling.registry import find_method
-from ropecli.table import Table
+from ropecli.table import Bold, Table
 
 Rope = dict[str, Any]
 """The summary of analysis/summary.py, with its name and form."""
@@ -24,6 +25,73 @@ _DECAY = {
     "estimate": "integral",
     "bound": "O(1/t)",
     "sinusoidal": "sinusoidal",
+}
+
+
+def inspection_table(reports: Sequence[dict[str, Any]], differing: Sequence[str] = ()) -> Table:
+    """One column per rope; what holds for the whole checkpoint is in the first of its columns.
+
+    reports: of inspect_checkpoint. differing: the fields to mark.
+    """
+    names = [f"{report['checkpoint']} ({report['model_type']})" for report in reports]
+    ropes = [(report, rope) for report in reports for rope in report["ropes"]]
+    rows: list[list[str]] = []
+    sections = set()
+    for name, (key, show) in _INSPECTED.items():
+        cells = [
+            show(rope[key]) if key in rope else show(report[key]) if rope is report["ropes"][0] else ""
+            for report, rope in ropes
+        ]
+        if key == ORIGINAL_LENGTH and all(rope[key] == report["pretraining_length"] for report, rope in ropes):
+            cells = [""] * len(ropes)  # the row "pretraining length" says it
+        if key == "pretraining_length":
+            sections.add(len(rows))
+        if any(cells):
+            rows.append([Bold(f"≠ {name}") if key in differing else name, *cells])
+    several = len(names) > 1
+    heads = [name * several for name, report in zip(names, reports, strict=True) for _ in report["ropes"]]
+    return Table("" if several else names[0], ["", *heads], rows, sections=frozenset(sections))
+
+
+def _parameters(params: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in params.items() if not isinstance(value, list))
+
+
+def _wavelength(value: float | None) -> str:
+    return "no pair rotates" if value is None else f"{tokens(value)} tokens"
+
+
+def _text(value: str | None) -> str:
+    return value or ""
+
+
+def _length(value: Any) -> str:
+    if value is None:
+        return ""
+    return "no limit" if isinstance(value, int | float) and value > 1e9 else f"{value} tokens"
+
+
+_INSPECTED: dict[str, tuple[str, Any]] = {
+    "layer type": ("layer_type", _text),
+    "head_dim": ("head_dim", str),
+    "rotary_dim": ("rotary_dim", str),
+    "rope_theta": ("rope_theta", lambda value: f"{value:,.10g}"),
+    "method": ("method", str),
+    "parameters": ("params", _parameters),
+    "factor": ("factor", lambda value: f"{value:g}"),
+    "attention_factor": ("attention_factor", lambda value: f"{value:.6g}"),
+    ORIGINAL_LENGTH: (ORIGINAL_LENGTH, _length),
+    "shortest wavelength": ("shortest_wavelength", _wavelength),
+    "longest wavelength": ("longest_wavelength", _wavelength),
+    "pairs": ("pairs", str),
+    "pairs with a full rotation in pretraining": ("pairs_rotating_in_pretraining_length", str),
+    "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
+    "pretraining length": ("pretraining_length", _length),
+    "pretraining length from": ("pretraining_length_source", _text),
+    "context length": ("context_length", _length),
+    "max_position_embeddings": ("max_position_embeddings", _length),
+    "tokenizer model_max_length": ("tokenizer_model_max_length", _length),
+    "weights tuned from": ("tuned_from", _text),
 }
 
 
