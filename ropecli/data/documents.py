@@ -77,6 +77,10 @@ class Documents:
     special: SpecialTokens = SpecialTokens()
 
     @property
+    def names(self) -> list[str]:
+        return [document.name for document in self.kept]
+
+    @property
     def count(self) -> int:
         return len(self.kept) + self.too_short
 

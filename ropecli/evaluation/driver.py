@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ropecli.data.documents import Documents
 from ropecli.errors import EndpointError, NotFiniteError
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.readers.reader import Reader, batches
@@ -39,13 +40,14 @@ _SECONDS_BETWEEN_CHECKS = 300.0
 class Task:
     """A measurement: its samples, and how they are scored.
 
-    kind: of the report. name: of the task in the report. source: the data. answers: whether the reader continues
-    prompts. settings: for the report.
+    kind: of the report. name: of the task in the report. source: the data. documents: of a loss, for the report.
+    answers: whether the reader continues prompts. settings: for the report.
     """
 
     kind = "scores"
     name: str
     source: str
+    documents: Documents | None = None
     answers = True
 
     @property
@@ -85,13 +87,9 @@ class Task:
         """sha256 of the token ids of all samples."""
         raise NotImplementedError
 
-    def details(self) -> dict[str, Any]:
-        """Further fields of the report."""
-        return {}
-
 
 class Store:
-    """Values by part and sample. A part is one task on one subject.
+    """Values by part and sample. A part is one job.
 
     folder: where they are saved, a file per process; None: only in memory.
     """
@@ -127,10 +125,10 @@ class Store:
 
 @dataclass(frozen=True)
 class Job:
-    """The tasks to measure on one subject. optional: whether a loss that is not finite only gives a warning."""
+    """The task to measure on one subject. optional: whether a loss that is not finite only gives a warning."""
 
     subject: Subject
-    tasks: Sequence[Task]
+    task: Task
     tokenizer: Any
     optional: bool = False
 
@@ -205,17 +203,17 @@ def _scored(
     task: Task, reader: Reader, unread: Sequence[Sequence[SampleId]], progress: "Progress | None", sizes: Sequence[int]
 ) -> Iterator[tuple[Sequence[SampleId], list[Any]]]:
     """Each batch and its scores, as they come; `in_flight` at a time."""
-    if reader.in_flight == 1:
-        for number, batch in enumerate(unread):
-            if progress:
-                progress.begin(sizes[number])
-            yield batch, task.score(reader, batch)
-        return
 
     def score(batch: Sequence[SampleId]) -> tuple[Sequence[SampleId], list[Any]]:
         with reader.task_lock():
             return batch, task.score(reader, batch)
 
+    if reader.in_flight == 1:
+        for number, batch in enumerate(unread):
+            if progress:
+                progress.begin(sizes[number])
+            yield score(batch)
+        return
     if progress:
         progress.begin(sum(sizes))
     with ThreadPool(reader.in_flight) as pool:  # its threads keep no process from ending while they wait for a server
@@ -263,20 +261,21 @@ class Progress:
 
 def collect(
     jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
-) -> Iterator[tuple[Job, Task, Values, dict[str, Any]]]:
-    """Yield the values of each task of each job, with the reader's properties. One model in memory at a time.
+) -> Iterator[tuple[Job, Values, dict[str, Any]]]:
+    """Yield the values of each job, with the reader's properties. One model in memory at a time.
 
     output: where the result will be written; progress is saved next to it, and an earlier run of the same request is
     resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
     """
     workers = workers or Workers()
     factory.check([job.subject for job in jobs])
-    tasks = {id(task): task for job in jobs for task in job.tasks}
+    tasks = {id(job.task): job.task for job in jobs}
     requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
     request = {
-        "jobs": [{**job.subject.request(), "tasks": [requests[id(task)] for task in job.tasks]} for job in jobs],
+        "jobs": [{**job.subject.request(), "tasks": [requests[id(job.task)]]} for job in jobs],
         **factory.request(),
     }
+    parts = [f"{number}.0" for number in range(len(jobs))]  # job and task: states hold a list of tasks per job
     state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
@@ -285,25 +284,20 @@ def collect(
         }
         unread = sum(
             size
-            for number, job in enumerate(jobs)
-            for place, task in enumerate(job.tasks)
-            for sample, size in sizes[id(task)].items()
-            if sample not in store.values(f"{number}.{place}")
+            for part, job in zip(parts, jobs, strict=True)
+            for sample, size in sizes[id(job.task)].items()
+            if sample not in store.values(part)
         )
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
         progress = Progress(unread // workers.count, advice)
-        for number, job in enumerate(jobs):
-            scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
-            with contextlib.ExitStack() as stack:
-                reader = None
-                for place, task in enumerate(job.tasks):
-                    part = f"{number}.{place}"
-                    if (values := _finished(task, store.values(part), workers)) is None:
-                        reader = reader or stack.enter_context(factory.open(job.subject, job.tokenizer, scalings))
-                        values = score_samples(
-                            task, reader, store, part, workers, progress, f"{task.name}, {job.subject.label}"
-                        )
-                    yield job, task, values, store.values(part)[_READER]
+        for part, job in zip(parts, jobs, strict=True):
+            bar = f"{job.task.name}, {job.subject.label}"
+            if (values := _finished(job.task, store.values(part), workers)) is None:
+                scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
+                with factory.open(job.subject, job.tokenizer, scalings) as reader:
+                    values = score_samples(job.task, reader, store, part, workers, progress, bar)
+                del reader  # frees its model before the next is loaded
+            yield job, values, store.values(part)[_READER]
 
 
 def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
@@ -319,13 +313,14 @@ def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
 def make_reports(
     jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
 ) -> list[Report]:
-    """The reports of all jobs, by job and task. Recall refers to the first job.
+    """The reports of all jobs. Recall refers to the first one.
 
     Arguments and errors: see `collect`; and NotFiniteError, DataError.
     """
     workers, reports = workers or Workers(), list[Report]()
     reference: Reference | None = None
-    for job, task, values, reader in collect(jobs, factory, output, workers):
+    for job, values, reader in collect(jobs, factory, output, workers):
+        task = job.task
         try:
             cells = task.cells(values)
         except NotFiniteError as error:
@@ -336,6 +331,7 @@ def make_reports(
         settings = {**task.settings, "chunk": reader["chunk"], **factory.settings, "processes": workers.count}
         if task.answers:
             settings["prompts_read_once"] = reader["cache_is_exact"]
+        documents = task.documents or Documents((), 0)
         report = Report(
             kind=task.kind,  # type: ignore[arg-type]
             task=task.name,
@@ -347,7 +343,8 @@ def make_reports(
             settings=settings,
             fingerprint=task.fingerprint(values),
             cells=cells,
-            **task.details(),
+            too_short=documents.too_short,
+            document_names=documents.names,
         )
         if report.kind == "recall":
             reference = reference or reference_of(report)

@@ -150,7 +150,7 @@ class Endpoint:
         self.model = self._find_model()
 
     def complete(self, ids: Sequence[int], **options: Any) -> Choice:
-        """The first choice of /v1/completions for a prompt of token ids. Raises PromptRefusedError too."""
+        """What follows a prompt of token ids greedily, from /v1/completions. Raises PromptRefusedError too."""
         return self._complete(ids, **options)["choices"][0]
 
     def _complete(self, ids: Sequence[int], **options: Any) -> _Completion:
@@ -201,10 +201,6 @@ class Endpoint:
                 "Expected null for the first token and one value for each other. Update the server."
             )
         return [-value for value in values[1 : len(ids)] if value is not None]
-
-    def continuation(self, ids: Sequence[int], limit: int) -> str:
-        """The text that follows greedily, of up to `limit` tokens."""
-        return self.complete(ids, max_tokens=limit)["text"]
 
     def greedy(self, ids: Sequence[int], limit: int, top: int) -> tuple[str, list[dict[str, float]]]:
         """The text that follows greedily, and ln p of the most probable tokens at each place, as far as they are given.
@@ -274,7 +270,8 @@ class Endpoint:
             else:
                 if response.status_code not in _BUSY or last:
                     return self._read(response.status_code, body, path, kind)
-                pause = self._pause(response, pause)
+                seconds = response.headers.get("Retry-After", "")
+                pause = min(float(seconds), _LONGEST_WAIT) if seconds.isdecimal() else pause
             if time.monotonic() > self._quiet_until:  # of many requests in flight, one says it
                 self._quiet_until = time.monotonic() + pause
                 say(f"{self.url} is busy; asking again in {pause:g} seconds.")
@@ -297,11 +294,6 @@ class Endpoint:
 
         threading.Thread(target=receive, daemon=True).start()
         return answer.result(self._timeout)
-
-    def _pause(self, response: httpx.Response, usual: float) -> float:
-        """Seconds until the next attempt, as the server asks."""
-        seconds = response.headers.get("Retry-After", "")
-        return min(float(seconds), _LONGEST_WAIT) if seconds.isdecimal() else usual
 
     def _read(self, status: int, body: bytes, path: str, kind: type[_Answer]) -> _Answer:
         if status >= 300:

@@ -68,6 +68,10 @@ class PieceTokenizer:
         """Tokens of a piece at the beginning of the text."""
         return self._openings([text])[0]
 
+    def head(self, text: str, frame: Frame | None) -> TokenIds:
+        """Tokens of the beginning of a prompt, with the special tokens."""
+        return self.prefix + self.opening(text) if frame is None else self.opening(frame.before + text)
+
     def _openings(self, texts: Sequence[str]) -> list[TokenIds]:
         encoded = encode(self.tokenizer, list(texts), add_special_tokens=False, return_attention_mask=False)
         return [tuple(ids) for ids in encoded["input_ids"]]

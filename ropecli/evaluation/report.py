@@ -242,11 +242,7 @@ class Report:
             return _difference(base.arm("far", length), self.arm("far", length), self._reference.gains)
         if self.kind == "perplexity":
             return loss_change(cells[0], base_cells[0])
-        prompts, base_prompts = (
-            (report.fingerprint, [(cell.task, cell.depth, cell.samples) for cell in report.cells_at(length)])
-            for report in (self, base)
-        )
-        if prompts != base_prompts:
+        if not self.is_comparable(base):
             raise RopecliError("Cannot compare scores of different prompts.")
         scores, base_scores = (np.concatenate([cell.sums for cell in row]) for row in (cells, base_cells))
         return Change(*score_difference(scores - base_scores))

@@ -139,12 +139,14 @@ def choose_templates(options: NeedleOptions) -> Templates:
 class Prompt:
     """ids: shape (tokens,), int64, without the answer. candidates: the texts to rank, the true key first.
 
-    answers: tokens of the candidates; ids and the first answer together have `length` tokens.
+    answers: tokens of the candidates; ids and the first answer together have `length` tokens. least: tokens without
+    text around the needles, answer included; if they are more than `length`, the prompt is too long.
     """
 
     ids: np.ndarray
     candidates: tuple[str, ...]
     answers: tuple[TokenIds, ...]
+    least: int
 
     def digest(self) -> str:
         """sha256 of the prompt with the true key; the same for both modes."""
@@ -169,113 +171,82 @@ class RetrievalPrompts:
     frame: Frame | None = None
 
     def __post_init__(self) -> None:
-        self.templates.check_needles(self.num_needles)
         if self.num_candidates <= self.num_needles:
             raise DataError(
                 f"--candidates is {self.num_candidates}; expected at least {self.num_needles + 1} for "
                 f"{self.num_needles} needles."
             )
 
-    def prompt(self, length: int, depth: float, index: int) -> Prompt:
-        """Build a prompt. Raises DataError for a length too short for needles and question.
-
-        The number of candidates does not change the tokens of the prompt.
-        """
-        draft = self._draft(length, depth, index)
-        if draft.tokens > length:
-            raise _too_short(length, draft.tokens)
-        return draft.finish()
-
     def check_room(self, length: int, depths: Sequence[float], samples: int) -> None:
         """Raise DataError for a length that is too short for some prompt, naming one that fits all of them."""
         least = length
         # prompts of another length have other names and keys, which may take more tokens
-        while (needed := self._most_tokens(least, depths, samples)) > least:
+        while (needed := self.most_tokens(least, depths, samples)) > least:
             least = needed
         if least > length:
-            raise _too_short(length, least)
+            raise DataError(
+                f"A prompt of {length} tokens is too short for its introduction, needles and question. Set --lengths "
+                f"to at least {least}."
+            )
 
-    def has_room(self, length: int, depths: Sequence[float], samples: int) -> bool:
-        return self._most_tokens(length, depths, samples) <= length
-
-    def _most_tokens(self, length: int, depths: Sequence[float], samples: int) -> int:
+    def most_tokens(self, length: int, depths: Sequence[float], samples: int) -> int:
         """Tokens of the longest prompt without its haystack. Other names and keys never take twice as many."""
-        first = self._draft(length, depths[0], 0).tokens
+        first = self.prompt(length, depths[0], 0).least
         if 2 * first < length:
             return first
-        return max(self._draft(length, depth, index).tokens for depth in depths for index in range(samples))
+        return max(self.prompt(length, depth, index).least for depth in depths for index in range(samples))
 
-    def _draft(self, length: int, depth: float, index: int) -> "_RetrievalDraft":
-        seed = (self.seed, length, round(depth * _DEPTH_STEPS), index)
-        return _RetrievalDraft(self, np.random.default_rng(seed), length, depth)
-
-
-def _too_short(length: int, least: int) -> DataError:
-    return DataError(
-        f"A prompt of {length} tokens is too short for its introduction, needles and question. Set --lengths to at "
-        f"least {least}."
-    )
-
-
-class _RetrievalDraft:
-    """A prompt under construction. tokens: without the haystack, answer included."""
-
-    def __init__(self, task: RetrievalPrompts, rng: np.random.Generator, length: int, depth: float) -> None:
-        self.task, self.length = task, length
-        pieces, templates = task.pieces, task.templates
-        self.names = [templates.names[index] for index in rng.permutation(len(templates.names))[: task.num_needles]]
+    def prompt(self, length: int, depth: float, index: int) -> Prompt:
+        """Build a prompt. The number of candidates does not change its tokens."""
+        rng = np.random.default_rng((self.seed, length, round(depth * _DEPTH_STEPS), index))
+        templates, pieces = self.templates, self.pieces
+        names = [templates.names[place] for place in rng.permutation(len(templates.names))[: self.num_needles]]
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
-        self.line = templates.question_line(self.names[0])
-        if task.frame:
+        head = pieces.head(introduction, self.frame)
+        line = templates.question_line(names[0])
+        if self.frame:
             # what follows the question mark begins the assistant's answer
-            stop = self.line.rfind("?") + 1
-            self.line = f"{self.line[:stop]}{task.frame.after}{self.line[stop:].lstrip()}"
-            self.head = pieces.opening(task.frame.before + introduction)
-        else:
-            self.head = pieces.prefix + pieces.opening(introduction)
-        self.question = pieces.inside(self.line)
+            stop = line.rfind("?") + 1
+            line = f"{line[:stop]}{self.frame.after}{line[stop:].lstrip()}"
         # before it is cut to size, so that keys missing in it are missing in every part of it
-        self.text = task.haystack.stretch(length, rng)
-        self.candidates = self._draw_candidates(rng)
-        self.completed = [self._completed(key) for key in self.candidates]
-        # (depth, tokens) of each needle: first the one asked for; the others are spread evenly over the text
-        distractors = task.num_needles - 1
-        depths = [depth, *((index + 0.5) / distractors for index in range(distractors))]
-        self.needles = list(zip(depths, map(pieces.inside, self._needle_lines(self.candidates)), strict=True))
-        self.tokens = len(self.head) + sum(len(tokens) for _, tokens in self.needles) + len(self.completed[0])
-
-    def _draw_candidates(self, rng: np.random.Generator) -> tuple[str, ...]:
-        """The keys to hide, and candidates that appear nowhere in the prompt."""
-        task, templates = self.task, self.task.templates
-        text = [task.pieces.text(self.text), templates.introduction, templates.needle, templates.question]
-        drawn = draw_keys(rng, numbers_in("\n".join(text)), self._form)
-        hidden = tuple(islice(drawn, task.num_needles))
-        in_needles = numbers_in("".join(self._needle_lines(hidden)))  # '1{key}' contains other numbers
-        unused = (key for key in drawn if key not in in_needles)
-        return (*hidden, *islice(unused, task.num_candidates - task.num_needles))
-
-    def _completed(self, key: str) -> TokenIds:
-        return self.task.pieces.inside(self.line + key)
-
-    def _form(self, key: str) -> tuple[int, int]:
-        completed = self._completed(key)
-        return len(completed), _common_beginning([self.question, completed])
-
-    def _needle_lines(self, keys: Sequence[str]) -> list[str]:
-        return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
-
-    def finish(self) -> Prompt:
+        text = self.haystack.stretch(length, rng)
+        candidates = self._draw_candidates(rng, names, line, text)
+        needles = [pieces.inside(needle) for needle in self._needle_lines(names, candidates)]
+        question, completed = pieces.inside(line), [pieces.inside(line + key) for key in candidates]
         # if the tokenizer merges the end of the question with a key, that token belongs to the answer
-        shared = _common_beginning([self.question, *self.completed])
-        answers = tuple(tokens[shared:] for tokens in self.completed)
-        text = self.text[: self.length - self.tokens]
-        ids, read = list(self.head), 0
-        for depth, needle in sorted(self.needles, key=lambda pair: pair[0]):
-            cut = round(depth * len(text))
+        shared = _common_beginning([question, *completed])
+        least = len(head) + sum(map(len, needles)) + len(completed[0])
+        text = text[: max(0, length - least)]
+        # the first needle is asked for; the others are spread evenly over the text
+        depths = [depth, *((place + 0.5) / (self.num_needles - 1) for place in range(self.num_needles - 1))]
+        ids, read = list(head), 0
+        for place, needle in sorted(zip(depths, needles, strict=True), key=lambda pair: pair[0]):
+            cut = round(place * len(text))
             ids += [*text[read:cut].tolist(), *needle]
             read = cut
-        ids += [*text[read:].tolist(), *self.completed[0][:shared]]
-        return Prompt(np.array(ids, dtype=np.int64), self.candidates, answers)
+        ids += [*text[read:].tolist(), *completed[0][:shared]]
+        answers = tuple(tokens[shared:] for tokens in completed)
+        return Prompt(np.array(ids, dtype=np.int64), candidates, answers, least)
+
+    def _draw_candidates(
+        self, rng: np.random.Generator, names: Sequence[str], line: str, text: np.ndarray
+    ) -> tuple[str, ...]:
+        """The keys to hide, and candidates that appear nowhere in the prompt. line: the question."""
+        templates, question = self.templates, self.pieces.inside(line)
+
+        def form_of(key: str) -> tuple[int, int]:
+            completed = self.pieces.inside(line + key)
+            return len(completed), _common_beginning([question, completed])
+
+        texts = [self.pieces.text(text), templates.introduction, templates.needle, templates.question]
+        drawn = draw_keys(rng, numbers_in("\n".join(texts)), form_of)
+        hidden = tuple(islice(drawn, self.num_needles))
+        in_needles = numbers_in("".join(self._needle_lines(names, hidden)))  # '1{key}' contains other numbers
+        unused = (key for key in drawn if key not in in_needles)
+        return (*hidden, *islice(unused, self.num_candidates - self.num_needles))
+
+    def _needle_lines(self, names: Sequence[str], keys: Sequence[str]) -> list[str]:
+        return [self.templates.needle_line(*pair) for pair in zip(names, keys, strict=False)]
 
 
 def _common_beginning(sequences: Sequence[TokenIds]) -> int:

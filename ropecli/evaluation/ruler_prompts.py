@@ -9,7 +9,7 @@ The same seed, task, length and index give the same prompt for every model with 
 import uuid
 import zlib
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
@@ -66,9 +66,10 @@ class PromptMaker:
     seed: int = 0
 
     @cached_property
-    def noise(self) -> TokenIds:
-        """A line of noise, with the line break before it."""
-        return self.tokenizer.inside(f"\n{PASSKEY_FILLER}")
+    def noise(self) -> Essay:
+        """Lines of noise, each with the line break before it."""
+        line = self.tokenizer.inside(f"\n{PASSKEY_FILLER}")
+        return Essay([line], line)
 
     def make(self, task: RulerTask, length: int, index: int) -> RulerPrompt:
         """Raises DataError for a length that is too short for the task."""
@@ -102,14 +103,9 @@ class _RulerDraft:
         lines: whether each piece of the context begins with a line break, the first one with the introduction's last.
         """
         frame, tokenizer = self.maker.frame, self.tokenizer
-        if lines:
-            wording = replace(wording, head=wording.head.removesuffix("\n"))
-        if frame is None:
-            self.head = tokenizer.prefix + tokenizer.opening(wording.head)
-            self.tail = tokenizer.inside(wording.tail + wording.answer)
-        else:
-            self.head = tokenizer.opening(frame.before + wording.head)
-            self.tail = tokenizer.inside(wording.tail + frame.after + wording.answer.lstrip())
+        self.head = tokenizer.head(wording.head.removesuffix("\n") if lines else wording.head, frame)
+        answer = f"{frame.after}{wording.answer.lstrip()}" if frame else wording.answer
+        self.tail = tokenizer.inside(wording.tail + answer)
         return self.length - self.task.generated - len(self.head) - len(self.tail)
 
     def finish(self, context: Sequence[TokenIds], references: Sequence[str], wrong: Sequence[str] = ()) -> RulerPrompt:
@@ -136,11 +132,6 @@ class _RulerDraft:
             if text not in taken:
                 texts[text] = None
         return list(texts)
-
-    def noise(self, room: int) -> list[TokenIds]:
-        """Lines of noise, `room` tokens long; the last one is cut."""
-        line = self.maker.noise
-        return [line[: room - start] for start in range(0, room, len(line))]
 
     def sample(self, population: int, count: int) -> np.ndarray:
         """Sorted sample of range(population) without replacement."""
@@ -171,7 +162,7 @@ def _needles(draft: _RulerDraft, task: Needles) -> RulerPrompt:
             lines[0] = draft.tokenizer.inside(_needle(task, "", *needles[0]))
             context = essay.read(room - len(lines[0]), after_needle=True)
     elif task.haystack == "noise":
-        context = draft.noise(room)
+        context = draft.maker.noise.read(room)
         places = draft.sample(len(context), len(lines))
     else:
         context, hidden = _other_needles(draft, task, room)
@@ -238,13 +229,13 @@ def _variables(draft: _RulerDraft, task: Variables) -> RulerPrompt:
     solved, solved_lines, solved_wording = assignments(3)
     fixed = "".join((solved_wording.head, solved_wording.tail, solved_wording.answer, *solved_lines))
     most = min(_EXAMPLE_TOKENS, draft.length // 8) - len(draft.tokenizer.inside(fixed))
-    example = [PASSKEY_FILLER] * max(_EXAMPLE_LINES, most // len(draft.maker.noise))
+    example = [PASSKEY_FILLER] * max(_EXAMPLE_LINES, most // len(draft.maker.noise.opening))
     _insert(example, draft.sample(len(example), count), [line.removeprefix("\n") for line in solved_lines])
     answer = f"{solved_wording.tail}{solved_wording.answer} {' '.join(solved)}\n\n"
     head = solved_wording.head + "\n".join(example) + answer + wording.head
     room = draft.frame(Wording(head, wording.tail, wording.answer), lines=True)
     chain_of_lines = draft.tokenizer.insides(lines)
-    context = draft.noise(room - sum(map(len, chain_of_lines)))
+    context = draft.maker.noise.read(room - sum(map(len, chain_of_lines)))
     _insert(context, draft.sample(len(context), count), chain_of_lines)
     wrong = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), (CANDIDATES - 1) * count, names)
     return draft.finish(context, names, wrong)

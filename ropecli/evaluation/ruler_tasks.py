@@ -167,7 +167,7 @@ def word_list(kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Essay:
-    """Sentences of a source, as tokens; repeated if the source is too short.
+    """Sentences, as tokens; repeated where they are too few.
 
     sentences: each begins with a space. opening: the first one without it.
     """

@@ -206,43 +206,34 @@ def make_reference(
     return Reference(checkpoint.digest(), ids, pretraining, singles, readings)
 
 
+@torch.inference_mode()
 def _read_scaling(
     reader: LiveReader, ids: np.ndarray, lengths: list[int], scored_lengths: list[int], role: str, label: str
 ) -> Reading:
     """One pass serves all lengths, unless the frequencies follow the length."""
     losses: dict[int, list[float]] = {}
     following: dict[int, dict[int, float]] = {}
-    for longest in lengths if reader.follows_length else lengths[-1:]:
-        ends = [length for length in lengths if length <= longest] if not reader.follows_length else [longest]
-        values, tops = _pass(reader, ids[:longest], ends)
-        following |= tops
-        losses |= {length: values[: length - 1] for length in scored_lengths if length in ends}
-    return Reading(role, label, losses, following)
-
-
-def _pass(reader: LiveReader, ids: np.ndarray, ends: list[int]) -> tuple[list[float], dict[int, dict[int, float]]]:
-    """The losses of all tokens but the first, and by prefix length the most probable next tokens."""
-    losses: list[float] = []
-    tops: dict[int, dict[int, float]] = {}
-    with torch.inference_mode():
-        tokens = torch.from_numpy(ids)[None].to(reader.device)
+    for ends in [[length] for length in lengths] if reader.follows_length else [lengths]:
+        values: list[float] = []
+        tokens = torch.from_numpy(ids[: ends[-1]])[None].to(reader.device)
         for start, outputs in reader.decode(tokens, reader.chunk if reader.cache_is_exact else None):
             hidden = outputs.last_hidden_state
             stop = start + hidden.shape[1]
             targets = tokens[:, start + 1 : stop + 1]
-            losses += reader.score(outputs, hidden[:, : targets.shape[1]], targets)[0].double().cpu().tolist()
+            values += reader.score(outputs, hidden[:, : targets.shape[1]], targets)[0].double().cpu().tolist()
             for end in ends:
                 if start < end <= stop:
                     logits = reader.split.logits(outputs, hidden[:, end - 1 - start : end - start])[0, 0].double()
-                    tops[end] = _most_probable(logits.log_softmax(-1))
-    return losses, tops
+                    following[end] = _most_probable(logits.log_softmax(-1))
+        losses |= {length: values[: length - 1] for length in scored_lengths if length in ends}
+    return Reading(role, label, losses, following)
 
 
+@torch.inference_mode()
 def _read_singles(reader: LiveReader, ids: np.ndarray) -> list[Single]:
     tokens, following = (values[:: -(-len(ids) // _SINGLES)] for values in (ids, np.roll(ids, -1)))
-    with torch.inference_mode():
-        ((_, outputs),) = reader.decode(torch.from_numpy(tokens)[:, None].to(reader.device), None)
-        values = reader.split.logits(outputs, outputs.last_hidden_state)[:, 0].double().log_softmax(-1)
+    ((_, outputs),) = reader.decode(torch.from_numpy(tokens)[:, None].to(reader.device), None)
+    values = reader.split.logits(outputs, outputs.last_hidden_state)[:, 0].double().log_softmax(-1)
     return [
         Single(token, {after: float(row[after])}, _most_probable(row))
         for token, after, row in zip(tokens.tolist(), following.tolist(), values, strict=True)

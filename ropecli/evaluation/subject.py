@@ -238,7 +238,7 @@ class ReaderFactory:
     @property
     def settings(self) -> dict[str, Any]:
         """For the report."""
-        raise NotImplementedError
+        return {**self.request(), "attn": "auto"}
 
     def check(self, subjects: Sequence[Subject]) -> None:
         """Raises MethodError for subjects that cannot be read."""

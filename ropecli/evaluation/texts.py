@@ -16,12 +16,6 @@ _ENOUGH_DOCUMENTS = 8
 """A length that fewer documents have is not measured by default."""
 
 
-def texts_of(options: DocumentOptions) -> Texts:
-    """(name, text) of each document; of the first of a Hub dataset without --max-documents."""
-    source = document_source(options)
-    return (source if options["max_documents"] else source.limited("--max-documents")).texts()
-
-
 def read_texts(
     options: DocumentOptions,
     tokenizer: "PreTrainedTokenizerBase",
@@ -42,16 +36,10 @@ def read_texts(
         least = max(options["min_tokens"] or 0, protocol.least_tokens(special))
         if most_tokens and most_tokens < least:
             raise DataError(f"--max-tokens is {most_tokens}; a document needs {least} tokens.")
-    with progress_bar("reading documents", None) as step:
-        documents = read_documents(
-            texts_of(options),
-            tokenizer,
-            least,
-            most=options["max_documents"],
-            cut=most_tokens if reads_whole else lengths[-1],
-            count_bytes=True,
-            advance=step,
-        )
+    source = document_source(options)
+    if not options["max_documents"]:
+        source = source.limited("--max-documents")  # a Hub dataset
+    documents = read_with_bar(options, tokenizer, source.texts(), least, most_tokens if reads_whole else lengths[-1])
     if drop_rare:
         lengths = _common_lengths(documents, lengths)
         if not reads_whole:
@@ -63,6 +51,15 @@ def read_texts(
     if shorter and protocol.name != "recall":
         warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
     return documents, lengths
+
+
+def read_with_bar(
+    options: DocumentOptions, tokenizer: "PreTrainedTokenizerBase", texts: Texts, least: int, cut: int | None
+) -> Documents:
+    """See read_documents; with a bar of progress."""
+    most = options["max_documents"]
+    with progress_bar("reading documents", None) as step:
+        return read_documents(texts, tokenizer, least, most=most, cut=cut, count_bytes=True, advance=step)
 
 
 def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:

@@ -107,9 +107,9 @@ def measure(
     subjects = open_subjects(names, options, baseline=baseline, weights=factory.loads_weights)
     workers = join_workers()
     made = make_tasks(subjects, workers, outputs)
-    jobs = [Job(subject, [task], tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]
+    jobs = [Job(subject, task, tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]
     if baseline is not None:
-        jobs[0] = replace(jobs[0], optional=jobs[0].tasks[0].kind == "perplexity")
+        jobs[0] = replace(jobs[0], optional=jobs[0].task.kind == "perplexity")
     return outputs.write(make_reports(jobs, factory, outputs.report, workers), workers)
 
 

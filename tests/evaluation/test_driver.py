@@ -92,10 +92,10 @@ def run(make, subject, tokenizer, passes):
         passes.clear()
         passes.counting = False
         job, factory = (
-            Job(subject, [make(name)], tokenizer),
+            Job(subject, make(name), tokenizer),
             LiveReaderFactory({"device": "cpu"}, batch_size=batch_size),
         )
-        ((_, _, values, _),) = collect([job], factory, output, workers)
+        ((_, values, _),) = collect([job], factory, output, workers)
         for value in values.values():
             for tally in value.values() if isinstance(value, dict) else ():
                 assert all(tally.pop(name) > 0 for name in COST)

@@ -300,7 +300,7 @@ def test_nan_of_a_server_is_not_taken_for_an_overflow_of_the_model(measure, serv
 def test_odd_answers_get_one_message(path, answer, more, message, odd, monkeypatch):
     monkeypatch.setattr("ropecli.evaluation.endpoint._PAUSE", 0.01)
     with pytest.raises(EndpointError) as error:
-        Endpoint(odd(path, answer, **more)).continuation(FOUR, 2)
+        Endpoint(odd(path, answer, **more)).complete(FOUR, max_tokens=2)
     assert message in str(error.value)
 
 

@@ -62,7 +62,7 @@ def test_longppl_is_that_of_brute_force(build, loaded, plain_nll, corpus, texts,
     begun.save_pretrained(folder)
     options = options_of(PerplexityOptions, data=str(corpus), max_documents=3, evaluator=str(folder))
     factory = LiveReaderFactory({"device": "cpu"}, batch_size=3)
-    keys, _ = get_key_tokens(options, None, [LENGTH], factory, Workers(), {"judged": begun}, drop_rare=False)
+    keys = get_key_tokens(options, None, [LENGTH], factory, Workers(), {"judged": begun})
     documents = read_marked(options, begun, keys)
     cells = evaluate(loaded(judged), documents, [64, LENGTH], "longppl", batch_size=2)
 

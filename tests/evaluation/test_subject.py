@@ -51,7 +51,7 @@ def compare(documents, tokenizer):
     def measured(folder, specs, few=documents, protocol="prefix"):
         checkpoint, task = open_checkpoint(folder), Perplexity(few, LENGTHS, protocol)
         plans = [make_plan(checkpoint, spec) if spec else None for spec in specs]
-        jobs = [Job(Subject(checkpoint, plan), [task], tokenizer) for plan in plans]
+        jobs = [Job(Subject(checkpoint, plan), task, tokenizer) for plan in plans]
         return [report.cells for report in make_reports(jobs, LiveReaderFactory({"device": "cpu"}))]
 
     return measured

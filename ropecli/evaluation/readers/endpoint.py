@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypedDict
 
 import numpy as np
@@ -47,7 +48,7 @@ class EndpointReader(Reader):
 
     def __init__(self, endpoint: Endpoint, tokenizer: Any, *, in_flight: int) -> None:
         self.endpoint, self.tokenizer, self.in_flight = endpoint, tokenizer, in_flight
-        self._lock, self._thread = threading.Lock(), threading.local()
+        self._lock = threading.Lock()
         self._measured: list[Cost] = []
         self._since = 0.0
 
@@ -106,26 +107,17 @@ class EndpointReader(Reader):
             cost.seconds += (now - self._since) / len(self._measured)
         self._since = now
 
-    @contextlib.contextmanager
-    def task_lock(self) -> Iterator[None]:
-        with self._lock:
-            self._thread.has_lock = True
-            try:
-                yield
-            finally:
-                self._thread.has_lock = False
+    def task_lock(self) -> AbstractContextManager[Any]:
+        return self._lock
 
     @contextlib.contextmanager
     def _waiting(self, tokens: int) -> Iterator[None]:
         """While the server reads these tokens, another thread has the lock."""
-        has_lock = getattr(self._thread, "has_lock", False)
-        if has_lock:
-            self._lock.release()
+        self._lock.release()
         try:
             yield
         finally:
-            if has_lock:
-                self._lock.acquire()
+            self._lock.acquire()
         self.advance(tokens)
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
@@ -152,7 +144,7 @@ class EndpointReader(Reader):
         for ids in prompts:
             most = self.endpoint.model.max_length or len(ids) + limit
             with self._waiting(len(ids)):
-                text = self.endpoint.continuation(ids.tolist(), min(limit, most - len(ids)))
+                text = self.endpoint.complete(ids.tolist(), max_tokens=min(limit, most - len(ids)))["text"]
             answers.append(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return answers
 
@@ -181,10 +173,6 @@ class EndpointReaderFactory(ReaderFactory):
 
     def request(self) -> dict[str, Any]:
         return {"engine": self.endpoint.engine, "served": self.endpoint.model.name}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**self.request(), "attn": "auto"}
 
     def check(self, subjects: Sequence[Subject]) -> None:
         if len({id(subject.checkpoint) for subject in subjects}) > 1 or any(subject.plan for subject in subjects):

@@ -83,8 +83,8 @@ class Reader:
         yield cost
         cost.seconds = time.perf_counter() - started
 
-    def task_lock(self) -> AbstractContextManager[None]:
-        """Hold it while a sample is scored: tasks run in one thread at a time, while others wait for the server."""
+    def task_lock(self) -> AbstractContextManager[Any]:
+        """Hold it while a task scores a sample: tasks run in one thread at a time, while others wait for the server."""
         return contextlib.nullcontext()
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:

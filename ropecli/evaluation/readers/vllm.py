@@ -125,10 +125,6 @@ class VllmReaderFactory(ReaderFactory):
     def request(self) -> dict[str, Any]:
         return {"engine": engine(), "arguments": self.arguments}
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**self.request(), "attn": "auto"}
-
     @contextlib.contextmanager
     def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[VllmReader]:
         """Raises PatchError where vLLM does not compute the scaling."""

@@ -23,7 +23,7 @@ from annotated_types import Interval, Len
 from ropecli.atomic import sibling
 from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.data.documents import Document, Documents, read_documents
+from ropecli.data.documents import Document, Documents
 from ropecli.data.sources import Texts
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.driver import Job, SampleId, Task, collect
@@ -34,9 +34,9 @@ from ropecli.evaluation.report import write_report
 from ropecli.evaluation.request import DocumentOptions, PerplexityOptions, document_source
 from ropecli.evaluation.statistics import Count, TokenCount
 from ropecli.evaluation.subject import ReaderFactory, Subject, refuse_attention
-from ropecli.evaluation.texts import read_texts
+from ropecli.evaluation.texts import read_texts, read_with_bar
 from ropecli.live.loading import load_tokenizer
-from ropecli.messages import progress_bar, say, warn
+from ropecli.messages import say, warn
 from ropecli.resume import remove_state
 
 MIN_GAIN = 2.0
@@ -99,18 +99,6 @@ class KeyTokens:
                 return
         raise DataError(f"The key tokens were found in other data: {min(left)} is not in --data.")
 
-    def mark(self, documents: Documents) -> tuple[Documents, int]:
-        """Fill in Document.key_tokens, and count them. Raises DataError for tokens that the evaluator did not read."""
-        of_evaluator = {document.name: document for document in self.documents}
-        marked, count = [], 0
-        for document in documents.kept:
-            if token_digest(document) != of_evaluator[document.name].sha256:
-                raise DataError(f"The key tokens were found in another text of {document.name}. Find them again.")
-            key_tokens = np.array(of_evaluator[document.name].positions, dtype=np.int64)
-            marked.append(replace(document, key_tokens=key_tokens))
-            count += len(key_tokens)
-        return replace(documents, kept=tuple(marked)), count
-
 
 class FindKeyTokens(Task):
     """Finds the key tokens of each document with an evaluator: the positions, ascending.
@@ -119,6 +107,7 @@ class FindKeyTokens(Task):
     """
 
     name = "finding key tokens"
+    documents: Documents
     answers = False
 
     def __init__(self, documents: Documents, context: ShortContext, length: int) -> None:
@@ -196,15 +185,12 @@ def get_key_tokens(
     factory: ReaderFactory,
     workers: Workers,
     tokenizers: Mapping[str, Any],
-    *,
-    drop_rare: bool,
     output: Path | None = None,
-) -> tuple[KeyTokens, list[int]]:
+) -> KeyTokens:
     """Read the key tokens if `path` exists; otherwise find them, and write them to `path` if it is given.
 
-    lengths: tokens, ascending. tokenizers: of the checkpoints to score, by name. drop_rare: the user asked for no
-    lengths. output: of the command; without a `path`, progress is saved next to it. Returns the lengths to measure
-    too.
+    lengths: tokens, ascending. tokenizers: of the checkpoints to score, by name. output: of the command; without a
+    `path`, progress is saved next to it.
     """
     subject = None
     if evaluator := options["evaluator"]:
@@ -217,20 +203,18 @@ def get_key_tokens(
                 "them, or give another --keys FILE."
             )
         _refuse_other_tokenizers(key_tokens.evaluator, key_tokens.vocabulary, tokenizers)
-        if drop_rare:
-            lengths = [length for length in lengths if length <= key_tokens.length] or [key_tokens.length]
-        if lengths[-1] > key_tokens.length:
+        if options["lengths"] and lengths[-1] > key_tokens.length:
             raise MethodError(
                 f"{path} has the key tokens of up to {key_tokens.length} tokens; --lengths asks for {lengths[-1]}. Use "
                 "shorter lengths, or find key tokens again with --evaluator and another --keys FILE."
             )
-        return key_tokens, lengths
+        return key_tokens
     if subject is None:
         raise DataError(f"--keys {path} does not exist. To find key tokens and write them there, add --evaluator.")
     progress = path or (sibling(output, ".keys") if output else None)
     tokenizer = load_tokenizer(subject.checkpoint)
     _refuse_other_tokenizers(subject.checkpoint.name, vocabulary_digest(tokenizer), tokenizers)
-    key_tokens, lengths = _find(subject, tokenizer, options, lengths, factory, workers, progress, drop_rare=drop_rare)
+    key_tokens = _find(subject, tokenizer, options, lengths, factory, workers, progress)
     if not any(document.positions for document in key_tokens.documents):
         if workers.first:
             remove_state(progress)  # it would be in the way of other lengths and data
@@ -241,7 +225,7 @@ def get_key_tokens(
     if path and workers.first:
         write_key_tokens(path, key_tokens)
         remove_state(path)
-    return key_tokens, lengths
+    return key_tokens
 
 
 def _refuse_other_tokenizers(evaluator: str, vocabulary: str, tokenizers: Mapping[str, Any]) -> None:
@@ -255,19 +239,18 @@ def _refuse_other_tokenizers(evaluator: str, vocabulary: str, tokenizers: Mappin
 def _find(
     subject: Subject,
     tokenizer: Any,
-    options: DocumentOptions,
+    options: PerplexityOptions,
     lengths: list[int],
     factory: ReaderFactory,
     workers: Workers,
     output: Path | None,
-    *,
-    drop_rare: bool,
-) -> tuple[KeyTokens, list[int]]:
+) -> KeyTokens:
     checkpoint = subject.checkpoint
     refuse_attention(subject, factory.settings["attn"])
     for finding in subject.findings:
         warn(f"the evaluator: {finding.message}")
     context = short_context(subject.positions.pretraining_length)
+    drop_rare = options["lengths"] is None
     documents, lengths = read_texts(options, tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare)
     if lengths[-1] <= context.first:
         raise DataError(
@@ -279,36 +262,38 @@ def _find(
             f"The evaluator reads {lengths[-1]} tokens, but its context length is {most}: it may "
             "find few or wrong key tokens."
         )
-    job = Job(subject, [FindKeyTokens(documents, context, lengths[-1])], tokenizer)
-    ((_, _, values, _),) = collect([job], factory, output, workers)
+    job = Job(subject, FindKeyTokens(documents, context, lengths[-1]), tokenizer)
+    ((_, values, _),) = collect([job], factory, output, workers)
     key_documents = tuple(
         DocumentKeyTokens(document.name, len(document.ids), token_digest(document), tuple(positions))
         for document, positions in zip(documents.kept, values.values(), strict=True)
     )
     read_with = (lengths[-1], context.tokens, context.stride, MIN_GAIN, MAX_LOSS)
     vocabulary = vocabulary_digest(tokenizer)
-    return KeyTokens(checkpoint.name, checkpoint.digest(), vocabulary, *read_with, key_documents), lengths
+    return KeyTokens(checkpoint.name, checkpoint.digest(), vocabulary, *read_with, key_documents)
 
 
 def read_marked(options: DocumentOptions, tokenizer: Any, key_tokens: KeyTokens) -> Documents:
-    """The documents and tokens that the evaluator read. Says how many are key."""
-    with progress_bar("reading documents", None) as step:
-        documents = read_documents(
-            key_tokens.select(document_source(options).texts()),
-            tokenizer,
-            0,
-            most=options["max_documents"],
-            cut=max(document.tokens for document in key_tokens.documents),
-            count_bytes=True,
-            advance=step,
-        )
-    documents, count = key_tokens.mark(documents)
-    tokens = sum(len(document.ids) for document in documents.kept)
+    """The documents and tokens that the evaluator read, with Document.key_tokens. Says how many are key.
+
+    Raises DataError for tokens that the evaluator did not read.
+    """
+    of_evaluator = {document.name: document for document in key_tokens.documents}
+    texts = key_tokens.select(document_source(options).texts())
+    documents = read_with_bar(options, tokenizer, texts, 0, max(document.tokens for document in key_tokens.documents))
+    marked = []
+    for document in documents.kept:
+        if token_digest(document) != of_evaluator[document.name].sha256:
+            raise DataError(f"The key tokens were found in another text of {document.name}. Find them again.")
+        positions = np.array(of_evaluator[document.name].positions, dtype=np.int64)
+        marked.append(replace(document, key_tokens=positions))
+    count = sum(len(of_evaluator[document.name].positions) for document in marked)
+    tokens = sum(len(document.ids) for document in marked)
     say(
-        f"{count:,} of {tokens:,} tokens in {len(documents.kept)} documents are key tokens ({count / tokens:.1%}), "
+        f"{count:,} of {tokens:,} tokens in {len(marked)} documents are key tokens ({count / tokens:.1%}), "
         f"found by {key_tokens.evaluator} with {key_tokens.length:,} instead of {key_tokens.short_context:,} tokens of "
         "context."
     )
     if count < _FEW:
         warn(f"{count} key tokens give wide intervals. Use more documents or longer lengths.")
-    return documents
+    return replace(documents, kept=tuple(marked))

@@ -77,6 +77,7 @@ class Perplexity(Task):
     """
 
     kind = "perplexity"
+    documents: Documents
     answers = False
 
     def __init__(
@@ -116,13 +117,8 @@ class Perplexity(Task):
 
     def request(self) -> dict[str, Any]:
         chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "end": self._end}
-        return {
-            "protocol": self.name,
-            "lengths": self.lengths,
-            **chosen,
-            "documents": len(self.documents.kept),
-            "data": self._digest,
-        }
+        data = {"documents": len(self.documents.kept), "data": self._digest}
+        return {"protocol": self.name, "lengths": self.lengths, **chosen, **data}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         cut = None if self._whole else self._end
@@ -161,10 +157,10 @@ class Perplexity(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         """Raises NotFiniteError for a loss that is not finite, DataError if there are no tokens."""
-        names, cells = self.details()["document_names"], []
+        cells = []
         for length in self.lengths:
             tallies = [Tally(**value[str(length)]) for value in values.values() if str(length) in value]
-            cells.append(_cell(self.name, length, tallies, names))
+            cells.append(_cell(self.name, length, tallies, self.documents.names))
         return cells
 
     @cached_property
@@ -174,10 +170,6 @@ class Perplexity(Task):
 
     def fingerprint(self, values: Values) -> str:
         return self._digest
-
-    def details(self) -> dict[str, Any]:
-        names = [document.name for document in self.documents.kept]
-        return {"too_short": self.documents.too_short, "document_names": names}
 
 
 def _enter(tallies: dict[int, Tally], window: Window, nll: np.ndarray, document: Document) -> None:
@@ -255,16 +247,14 @@ def make_perplexity(
     Sizes of one model share a tokenizer, and so the task. key_file, output: of the protocol longppl, see
     get_key_tokens. Raises DataError, MethodError, CheckpointError.
     """
-    drop_rare = options["lengths"] is None
     chosen = choose_lengths(options["lengths"], subjects)
     checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
     tokenizers = {key: load_tokenizer(checkpoint) for key, checkpoint in checkpoints.items()}
     key_tokens: KeyTokens | None = None
     if protocol.name == "longppl":
         judged = {checkpoints[key].name: tokenizer for key, tokenizer in tokenizers.items()}
-        key_tokens, chosen = get_key_tokens(
-            options, key_file, chosen, factory, workers, judged, drop_rare=drop_rare, output=output
-        )
+        key_tokens = get_key_tokens(options, key_file, chosen, factory, workers, judged, output)
+        chosen = [length for length in chosen if length <= key_tokens.length] or [key_tokens.length]
     tasks: dict[int, tuple[Perplexity, Any]] = {}
     for key, tokenizer in tokenizers.items():
         task = next((task for task, known in tasks.values() if have_same_tokens(tokenizer, known)), None)
@@ -272,7 +262,8 @@ def make_perplexity(
             if key_tokens:
                 documents = read_marked(options, tokenizer, key_tokens)
             else:
-                documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare and not tasks)
+                drop_rare = options["lengths"] is None and not tasks
+                documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare)
             task = Perplexity(documents, chosen, protocol, document_source(options).place, key_tokens)
         tasks[key] = task, tokenizer
     return [tasks[id(subject.checkpoint)] for subject in subjects]

@@ -52,6 +52,7 @@ class Recall(Task):
     """
 
     kind = name = "recall"
+    documents: Documents
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class Recall(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
-        names, cells = [document.name for document in self.documents.kept], []
+        names, cells = self.documents.names, []
         weights = np.full(len(names), float(_PASSAGES * _SCORED))
         for length in self.lengths:
             losses = np.array([value for sample, value in values.items() if sample[0] == length], dtype=float)
@@ -191,10 +192,6 @@ class Recall(Task):
 
     def fingerprint(self, values: Values) -> str:
         return hashlib.sha256(f"{self.documents.fingerprint()} {self.lead}".encode()).hexdigest()
-
-    def details(self) -> dict[str, Any]:
-        names = [document.name for document in self.documents.kept]
-        return {"too_short": self.documents.too_short, "document_names": names}
 
 
 def lead_in(pretraining_length: int) -> int:

@@ -102,10 +102,9 @@ def make_passkey(scalings: Sequence[Subject], options: SearchOptions) -> tuple[R
     scalings: of one checkpoint.
     """
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
-    longest = choose_lengths(options["lengths"], scalings)[-1]
-    haystack = repeat_sentences(PASSKEY_FILLER, pieces, longest)
-    task = _make("passkey", PASSKEY, haystack, pieces, scalings, options, "repeated sentences", filler=PASSKEY_FILLER)
-    return task, pieces.tokenizer
+    haystack = repeat_sentences(PASSKEY_FILLER, pieces, choose_lengths(options["lengths"], scalings)[-1])
+    settings: dict[str, Any] = {"source": "repeated sentences", "filler": PASSKEY_FILLER}
+    return _make(scalings, options, "passkey", PASSKEY, haystack, pieces, **settings)
 
 
 def make_needle(scalings: Sequence[Subject], options: NeedleOptions, templates: Templates) -> tuple[Retrieval, Any]:
@@ -118,28 +117,27 @@ def make_needle(scalings: Sequence[Subject], options: NeedleOptions, templates: 
     if len(haystack.ids) < longest:
         warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
     style = (options["style"] or default_style(source.place)) if options["needle"] is None else None
-    settings: dict[str, Any] = {"style": style, "text_column": source.column, "split": source.split}
-    num_needles = options["num_needles"]
-    task = _make("needle", templates, haystack, pieces, scalings, options, source.place, num_needles, **settings)
-    return task, pieces.tokenizer
+    settings = {"source": source.place, "style": style, "text_column": source.column, "split": source.split}
+    return _make(scalings, options, "needle", templates, haystack, pieces, options["num_needles"], **settings)
 
 
 def _make(
+    scalings: Sequence[Subject],
+    options: SearchOptions,
     name: str,
     templates: Templates,
     haystack: Haystack,
     pieces: PieceTokenizer,
-    scalings: Sequence[Subject],
-    options: SearchOptions,
-    source: str,
     num_needles: int = 1,
     **settings: Any,
-) -> Retrieval:
-    """Without default lengths that are too short."""
+) -> tuple[Retrieval, Any]:
+    """Without default lengths that are too short. settings: see Retrieval."""
     depths, samples, mode = options["depths"], options["samples"], options["mode"]
     # for generate, the smallest number that the prompts accept
     num_candidates = num_needles + 1 if mode == "generate" else options["candidates"] or _CANDIDATES
     frame = find_frame(pieces.tokenizer, options["chat_template"])
     prompts = RetrievalPrompts(name, templates, haystack, pieces, num_needles, num_candidates, options["seed"], frame)
-    lengths = choose_lengths(options["lengths"], scalings, lambda length: prompts.has_room(length, depths, samples))
-    return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, source=source, **settings)
+    lengths = choose_lengths(
+        options["lengths"], scalings, lambda length: prompts.most_tokens(length, depths, samples) <= length
+    )
+    return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, **settings), pieces.tokenizer

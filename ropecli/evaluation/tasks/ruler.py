@@ -54,12 +54,7 @@ class Ruler(Asking):
         sha = hashlib.sha256(repr(essay).encode())
         for task in self.tasks:
             sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
-        chosen = {
-            "lengths": self.lengths,
-            "samples": self.count,
-            "mode": self.mode,
-            "seed": self.maker.seed,
-        }
+        chosen = {"lengths": self.lengths, "samples": self.count, "mode": self.mode, "seed": self.maker.seed}
         return {"prompts": sha.hexdigest(), "tasks": [task.name for task in self.tasks], **chosen}
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
