@@ -202,23 +202,30 @@ class _Conversation:
         if not self._marks_answers:
             return Rendered(text, *self._answers(text))
         self._refuse_lost(self._messages, text, keeps_reasoning=True)
-        return Rendered(text, self._marked(self._messages), self._turns(text))
+        _, _, parts = _walk(self._messages, None, lambda text: text)
+        answers = [form for part in parts if part.role == "assistant" for form in part.forms]
+        spans = self._marked(self._messages)
+        if not all(any(form in text[start:stop] for form in answers) for start, stop in spans):
+            raise DataError("the chat template marks an answer without a text of it, so nothing would be trained on.")
+        return Rendered(text, spans, self._turns(text))
+
+    def _is_trained(self, number: int) -> bool:
+        """Whether to train on an answer. OpenAI's format has a weight of 0 for others."""
+        return number >= self._first and self._messages[number].get("weight") != 0
 
     def answer_by_answer(self) -> list[Rendered]:
         """A text for each answer, as at inference."""
         rendered = []
         for number, message in enumerate(self._messages):
-            if message["role"] != "assistant" or number < self._first:
+            if message["role"] != "assistant" or not self._is_trained(number):
                 continue
-            before, text, closing = self._prompt_of(number, self._messages[:number])
-            start, stop = len(before), len(text.removesuffix(closing).rstrip())
+            until = self._messages[: number + 1]
             if self._marks_answers:
-                start, stop = self._marked(self._messages[: number + 1])[-1]
-            elif not text.startswith(before):
-                raise DataError(
-                    f"message {number} does not start with the chat template's generation prompt. {_MARKERS}"
-                )
-            self._refuse_lost(self._messages[: number + 1], text[:start], text[start:stop])
+                text, (start, stop) = self._text(until), self._marked(until)[-1]
+            else:
+                before, text, closing = self._prompt_of(number, until[:-1])
+                start, stop = len(before), len(text.removesuffix(closing).rstrip())
+            self._refuse_lost(until, text[:start], text[start:stop])
             rendered.append(Rendered(text, [(start, stop)], [0]))
         if not rendered:
             raise DataError("the conversation has no answer of the assistant.")
@@ -235,6 +242,8 @@ class _Conversation:
         answer = text.removesuffix(closing)[len(before) :].lstrip()
         if before == unprompted and not answer.startswith(self._messages[number].get("content", "").strip()):
             raise DataError(f"the chat template ignores add_generation_prompt. {_MARKERS}")
+        if not text.startswith(before):
+            raise DataError(f"message {number} does not start with the chat template's generation prompt. {_MARKERS}")
         return before, text, closing
 
     def _marked(self, messages: list[Message]) -> Spans:
@@ -246,7 +255,11 @@ class _Conversation:
         marked: Any = render_jinja_template([messages], tools=self._tools, return_assistant_tokens_mask=True, **options)
         spans = [(start, stop) for start, stop in marked[1][0]]
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        return spans[sum(number < self._first for number in answers) :] if len(spans) == len(answers) else spans
+        if all(map(self._is_trained, answers)):
+            return spans
+        if len(spans) != len(answers):
+            raise DataError("the chat template marks several answers as one, so some of them cannot be left out.")
+        return [span for span, number in zip(spans, answers, strict=True) if self._is_trained(number)]
 
     def _turns(self, text: str) -> list[int]:
         """Where a user's message follows an answer, if the beginning of the conversation alone is rendered the same."""
@@ -271,10 +284,6 @@ class _Conversation:
             """(start, stop) of an answer after `context`, of which `head` characters replace `offset` of the whole."""
             before, text, closing = self._prompt_of(number, context)
             after = text.removesuffix(closing)
-            if not after.startswith(before):
-                raise DataError(
-                    f"message {number} does not start with the chat template's generation prompt. {_MARKERS}"
-                )
             if after[:head] != rendered[:head] or not rendered.startswith(after[head:], offset):
                 raise DataError(
                     f"the chat template renders message {number} differently if others follow, for example without "
@@ -295,7 +304,7 @@ class _Conversation:
                 begin, stop = place(number, self._messages[:first] + self._messages[start:number], head, turns[-1])
             except DataError:
                 begin, stop = place(number, self._messages[:number], 0, 0)
-            if number >= self._first:
+            if self._is_trained(number):
                 # white space after the end marker is not part of the answer
                 spans.append((begin, begin + len(rendered[begin:stop].rstrip())))
         return spans, turns

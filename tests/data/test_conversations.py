@@ -256,7 +256,6 @@ CALLING = [
 ]
 # what a template leaves out: the conversation, the template, and what is said of it
 WITHOUT_SYSTEM = "{% set messages = messages[messages[0].role == 'system':] %}" + CHATML
-ONLY_LAST = MARKED.replace("{{ message.content + '<|im_end|>' }}{% endg", "{{ loop.last and message.content }}{% endg")
 LOST = {
     "a tool call": (Conversation(CALLING), CHATML, "tool call of message 1, by the assistant"),
     "a tool": (Conversation(turns("Where?", "Here."), TOOLS), CHATML, "tool look"),
@@ -278,11 +277,6 @@ LOST = {
         CHATML.replace("message.content", "message.content + (message.tool_calls[0].function.name if "
                        "message.tool_calls else '')"),
         "arguments of message 1, by the assistant",
-    ),
-    "an answer before the last": (
-        Conversation(turns("Where?", "Under the mat.", "When?", "Now.")),
-        ONLY_LAST,
-        "content of message 1, by the assistant",
     ),
 }  # fmt: skip
 
@@ -307,6 +301,12 @@ def test_an_answer_of_which_nothing_is_left_is_never_trained_on(tokenizer_of):
             list(tokenize_conversations([("row", Conversation(messages))], tokenizer, dropped=[]))
 
 
+def test_a_template_that_marks_no_text_is_refused(tokenizer_of):
+    marked = MARKED.replace("{%- generation %}{{ message.content +", "{{ message.content }}{% generation %}{{")
+    with pytest.raises(DataError, match="marks an answer without a text of it"):
+        list(tokenize_conversations([("row", Conversation(turns("Where?", "Here.")))], tokenizer_of(marked, IM)))
+
+
 def test_each_answer_is_a_document_that_ends_with_it_as_at_inference(tokenizer_of):
     tokenizer = tokenizer_of(THINKING, IM)
     messages = turns(QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1], system="Be brief.")
@@ -320,6 +320,18 @@ def test_each_answer_is_a_document_that_ends_with_it_as_at_inference(tokenizer_o
     only_last = Conversation(messages, read_only=4)  # a prompt of messages, and a completion
     (document,) = tokenize_conversations([("row", only_last)], tokenizer, "each-answer")
     assert document.ids.tolist() == documents[1].ids.tolist()
+
+
+@shapes
+def test_an_answer_of_weight_0_is_read_and_not_trained_on(tokenizers, shape):
+    messages = turns(QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1])
+    messages[1]["weight"] = 0
+    _, _, before, after, _ = SHAPES[shape]
+    rows = [("row", Conversation(messages))]
+    for train_on in ("assistant", "each-answer"):
+        (document,) = tokenize_conversations(rows, tokenizers[shape], train_on)
+        assert tokenizers[shape].decode(document.ids[document.trained]) == f"{before}{ANSWERS[1]}{after}"
+        assert ANSWERS[0] in tokenizers[shape].decode(document.ids)
 
 
 def test_turns_begin_with_a_question_after_an_answer(tokenizers):
