@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, islice
 from typing import Any
 
@@ -52,12 +53,22 @@ class Rendered:
 
 @dataclass(frozen=True)
 class _Part:
-    """A text that the template must render. message: its number; None for a tool. forms: how it may be written."""
+    """A text or value that the template must render. message: its number; None for a tool."""
 
     message: int | None
     role: str
     what: str
-    forms: tuple[str, ...]
+    value: Any
+
+    def find(self, text: str, start: int = 0) -> tuple[int, int] | None:
+        """(start, stop) of the value in the text, as it is or as JSON; None if it is not there."""
+        for write in (str, json.dumps, lambda value: json.dumps(value, ensure_ascii=False)):
+            form = write(self.value)
+            if isinstance(self.value, str) and write is not str:
+                form = form[1:-1]
+            if (place := text.find(form, start)) >= 0:
+                return place, place + len(form)
+        return None
 
     def __str__(self) -> str:
         return self.what if self.message is None else f"{self.what} of message {self.message}, by the {self.role}"
@@ -152,7 +163,8 @@ class _Renderer:
         """One text, or one for each answer. Raises DataError."""
         messages, tools = messages_of(conversation)
         template = str(self.tokenizer.get_chat_template(tools=tools))
-        messages = [_with_known_reasoning(message, template) for message in messages]
+        known = _known_reasoning(template)
+        messages = [_with_known_reasoning(message, known) for message in messages] if known else messages
         if any("tool_calls" in message for message in messages) and self._joins_arguments(messages, tools):
             messages = [_with_text_arguments(message) for message in messages]
         first = conversation.read_only + len(messages) - len(conversation.messages)
@@ -203,9 +215,9 @@ class _Conversation:
             return Rendered(text, *self._answers(text))
         self._refuse_lost(self._messages, text, keeps_reasoning=True)
         _, _, parts = _walk(self._messages, None, lambda text: text)
-        answers = [form for part in parts if part.role == "assistant" for form in part.forms]
         spans = self._marked(self._messages)
-        if not all(any(form in text[start:stop] for form in answers) for start, stop in spans):
+        answers = [part for part in parts if part.role == "assistant"]
+        if not all(any(part.find(text[start:stop]) for part in answers) for start, stop in spans):
             raise DataError("the chat template marks an answer without a text of it, so nothing would be trained on.")
         return Rendered(text, spans, self._turns(text))
 
@@ -341,11 +353,16 @@ class _Conversation:
         self.lost += lost
 
 
-def _with_known_reasoning(message: Message, template: str) -> Message:
+@lru_cache(maxsize=8)
+def _known_reasoning(template: str) -> tuple[str, ...]:
+    """The names of reasoning that a template knows."""
+    return tuple(name for name in REASONING if re.search(rf"\b{name}\b", template))
+
+
+def _with_known_reasoning(message: Message, known: Sequence[str]) -> Message:
     """The message with its reasoning, also of the form <think>...</think>, under a name that the template knows."""
-    known = [name for name in REASONING if re.search(rf"\b{name}\b", template)]
     key, content = reasoning_of(message), message.get("content") or ""
-    if not known or message["role"] != "assistant" or key in known:
+    if message["role"] != "assistant" or key in known:
         return message
     if key is None and (thought := _THINKING.fullmatch(content)):
         return {**message, known[0]: thought[2].strip("\n"), "content": thought[4].lstrip("\n")}
@@ -371,8 +388,7 @@ def _walk(messages: list[Message], tools: Any, put: Callable[[str], str]) -> tup
         if not bare:
             return value
         new = put(bare)
-        forms = (new, json.dumps(new)[1:-1], json.dumps(new, ensure_ascii=False)[1:-1])
-        parts.append(_Part(number, role, what, forms))
+        parts.append(_Part(number, role, what, new))
         return value.replace(bare, new, 1)
 
     def arguments(number: int, value: Any) -> Any:
@@ -382,7 +398,7 @@ def _walk(messages: list[Message], tools: Any, put: Callable[[str], str]) -> tup
             return {arguments(number, key): arguments(number, part) for key, part in value.items()}
         if isinstance(value, list):
             return [arguments(number, part) for part in value]
-        parts.append(_Part(number, "assistant", "arguments", (json.dumps(value), str(value))))
+        parts.append(_Part(number, "assistant", "arguments", value))
         return value
 
     def call(number: int, given: Any) -> Any:
@@ -437,11 +453,10 @@ def _missing(parts: Sequence[_Part], before: str, answer: str, last: int | None,
             number, cursor = part.message, end
         text = answer if part.message == last and last is not None else before
         is_free = text is answer or part.message is None or part.role in ("system", "developer")
-        places = [(text.find(form, 0 if is_free else cursor), len(form)) for form in part.forms]
-        found = [(place, size) for place, size in places if place >= 0]
-        if found and not is_free:
-            end = max(end, sum(min(found)))
-        elif not found and (keeps_reasoning or text is answer or part.what != "reasoning"):
+        place = part.find(text, 0 if is_free else cursor)
+        if place and not is_free:
+            end = max(end, place[1])
+        elif not place and (keeps_reasoning or text is answer or part.what != "reasoning"):
             missing.append(part)
     return missing
 
