@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.block_attention import BlockAttention
+from ropecli.attention.block_attention import BlockAttention, RotatedKeys, Rotation
 from ropecli.attention.head_layout import layer_label
-from ropecli.attention.rotation import RotatedKeys, Rotation
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
+from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, PatchError
-from ropecli.remapping.branches import sliding
+from ropecli.remapping.first_and_last import sliding
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
 
@@ -174,8 +174,6 @@ def _sliding(window: int) -> BlockAttention:
 
 def frequencies_of(config: Any) -> dict[str, list[float]]:
     """Frequencies by layer type ("" for all) from a config object's RoPE fields, radians per token."""
-    from ropecli.config.settings import read_settings
-
     ropes = read_settings(config.to_dict()).ropes
     scaled = (scale(rope.geometry, rope.spec.checked()) for rope in ropes)
     return {rope.geometry.layer_type or "": rope.inv_freq.tolist() for rope in scaled}

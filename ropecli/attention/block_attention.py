@@ -1,26 +1,128 @@
-"""Attention at remapped distances: fused kernels on a GPU, otherwise blocks of queries.
+"""Attention at remapped distances: rotates heads further, to other positions, then attends by the kernels.
 
-Does not depend on methods, configs or models, and expects no padding.
+Su et al. 2021 (arXiv:2104.09864), section 3.4.2: pair i of a head at position p is rotated by p·θ_i. Rotations add up,
+so rotating a head at position n by ρ - n moves it to position ρ. This does not depend on methods, configs or models,
+and expects no padding.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.block_loop import BlockLoop, KeyRange, find_ranges
-from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks, suits_flex
-from ropecli.attention.rotation import RotatedKeys, Rotation, RotationTable, computing_dtype
+from ropecli.attention.kernels import BlockLoop, KeyRange, attend_by_flex, find_ranges, make_block_masks, suits_flex
 from ropecli.rope import PositionMap, Remapping
 
+_PIECE = 1024
+"""Keys that are rotated at a time, and by which the kept keys grow."""
 _SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
 """Scores per block. On a CPU they should fit into its cache."""
-
 _MIN_QUERIES, _MAX_QUERIES = 16, 128
 """Queries per block: fewer are slow; more compute more scores that are masked anyway."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """The rotation of a model's heads.
+
+    inv_freq: shape (pairs,), float64, radians per token. start: first rotary dimension of a head. neighbours: pair i is
+    rotary dimensions (2i, 2i + 1) instead of (i, i + pairs).
+    """
+
+    inv_freq: np.ndarray
+    start: int = 0
+    neighbours: bool = False
+
+    def rotate(self, states: Tensor, by: np.ndarray) -> Tensor:
+        """states: shape (..., tokens, head_dim). by: shape (tokens,), float64, positions to add for each token."""
+        return self.apply(states, *self.cos_sin(by, states.device, computing_dtype(states)))
+
+    def cos_sin(self, by: np.ndarray, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cos and sin, shape (tokens, pairs). Angles are float64: float32 is 1e-3 off beyond position 16,384."""
+        angles = np.asarray(by, dtype=np.float64)[:, None] * self.inv_freq
+        with torch.inference_mode(False):  # tensors made in inference mode could not be used in training later
+            cos, sin = (torch.tensor(values, device=device, dtype=dtype) for values in (np.cos(angles), np.sin(angles)))
+        return cos, sin
+
+    def apply(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """states: see rotate. Half precision is rotated in float32; the result has the states' dtype."""
+        stop = self.start + 2 * len(self.inv_freq)
+        rotating = states[..., self.start : stop].to(cos.dtype)
+        if self.neighbours:
+            x, y = rotating[..., 0::2], rotating[..., 1::2]
+        else:
+            x, y = rotating.chunk(2, -1)
+        rotated = (x * cos - y * sin, y * cos + x * sin)
+        joined = torch.stack(rotated, -1).flatten(-2) if self.neighbours else torch.cat(rotated, -1)
+        return torch.cat([states[..., : self.start], joined.to(states.dtype), states[..., stop:]], -1)
+
+
+def computing_dtype(states: Tensor) -> torch.dtype:
+    """float64 for float64 states, float32 for all others."""
+    return torch.float64 if states.dtype == torch.float64 else torch.float32
+
+
+class RotationTable:
+    """Rotates heads from each position p to positions(p). Caches the angles for the next layer and token."""
+
+    def __init__(self, rotation: Rotation, positions: PositionMap) -> None:
+        self._rotation = rotation
+        self._positions = positions
+        self._known: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def rotate(self, states: Tensor, first: int) -> Tensor:
+        """states: shape (..., tokens, head_dim), at consecutive positions starting at `first`."""
+        stop = first + states.shape[-2]
+        kind = (states.device, computing_dtype(states))
+        known = self._known.get(kind)
+        if known is None or len(known[0]) < stop:
+            at = np.arange(1 << int(stop - 1).bit_length())  # a power of two, so that generation rarely recomputes it
+            known = self._rotation.cos_sin(self._positions(at) - at, *kind)
+            if type(states) is Tensor:  # the fake tensors of a memory plan have no values to cache
+                self._known[kind] = known
+        cos, sin = known
+        return self._rotation.apply(states, cos[first:stop], sin[first:stop])
+
+
+class RotatedKeys:
+    """The keys of a KV cache that a layer rotated in earlier passes, so that the next pass rotates only the new keys.
+
+    transformers passes all keys in a new tensor at every step, and may have reordered, cropped or replaced them. So
+    each key is compared with the earlier one by the 64-bit sum of its words, and all keys from the first difference on
+    are rotated again. Memory: one rotated key in the computing dtype and a sum for each key of the KV cache.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[RotationTable, tuple[Any, Tensor, Tensor]] = {}
+
+    def rotate(self, table: RotationTable, keys: Tensor, first: int) -> Tensor:
+        """keys: shape (batch, kv heads, tokens, head_dim), at consecutive positions starting at `first`; each is a
+        whole number of 64-bit words. Returns them in the computing dtype, valid until the next call with this table.
+        """
+        batch, heads, stop, head_dim = keys.shape
+        kind = (first, keys.dtype, batch, heads)
+        sums = keys.view(torch.int64).sum(-1)
+        known, earlier, rotated = self._known.get(table, (None, sums, keys))
+        if known != kind:
+            earlier, rotated = sums[:, :, :0], keys[:, :, :0]
+        tokens = min(earlier.shape[2], stop)
+        equal = (earlier[:, :, :tokens] == sums[:, :, :tokens]).flatten(0, 1).all(0)
+        done = int(equal.cumprod(0).sum())  # the first tokens that are equal in all rows and heads
+        if rotated.shape[2] < stop:
+            kept, size = rotated[:, :, :done], -(-stop // _PIECE) * _PIECE
+            with torch.inference_mode(False):  # tensors made in inference mode could not be written to later
+                rotated = keys.new_empty(batch, heads, size, head_dim, dtype=computing_dtype(keys))
+            rotated[:, :, :done] = kept
+        for begin in range(done, stop, _PIECE):
+            piece = keys[:, :, begin : begin + _PIECE].to(rotated.dtype)
+            rotated[:, :, begin : begin + piece.shape[2]] = table.rotate(piece, first + begin)
+        self._known[table] = (kind, sums, rotated)
+        return rotated[:, :, :stop]
 
 
 class BlockAttention:
@@ -70,7 +172,7 @@ class BlockAttention:
         ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
             every_key = {keys.branch.key: key.shape[2] for keys in ranges if keys.branch.key}  # as the masks count them
-            rotated = self._rotate(ranges, query, key, first_query, first_key, every_key, {})
+            rotated = self._rotate(ranges, query, key, first_query, self._rotate_keys(key, first_key, every_key))
             masks = self._masks(*places, query.device)
             try:
                 return attend_by_flex(rotated, value, masks, scaling=scaling, softcap=softcap, sinks=sinks)
@@ -104,27 +206,23 @@ class BlockAttention:
             part = slice(begin, begin + units)
             part_query, part_key, *values_and_sinks = (tensor[part].to(dtype) for tensor in states)
             known = {to: tensor[part] for to, tensor in rotated_keys.items()}
-            rotated = self._rotate(ranges, part_query, part_key, first_query, first_key, seen, known)
+            rotated = self._rotate(
+                ranges, part_query, part_key, first_query, known | self._rotate_keys(part_key, first_key, seen)
+            )
             results.append(loop.run(rotated, *values_and_sinks).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
 
+    def _rotate_keys(self, key: Tensor, first_key: int, seen: Mapping[PositionMap, int]) -> dict[PositionMap, Tensor]:
+        """The keys at other positions. seen: number of keys to rotate to each."""
+        return {to: self._tables[to].rotate(key[..., :count, :], first_key) for to, count in seen.items()}
+
     def _rotate(
-        self,
-        ranges: Sequence[KeyRange],
-        query: Tensor,
-        key: Tensor,
-        first_query: int,
-        first_key: int,
-        seen: Mapping[PositionMap, int],
-        known: dict[PositionMap, Tensor],
+        self, ranges: list[KeyRange], query: Tensor, key: Tensor, first_query: int, keys: dict[PositionMap, Tensor]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the queries and keys of each branch. query, key: at their own positions, (..., tokens, head_dim).
 
-        seen: number of keys to rotate to other positions. known: keys already rotated to them.
+        keys: at other positions.
         """
-        rotated_keys = known | {
-            to: self._tables[to].rotate(key[..., :count, :], first_key) for to, count in seen.items()
-        }
-        for branch in (keys.branch for keys in ranges):
+        for branch in (keys_of_branch.branch for keys_of_branch in ranges):
             rotated = self._tables[branch.query].rotate(query, first_query) if branch.query else query
-            yield rotated, rotated_keys[branch.key] if branch.key else key
+            yield rotated, keys[branch.key] if branch.key else key

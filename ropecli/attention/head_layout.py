@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.rotation import Rotation
+from ropecli.attention.block_attention import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
 from ropecli.live.devices import input_device
-from ropecli.live.rotary import RotaryTable, rotary_tables, unpatched_after
+from ropecli.live.rotary import RotaryTable, modules_of, rotary_tables, unpatched_after
 from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ _UNDERSTOOD = {
 
 
 class HeadLayout(NamedTuple):
-    """rotary_start: first rotary dimension of a head. neighbours: pair i is rotary dimensions (2i, 2i + 1) instead of
-    (i, i + pairs).
-    """
+    """The layout of the rotary dimensions of a head: `start` and `neighbours` of Rotation."""
 
     rotary_start: int
     neighbours: bool
@@ -118,10 +116,17 @@ class AttentionProbe:
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """Causal attention. Returns shape (batch, tokens, heads, width), as transformers expects."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    key, value = for_every_head(query, key, value)
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     return output.transpose(1, 2).contiguous()
+
+
+def for_every_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values as kernels need them that do not support grouped queries."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
 @contextlib.contextmanager
@@ -272,7 +277,7 @@ def _double(tables: list[RotaryTable]) -> None:
             return arguments, {**named, "position_ids": 2 * named["position_ids"]}
         return (arguments[0], 2 * arguments[1], *arguments[2:]), named
 
-    for module in {id(table.module): table.module for table in tables}.values():
+    for module in modules_of(tables):
         module.register_forward_pre_hook(before_pass, with_kwargs=True)
 
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ropecli.attention.small_model import small_model_and_places
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
 from ropecli.errors import CheckpointError, PatchError, reason_of
-from ropecli.live.lm_head import decoder_layers
 from ropecli.live.rotary import rotary_tables
+from ropecli.live.skeleton import decoder_layers, small_model_and_places
 from ropecli.live.stock_transformers import stock_config_of
 from ropecli.scaling.none import LENGTH_ONLY
 

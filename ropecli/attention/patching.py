@@ -15,7 +15,6 @@ import torch
 
 from ropecli.attention.attention_function import frequencies_of
 from ropecli.attention.head_layout import find_layout, in_evaluation
-from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_patch
 from ropecli.config.changes import diff
@@ -25,6 +24,7 @@ from ropecli.live.devices import input_device
 from ropecli.live.loading import is_quantized
 from ropecli.live.proof import NO_ROTATION, prove
 from ropecli.live.rotary import rotary_tables, rotate_by, unpatched_after
+from ropecli.live.skeleton import make_small_model
 from ropecli.live.stock_transformers import is_encoder, quiet_transformers, stock_config_of
 from ropecli.scaling.spec import ScaledRope
 
@@ -72,7 +72,10 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
     """
     saved = SavedRemapping.of(ropes.values())
     with unpatched_after(model) as undo:
-        _remove_remapping(model)
+        config = model.config.get_text_config()
+        if getattr(config, KEY, None) is not None:  # of an earlier patch
+            delattr(config, KEY)
+            _set_attention(model, "sdpa" if model._supports_sdpa else "eager")
         rotate_by(model, ropes)
         if saved is not None:
             _set_remapping(model, saved, ropes)
@@ -104,14 +107,6 @@ def _set_remapping(
         )
     setattr(config, KEY, complete.as_json())
     return complete
-
-
-def _remove_remapping(model: "PreTrainedModel") -> None:
-    """Remove the distance method of a model, if any."""
-    config = model.config.get_text_config()
-    if getattr(config, KEY, None) is not None:
-        delattr(config, KEY)
-        _set_attention(model, "sdpa" if model._supports_sdpa else "eager")
 
 
 def _set_attention(model: "PreTrainedModel", name: str) -> None:

@@ -5,7 +5,7 @@ If the Hub does not answer, or HF_HUB_OFFLINE is set, only the cache is used.
 
 import contextlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ropecli.checkpoint.files import (
     CHECKPOINT_FILES,
@@ -22,27 +22,24 @@ from ropecli.errors import CheckpointError, quoted, reason_of
 _ALLOWED = [*CHECKPOINT_FILES, CODE, PROVENANCE]
 _IGNORED = ["*/*", *MISTRAL_FORMAT]
 BAD_TOKEN = "the token in HF_TOKEN, or of `hf auth login`, has characters that are not ASCII. Set it again."
+DEFAULT_REVISION = "main"
 PATIENCE = 10.0  # seconds for the Hub's first answer
 
 
-class Fetched(NamedTuple):
-    """A checkpoint's folder. For a Hub id also the requested revision and the commit it resolved to."""
-
-    folder: Path
-    revision: str | None = None
-    commit: str | None = None
-
-
-def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = False) -> Fetched:
+def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = False) -> Path:
     """Download the config files of `name`, with `tokenizer` all but the weights, with `weights` all files.
 
-    Raises CheckpointError.
+    Returns the folder, which has the name of the commit. Raises CheckpointError.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # no line for each retry
-    problem, partly = _ask(name, revision), False
+    problem, partly = None, False
+    try:  # before the download, because the client's downloads retry for half a minute without a network
+        HfApi().model_info(name, revision=revision, timeout=PATIENCE)
+    except Exception as error:  # errors of the Hub, the network, proxies, certificates
+        problem = error
     options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
     try:
         if weights or tokenizer:
@@ -56,21 +53,7 @@ def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = F
         cached = "only partly" if partly or hasattr(error, "snapshot_path") else "not"
         reason = _explain(name, revision, problem or error, f"{cached} in the Hub's cache ({constants.HF_HUB_CACHE})")
         raise CheckpointError(f"{name} is not a local folder, {reason}") from (problem or error)
-    return Fetched(folder, revision or constants.DEFAULT_REVISION, folder.name)
-
-
-def _ask(name: str, revision: str | None) -> Exception | None:
-    """The error of a request for `name`; None if the Hub has it.
-
-    Sent before the download, because the client's downloads retry for half a minute without a network.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(name, revision=revision, timeout=PATIENCE)
-    except Exception as error:  # errors of the Hub, the network, proxies, certificates
-        return error
-    return None
+    return folder
 
 
 def _get_configs(name: str, revision: str | None, local_files_only: bool) -> Path:

@@ -40,7 +40,8 @@ _SAME_RESULTS = ("context-below-scaling", "tokenizer-caps")
 
 def find_faults(state: CheckpointState) -> list[Finding]:
     """All findings about the files."""
-    found = [*state.findings, *(finding for rule in _RULES for finding in rule(state))]
+    rules = (_only_new_dialect, _outside_of_text_config, _unread_keys, _lengths, _other_formats)
+    found = [*state.findings, *(finding for rule in rules for finding in rule(state))]
     fix = fix_command(state) if any(finding.rule not in _NOT_FIXED for finding in found) else None
     return [
         finding._replace(
@@ -154,15 +155,6 @@ def _other_formats(state: CheckpointState) -> Iterator[Finding]:
         yield Finding("adapter-beside-model", message)
 
 
-_RULES = (
-    _only_new_dialect,
-    _outside_of_text_config,
-    _unread_keys,
-    _lengths,
-    _other_formats,
-)
-
-
 def _rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
     """All sets of RoPE parameters in config.json, each with its key path."""
     fields: list[tuple[str, Parameters]] = []
@@ -195,12 +187,11 @@ def fix_command(state: CheckpointState) -> str | None:
     main, note = state.positions.main, state.note
     if main.remapping is not None and note is None:
         return None
-    spec, options = main.spec, _fixing_lengths(state)
-    if note and main.geometry.layer_type not in note.layer_types:
-        spec = note.spec()
-        options["layer_types"] = ",".join(map(str, note.layer_types))
+    spec, options, labels = main.spec, _fixing_lengths(state), None
     lengths = {key: value for key, value in options.items() if isinstance(value, int)}
-    labels = options["layer_types"].split(",") if "layer_types" in options else None
+    if note and main.geometry.layer_type not in note.layer_types:
+        spec, labels = note.spec(), list(map(str, note.layer_types))
+        options["layer_types"] = ",".join(labels)
     try:
         plan = make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=_falls_short(state), **lengths)
     except RopecliError:

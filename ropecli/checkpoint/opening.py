@@ -172,16 +172,16 @@ def open_checkpoint(
     branch, tag or commit. adapters: also accept an adapter written by ropecli, with its base model. Raises
     CheckpointError.
     """
-    fetched = hub.Fetched(demo.FOLDER) if str(name) == demo.NAME else _local(name)
-    if fetched is None:
+    folder, commit = demo.FOLDER if str(name) == demo.NAME else _local(name), None
+    if folder is None:
         if revision is not None and not _REVISION.fullmatch(revision):
             raise CheckpointError(f"--revision is {shown(revision)}; expected a branch, tag or commit.")
-        fetched = hub.fetch(str(name), revision, weights=weights, tokenizer=tokenizer)
+        folder = hub.fetch(str(name), revision, weights=weights, tokenizer=tokenizer)
+        revision, commit = revision or hub.DEFAULT_REVISION, folder.name
     elif revision is not None:
         raise CheckpointError(
             f"--revision is {revision[:60]}, but {name} is a local checkpoint, not a Hub id. Remove --revision."
         )
-    folder = fetched.folder
     has_config = is_own_file(folder / CONFIG)
     # an adapter may have a config.json like a checkpoint
     is_adapter = is_own_file(folder / ADAPTER_CONFIG) and all(
@@ -196,13 +196,13 @@ def open_checkpoint(
         hint = _gguf_hint(gguf) if gguf else "Choose a folder with a checkpoint."
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. {hint}")
     base = adapter_base(folder) if is_adapter else None
-    config, has_weights = read_json(folder / CONFIG), weights or not fetched.commit
+    config, has_weights = read_json(folder / CONFIG), weights or not commit
     if others := config.get("configuration_files"):
         raise CheckpointError(
             f"{name}: transformers reads one of the configuration_files, {shown(others)}, instead of {CONFIG}. Copy "
             f"that one to {CONFIG}, and remove configuration_files."
         )
-    checkpoint = Checkpoint(str(name), folder, config, fetched.revision, fetched.commit, base, has_weights)
+    checkpoint = Checkpoint(str(name), folder, config, revision, commit, base, has_weights)
     if weights or tokenizer:  # fail now, not after hours
         _refuse_kernels(checkpoint)
         checkpoint.files()
@@ -228,11 +228,11 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
         ) from error
 
 
-def _local(name: str | Path) -> hub.Fetched | None:
+def _local(name: str | Path) -> Path | None:
     """The local folder `name`; None if `name` can only be a Hub id."""
     folder = as_path(name)
     if folder.is_dir():
-        return hub.Fetched(folder)
+        return folder
     if folder.exists():
         hint = f" {_gguf_hint(folder)}" if folder.suffix == ".gguf" else ""
         raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.{hint}")

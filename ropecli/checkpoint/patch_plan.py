@@ -146,6 +146,13 @@ def make_plan(
             f"scaling. The original weights are in {untuned(record)}."
         )
         findings += (Finding("tuned-for-another", tuned),)
+    of_scaling = [
+        finding._replace(about="scaling") for finding in plan_warnings.of_scaling(settings, scaled, target, keeps)
+    ]
+    of_writing = [
+        finding._replace(about="writing")
+        for finding in plan_warnings.of_writing(checkpoint, config, rope, written_length)
+    ]
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -157,17 +164,7 @@ def make_plan(
         unwritable=unwritable,
         max_position_embeddings=written_length,
         layers=settings.layers,
-        findings=(
-            *findings,
-            *(
-                finding._replace(about="scaling")
-                for finding in plan_warnings.of_scaling(settings, spec, scaled, target, keeps)
-            ),
-            *(
-                finding._replace(about="writing")
-                for finding in plan_warnings.of_writing(checkpoint, config, spec, rope, written_length)
-            ),
-        ),
+        findings=(*findings, *of_scaling, *of_writing),
     )
 
 

@@ -10,21 +10,18 @@ from ropecli.config.layers import limit_of_far
 from ropecli.config.settings import RopeSettings
 from ropecli.errors import Finding
 from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScaledRope
 
 
 def of_scaling(
-    settings: RopeSettings,
-    spec: ScalingSpec,
-    scaled: Mapping[str | None, ScaledRope],
-    target: int,
-    keeps: bool,
+    settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int, keeps: bool
 ) -> Iterator[Finding]:
     """Findings about a scaled model, on disk or in memory.
 
     target: the target length, tokens. keeps: whether the scaling is the one that the checkpoint ships with.
     """
     rope = next(iter(scaled.values()))
+    spec = rope.spec
     if keeps:
         trained = settings.context_length
         kept = f"the shipped {spec.method} ×{spec.factor:g} is kept: the model was not trained beyond {trained} tokens."
@@ -37,33 +34,28 @@ def of_scaling(
         message = f"this shortens the context: the checkpoint reads {context} tokens, the patch {target}. To keep "
         yield Finding("shorter-context", f"{message}{context}, use --target-length {context}.")
     yield from _of_remapping(rope, target)
-    yield from _of_frequencies(settings, rope, spec)
-    yield from _of_shipped_scaling(settings, spec, scaled)
+    yield from _of_frequencies(settings, rope)
+    yield from _of_shipped_scaling(settings, scaled)
     yield from _of_layers(settings, scaled)
 
 
 def of_writing(
-    checkpoint: Checkpoint,
-    config: dict[str, Any],
-    spec: ScalingSpec,
-    rope: ScaledRope,
-    max_position_embeddings: int,
+    checkpoint: Checkpoint, config: dict[str, Any], rope: ScaledRope, max_position_embeddings: int
 ) -> Iterator[Finding]:
     """Findings only about a patch on disk. config: before the patch. max_position_embeddings: to write, tokens."""
+    method = rope.spec.method
     if rope.remapping is not None:
         message = (
-            f"{spec.method} uses ropecli's attention: transformers can load the checkpoint only after "
+            f"{method} uses ropecli's attention: transformers can load the checkpoint only after "
             "`import ropecli.attention`, and vLLM, SGLang and llama.cpp do not support it. save_pretrained writes the "
             "loaded model with standard attention."
         )
         yield Finding("own-attention", message)
         code = config.get("auto_map")
         if isinstance(code, dict) and any(key.startswith("AutoModel") for key in code):
-            message = (
-                f"config.json has custom code (auto_map): with trust_remote_code=True it may ignore {spec.method}. "
-            )
+            message = f"config.json has custom code (auto_map): with trust_remote_code=True it may ignore {method}. "
             yield Finding("custom-code", f"{message}Load it without; only that was verified.")
-    if spec.method.rope_type == "dynamic":
+    if method.rope_type == "dynamic":
         message = (
             f"max_position_embeddings stays at {max_position_embeddings}: stock readers use it as the pretraining "
         )
@@ -114,7 +106,8 @@ def _of_remapping(rope: ScaledRope, target: int) -> Iterator[Finding]:
     yield Finding("not-extended", message)
 
 
-def _of_frequencies(settings: RopeSettings, rope: ScaledRope, spec: ScalingSpec) -> Iterator[Finding]:
+def _of_frequencies(settings: RopeSettings, rope: ScaledRope) -> Iterator[Finding]:
+    spec = rope.spec
     unchanged = spec.factor > 1 and rope.remapping is None and np.array_equal(rope.inv_freq, rope.geometry.inv_freq())
     if unchanged:
         what = "with these parameters does not change any frequency"
@@ -131,11 +124,9 @@ def _of_frequencies(settings: RopeSettings, rope: ScaledRope, spec: ScalingSpec)
         yield Finding("lost-attention-factor", message)
 
 
-def _of_shipped_scaling(
-    settings: RopeSettings, spec: ScalingSpec, scaled: Mapping[str | None, ScaledRope]
-) -> Iterator[Finding]:
+def _of_shipped_scaling(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> Iterator[Finding]:
     """A finding if the patch replaces the scaling that the checkpoint ships with."""
-    frequency = spec.frequency
+    frequency = next(iter(scaled.values())).spec.frequency
     for rope in settings.ropes:
         shipped = rope.spec
         if frequency is None or rope.geometry.layer_type not in scaled or shipped.method.name == "none":

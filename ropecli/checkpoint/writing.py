@@ -20,14 +20,7 @@ from ropecli.atomic import new_folder
 from ropecli.checkpoint.files import PROVENANCE
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.provenance import (
-    Provenance,
-    entry,
-    other_notes,
-    read_provenance,
-    tuned_weights,
-    untuned,
-)
+from ropecli.checkpoint.provenance import Provenance, entry, other_notes, read_provenance, tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.config.changes import ConfigChange, diff, key_orders, undo
 from ropecli.errors import PatchError

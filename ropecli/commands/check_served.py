@@ -104,7 +104,7 @@ def check_served(
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
-    from ropecli.engines.engine_input import read_input
+    from ropecli.engines.engine_table import read_input
 
     file, loading = options.optional_path(reference), options.loading_of(shared)
     refuse_unwritable(file)

@@ -152,6 +152,7 @@ def _first_sequences(opened: "Checkpoint", stage: "Stage", count: int) -> list[l
 
 def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
     from ropecli.evaluation.processes import among_processes
+    from ropecli.training.finetuning import Listener
     from ropecli.training.stages import run_stages
 
     again, start = "Run the same command with --resume to continue.", time.monotonic()
@@ -168,7 +169,7 @@ def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, tot
         def on_phase(phase: str) -> None:
             step(phase=phase)
 
-        run_stages(opened, recipe, output, resume=resume, say=say, on_step=on_step, on_phase=on_phase)
+        run_stages(opened, recipe, output, resume=resume, listener=Listener(say, on_step, on_phase))
         _leave_processes()
     return FinetuneResult(
         opened.name,

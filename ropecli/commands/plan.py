@@ -114,8 +114,7 @@ def _make_report(
     from ropecli.checkpoint.state import read_state
     from ropecli.live.stock_transformers import read_stock_config, stock_config_of
     from ropecli.training.memory_plan import setups
-    from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
-    from ropecli.training.memory_plan.model_shape import kv_cache
+    from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of, kv_cache
 
     recipe, length = stage.recipe, stage.length
     patch = stage.in_effect  # of the recipe; None to train the checkpoint as it is

@@ -75,11 +75,23 @@ def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str |
     labels = ["full_attention" if at < dense else labels[at % len(labels)] for at in range(count)]
     rotates = _rotates(section, family, labels, dense)
     longest = first(section, family.names_of("max_position_embeddings"))
-    limit, alone = longest if isinstance(longest, int) else math.inf, len(set(labels)) == 1 and None in ropes
-    return tuple(
-        _layer(section, family, label, rotates[at % len(rotates)], ropes, limit, alone)
-        for at, label in enumerate(labels)
-    )
+    # if all layers are alike, a window as wide as the context limits nothing
+    unlimited = longest if isinstance(longest, int) and len(set(labels)) == 1 and None in ropes else math.inf
+
+    def layer(label: str, rotates: bool | None) -> Layer:
+        attention = attention_of(label)
+        window = first(section, WINDOWS.get(attention or "", ()))
+        window = window if isinstance(window, int) and window > 0 else None
+        # where each kind has a rope, its name tells enough
+        if attention in (SLIDING, CHUNKED) and None in ropes and _has_no_window(section, attention):
+            attention = FULL
+        near = attention in (SLIDING, CHUNKED) and not (window and window >= unlimited)
+        rope = None if None in ropes or not label else family.rope_of.get(label, label)
+        if attention in (RECURRENT, OTHER) or not family.rotary or (label and rope not in ropes):
+            rotates, rope = False, None
+        return Layer(attention, rotates, not near and attention not in (RECURRENT, OTHER), rope, window)
+
+    return tuple(layer(label, rotates[at % len(rotates)]) for at, label in enumerate(labels))
 
 
 def _count(section: dict[str, Any], family: Family) -> int | None:
@@ -140,29 +152,6 @@ def _dense(section: dict[str, Any], family: Family) -> int:
     """The number of dense layers at the start that see the whole context and rotate."""
     dense = section.get("first_k_dense_replace") or (section.get("mlp_layer_types") or []).count("dense")
     return dense if family.dense_layers_rotate and section.get("prefix_dense_sliding_window_pattern", 1) == 1 else 0
-
-
-def _layer(
-    section: dict[str, Any],
-    family: Family,
-    label: str,
-    rotates: bool | None,
-    ropes: Collection[str | None],
-    longest: float,
-    alone: bool,
-) -> Layer:
-    """longest: max_position_embeddings. alone: whether all layers are alike, so that a wide window limits nothing."""
-    attention = attention_of(label)
-    window = first(section, WINDOWS.get(attention or "", ()))
-    window = window if isinstance(window, int) and window > 0 else None
-    # where each kind has a rope, its name tells enough
-    if attention in (SLIDING, CHUNKED) and None in ropes and _has_no_window(section, attention):
-        attention = FULL
-    near = attention in (SLIDING, CHUNKED) and not (alone and window and window >= longest)
-    rope = None if None in ropes or not label else family.rope_of.get(label, label)
-    if attention in (RECURRENT, OTHER) or not family.rotary or (label and rope not in ropes):
-        rotates, rope = False, None
-    return Layer(attention, rotates, not near and attention not in (RECURRENT, OTHER), rope, window)
 
 
 def _has_no_window(section: dict[str, Any], attention: str) -> bool:

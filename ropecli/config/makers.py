@@ -24,7 +24,6 @@ class Makers(NamedTuple):
     extension: None if the makers publish none.
     """
 
-    model: str
     pretraining_length: int
     source: str
     in_config: bool
@@ -112,7 +111,7 @@ def find_makers(section: dict[str, Any], model_type: str | None, **read: object)
             continue
         length = get_path(section, row.length) if isinstance(row.length, str) else row.length
         if isinstance(length, int) and not isinstance(length, bool) and length > 0:
-            return Makers(row.model, length, row.source, isinstance(row.length, str), row.extension)
+            return Makers(length, row.source, isinstance(row.length, str), row.extension)
     return None
 
 

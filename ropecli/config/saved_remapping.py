@@ -31,8 +31,8 @@ class SavedRemapping:
     """A distance method in config.json.
 
     params: all parameters of the method, resolved. pretrained: the pretraining length; target: the length to extend
-    to, tokens. rotary_start, neighbours: the layout of the rotary dimensions, see attention.rotation.Rotation; None if
-    not determined yet. inv_freq: frequencies by layer type ("" for all) of a model patched in memory; otherwise the
+    to, tokens. rotary_start, neighbours: the layout of the rotary dimensions, see block_attention.Rotation; None if not
+    determined yet. inv_freq: frequencies by layer type ("" for all) of a model patched in memory; otherwise the
     config's RoPE fields define them.
     """
 

@@ -21,14 +21,7 @@ from ropecli.config.dialects import (
     rope_type_of,
 )
 from ropecli.config.families import MSCALES, Family, family_of
-from ropecli.config.fields import (
-    first,
-    head_dim,
-    positive_number,
-    rotary_dim,
-    section_of,
-    whole_number,
-)
+from ropecli.config.fields import first, head_dim, number_of, positive_number, rotary_dim, section_of, whole_number
 from ropecli.config.layers import OTHER, RECURRENT, Layer, read_layers
 from ropecli.config.makers import Makers, find_makers
 from ropecli.errors import CheckpointError, Finding, did_you_mean, shown
@@ -105,10 +98,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
     section, family = section_of(config), family_of(config)
     _refuse_without_rope(config, section, family)
     findings: list[Finding] = []
-    # max_position_embeddings, or the default of the model type; every reader has these defaults
-    default, names = family.max_position_embeddings, family.names_of(MAX_POSITIONS)
-    written = default is None or any(name in section for name in names)
-    max_positions = whole_number(section, names) if written or default is None else default
+    max_positions = number_of(section, family, MAX_POSITIONS)
     if original_length and original_length > max_positions:
         message = f"--original-length {original_length} is above max_position_embeddings, {max_positions}."
         findings.append(Finding(UNCLEAR, message))
@@ -285,15 +275,13 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float, famil
         factor = max(1.0, implied_factor)
     positive_number("factor", factor)
     params = {key: parameters[key] for key in find_method(method).signature if parameters.get(key) is not None}
-    if all(parameters.get(key) for key in MSCALE_PAIR):
-        for key in MSCALE_PAIR:
+    paired = all(parameters.get(key) for key in MSCALE_PAIR)
+    for key in MSCALE_PAIR:
+        if paired:
             positive_number(key, parameters[key])
-    else:
-        for key in MSCALE_PAIR:
-            params.pop(key, None)  # one without the other has no effect
-    if "attention_factor" in params and "mscale" in params:  # in transformers attention_factor takes precedence
-        for key in MSCALE_PAIR:
-            del params[key]
+        # one without the other has no effect, and in transformers attention_factor takes precedence
+        if not paired or "attention_factor" in params:
+            params.pop(key, None)
     reads_mscales = family.reads_mscales or not family.known
     if method == "longrope" and reads_mscales and parameters.get(MSCALES[1]) is not None:
         params.setdefault("attention_factor", positive_number(MSCALES[1], parameters[MSCALES[1]]))

@@ -274,7 +274,7 @@ class _Conversation:
         return [span for span, number in zip(spans, answers, strict=True) if self._is_trained(number)]
 
     def _turns(self, text: str) -> list[int]:
-        """Where a user's message follows an answer, if the beginning of the conversation alone is rendered the same."""
+        """The characters where a user's message follows an answer, if what is before it is rendered the same alone."""
         starts = [number for number in range(1, len(self._messages)) if self._starts_turn(number)]
         eos = self._renderer.tokenizer.eos_token or ""
         prefixes = [self._text(self._messages[:number]) for number in starts]

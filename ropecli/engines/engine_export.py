@@ -10,8 +10,7 @@ from typing import Any
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
-from ropecli.engines.engine_input import EngineInput, read_input
-from ropecli.engines.engine_table import Case
+from ropecli.engines.engine_table import Case, EngineInput, read_input
 from ropecli.errors import Finding, MethodError, OutputError, PatchError, did_you_mean
 
 

@@ -25,18 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.engines.engine_input import EngineInput
-from ropecli.engines.engine_table import (
-    LATENT_ATTENTION,
-    ONE_DYNAMIC_TABLE,
-    PROPORTIONAL_FACTOR,
-    ROUNDS_GPT_OSS,
-    Case,
-    EngineTable,
-    Same,
-    is_released_gpt_oss,
-    without_options,
-)
+from ropecli.engines import engine_table as shared
+from ropecli.engines.engine_table import Case, EngineInput, EngineTable, Same
 from ropecli.scaling.base import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
@@ -63,13 +53,12 @@ _MSCALE_IN_FILE = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "min
 
 
 def _command(p: EngineInput) -> tuple[object, ...]:
-    flags = (word for pair in _flags(p).items() for word in pair)
-    return ("llama-server", "-m", _MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
+    options = {**_flags(p), **_overridden(p), "-c": p.length, "-np": 1}
+    return ("llama-server", "-m", _MODEL, *(word for option in options.items() for word in option))
 
 
 def _overrides(p: EngineInput) -> dict[str, Any]:
-    words = _overridden(p)
-    return {"-c": str(p.length), **_flags(p), **dict(zip(words[::2], words[1::2], strict=True))}
+    return {"-c": str(p.length), **_flags(p), **_overridden(p)}
 
 
 def _flags(p: EngineInput) -> dict[str, str]:
@@ -102,15 +91,15 @@ def _beta_flags(p: EngineInput) -> dict[str, str]:
     return {"--yarn-beta-fast": _number(fast), "--yarn-beta-slow": _number(slow)}
 
 
-def _overridden(p: EngineInput) -> list[str]:
+def _overridden(p: EngineInput) -> dict[str, str]:
     """The option that overrides the file's metadata."""
     if p.rope_type == "dynamic":
         item = f"context_length=int:{p.length}"
     elif p.rope_type == "yarn" and not _usual_yarn_factor(p) and not p.scales_softmax:
         item = f"rope.scaling.attn_factor=float:{p.rope.attention_factor / yarn_attention_factor(p.factor):.9g}"
     else:
-        return []
-    return ["--override-kv", f"{_ARCHITECTURES.get(p.model_type)}.{item}"]
+        return {}
+    return {"--override-kv": f"{_ARCHITECTURES.get(p.model_type)}.{item}"}
 
 
 def _number(value: float) -> str:
@@ -146,7 +135,7 @@ def _stored_in_file(p: EngineInput) -> bool:
             return False
     if p.rope_type == "yarn":
         right = _stores_mscale(p) if p.scales_softmax else _usual_yarn_factor(p)
-        return right and _betas(p) == _USUAL_BETAS and (is_released_gpt_oss(p) or not _unrounded_ramp(p))
+        return right and _betas(p) == _USUAL_BETAS and (shared.is_released_gpt_oss(p) or not _unrounded_ramp(p))
     if p.rope_type == "longrope":
         return _stores_longrope(p)
     if p.rope_type == "llama3":
@@ -202,7 +191,7 @@ def _without_options(p: EngineInput) -> str:
         **dict.fromkeys(("default", "linear", "llama3"), _CARRIED),
         "yarn": _CARRIED if _stored_in_file(p) else partly,
     }
-    return without_options(p, texts)
+    return shared.without_options(p, texts)
 
 
 LLAMA_CPP = EngineTable(
@@ -210,8 +199,8 @@ LLAMA_CPP = EngineTable(
     command=_command,
     overrides=_overrides,
     refused=(
-        LATENT_ATTENTION,
-        PROPORTIONAL_FACTOR,
+        shared.LATENT_ATTENTION,
+        shared.PROPORTIONAL_FACTOR,
         Case(
             lambda p: p.nested and not _stored_in_file(p),
             "its flags apply to all layers, but the parameters differ by layer type. Serve the folder with vLLM.",
@@ -227,7 +216,7 @@ LLAMA_CPP = EngineTable(
             "it. Serve the folder with vLLM.",
         ),
         Case(
-            lambda p: _unrounded_ramp(p) and not is_released_gpt_oss(p),
+            lambda p: _unrounded_ramp(p) and not shared.is_released_gpt_oss(p),
             "it always rounds the ends of YaRN's ramp. Patch without truncate=false.",
         ),
         Case(
@@ -254,8 +243,8 @@ LLAMA_CPP = EngineTable(
         ),
     ),
     cannot=(
-        ONE_DYNAMIC_TABLE,
-        ROUNDS_GPT_OSS,
+        shared.ONE_DYNAMIC_TABLE,
+        shared.ROUNDS_GPT_OSS,
         Case(
             lambda p: p.rope_type == "llama3",
             f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {_CONVERTER} writes.",
@@ -285,8 +274,8 @@ OLLAMA = EngineTable(
     file_name="Modelfile",
     file_text=lambda overrides: "".join(f"{instruction} {value}\n" for instruction, value in overrides.items()),
     refused=(
-        LATENT_ATTENTION,
-        PROPORTIONAL_FACTOR,
+        shared.LATENT_ATTENTION,
+        shared.PROPORTIONAL_FACTOR,
         Case(
             lambda p: _differs_by_layer(p) and not _stored_in_file(p),
             "it has no RoPE options, and the layers of {p.model_type} differ. Serve the folder with vLLM.",
@@ -303,7 +292,7 @@ OLLAMA = EngineTable(
             "Raise max_position_embeddings.",
         ),
     ),
-    cannot=(ROUNDS_GPT_OSS,),
+    cannot=(shared.ROUNDS_GPT_OSS,),
     notes=(
         *_CONVERSION_NOTES,
         Case(

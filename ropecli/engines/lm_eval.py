@@ -8,8 +8,7 @@
 
 from typing import Any
 
-from ropecli.engines.engine_input import EngineInput
-from ropecli.engines.engine_table import EngineTable
+from ropecli.engines.engine_table import EngineInput, EngineTable
 
 _ROOM = 256
 """Tokens of an answer, lm-eval's default."""

@@ -12,15 +12,8 @@
 
 import math
 
-from ropecli.engines.engine_input import EngineInput
-from ropecli.engines.engine_table import (
-    DROPS_SECTIONS,
-    LATENT_ATTENTION,
-    ROUNDS_GPT_OSS,
-    Case,
-    EngineTable,
-    is_released_gpt_oss,
-)
+from ropecli.engines import engine_table as shared
+from ropecli.engines.engine_table import Case, EngineInput, EngineTable
 from ropecli.scaling.yarn import yarn_attention_factor
 
 # model_type of classes that gave transformers' logits with a scaling (test_mlx.py); AS_RELEASED: with their own.
@@ -34,8 +27,6 @@ BASE_ONLY = {
     *("cohere", "ernie4_5", "gemma", "gemma2", "glm4", "gpt_neox", "helium", "mixtral", "phi", "qwen2_moe"),
     *("qwen3_moe", "stablelm", "starcoder2"),
 }
-
-
 # Types of classes that read rope_parameters, by their source.
 _RECENT = {
     *("exaone_moe", "gemma4_text", "glm_moe_dsa", "laguna", "mellum", "ministral3", "mistral4", "muse_glimmer"),
@@ -64,7 +55,7 @@ ENGINE = EngineTable(
     command=lambda p: ("mlx_lm.server", "--model", p.checkpoint),
     overrides=lambda p: {},
     refused=(
-        LATENT_ATTENTION,
+        shared.LATENT_ATTENTION,
         Case(
             lambda p: p.nested and not _reads_layer_types(p),
             "of types with a RoPE per layer type, it was only checked with gemma3_text and gemma4_text, scaled in full "
@@ -89,13 +80,13 @@ ENGINE = EngineTable(
             "and its default attention factor.",
         ),
         Case(
-            lambda p: p.main.get("truncate") is False and not is_released_gpt_oss(p),
+            lambda p: p.main.get("truncate") is False and not shared.is_released_gpt_oss(p),
             "it ignores truncate=false. Patch without it.",
         ),
-        DROPS_SECTIONS,
+        shared.DROPS_SECTIONS,
     ),
     cannot=(
-        ROUNDS_GPT_OSS,
+        shared.ROUNDS_GPT_OSS,
         Case(lambda p: p.has_two_factor_lists, "mlx-lm uses long_factor for every request, also for short ones."),
     ),
     notes=(

@@ -15,19 +15,8 @@
 
 from typing import Any
 
-from ropecli.engines.engine_input import EngineInput
-from ropecli.engines.engine_table import (
-    DROPS_SECTIONS,
-    FROM_CONFIG,
-    LATENT_ATTENTION,
-    ONE_DYNAMIC_TABLE,
-    PROPORTIONAL_FACTOR,
-    Case,
-    EngineTable,
-    Same,
-    with_engine_names,
-    without_options,
-)
+from ropecli.engines import engine_table as shared
+from ropecli.engines.engine_table import Case, EngineInput, EngineTable, Same
 
 # model_type of classes that pass rope_parameters on, checked in the source.
 _PASSED_ON = {
@@ -49,7 +38,7 @@ def _overrides(p: EngineInput) -> dict[str, Any]:
         return {} if p.raised else p.in_section({p.length_key: p.length})
     # SGLang computes dynamic from the pretraining length, as transformers does
     length = p.original_length if p.rope_type == "dynamic" else p.length
-    return p.in_section({"rope_parameters": with_engine_names(p.main), p.length_key: length})
+    return p.in_section({"rope_parameters": shared.with_engine_names(p.main), p.length_key: length})
 
 
 def _command(p: EngineInput) -> tuple[object, ...]:
@@ -77,7 +66,7 @@ def _without_options(p: EngineInput) -> str:
         "linear": linear,
         "longrope": same if p.patched else "Without the options, SGLang ignores attention_factor.",
     }
-    return without_options(p, texts)
+    return shared.without_options(p, texts)
 
 
 ENGINE = EngineTable(
@@ -85,8 +74,8 @@ ENGINE = EngineTable(
     command=_command,
     overrides=_overrides,
     refused=(
-        LATENT_ATTENTION,
-        PROPORTIONAL_FACTOR,
+        shared.LATENT_ATTENTION,
+        shared.PROPORTIONAL_FACTOR,
         Case(
             lambda p: p.nested and not _reads_layer_types(p),
             "of classes with parameters by layer type, those for gemma3 and gemma4 read a scaling of full attention "
@@ -97,10 +86,10 @@ ENGINE = EngineTable(
             "its class for {p.model_type} reads rope_theta and silently drops the scaling. Serve the folder with "
             "vLLM, or patch with ntk or abf, which only change the base.",
         ),
-        DROPS_SECTIONS,
+        shared.DROPS_SECTIONS,
     ),
     cannot=(
-        ONE_DYNAMIC_TABLE,
+        shared.ONE_DYNAMIC_TABLE,
         Case(
             lambda p: p.has_two_factor_lists,
             "SGLang chooses short_factor or long_factor for each batch, even if the KV cache holds the other.",
@@ -108,7 +97,7 @@ ENGINE = EngineTable(
     ),
     without_options=_without_options,
     notes=(
-        FROM_CONFIG,
+        shared.FROM_CONFIG,
         Case(
             lambda p: bool(p.scaled) and p.text_type not in _PASSED_ON,
             "SGLang's class for {p.model_type} was not checked: it may ignore rope_parameters. Compare a long answer "

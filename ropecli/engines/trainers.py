@@ -19,8 +19,7 @@ from typing import Any
 
 import yaml
 
-from ropecli.engines.engine_input import EngineInput
-from ropecli.engines.engine_table import Case, EngineTable
+from ropecli.engines.engine_table import Case, EngineInput, EngineTable
 
 _SAVED_BY_TRANSFORMERS = (
     "The trained model keeps the scaling, but only in rope_parameters, and has no ropecli.yaml: `ropecli inspect "

@@ -13,19 +13,8 @@
 from typing import Any
 
 from ropecli.config.dialects import Parameters
-from ropecli.engines.engine_input import EngineInput
-from ropecli.engines.engine_table import (
-    DROPS_SECTIONS,
-    FROM_CONFIG,
-    LATENT_ATTENTION,
-    ONE_DYNAMIC_TABLE,
-    PROPORTIONAL_FACTOR,
-    Case,
-    EngineTable,
-    Same,
-    with_engine_names,
-    without_options,
-)
+from ropecli.engines import engine_table as shared
+from ropecli.engines.engine_table import Case, EngineInput, EngineTable, Same
 
 _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
 
@@ -38,7 +27,7 @@ def _overrides(p: EngineInput) -> dict[str, Any]:
 
 
 def _as_written(parameters: Parameters, p: EngineInput) -> Parameters:
-    written = with_engine_names(parameters)
+    written = shared.with_engine_names(parameters)
     if written["rope_type"] == "dynamic":
         written["max_trained_positions"] = p.original_length
     return written
@@ -63,9 +52,9 @@ ENGINE = EngineTable(
     command=_command,
     overrides=_overrides,
     refused=(
-        LATENT_ATTENTION,
-        PROPORTIONAL_FACTOR,
-        DROPS_SECTIONS,
+        shared.LATENT_ATTENTION,
+        shared.PROPORTIONAL_FACTOR,
+        shared.DROPS_SECTIONS,
         Case(
             lambda p: p.text_type == "gpt_oss" and p.rope_type != "yarn",
             "its class for gpt_oss computes only yarn. Patch with yarn.",
@@ -76,16 +65,16 @@ ENGINE = EngineTable(
         ),
     ),
     cannot=(
-        ONE_DYNAMIC_TABLE,
+        shared.ONE_DYNAMIC_TABLE,
         Case(
             lambda p: p.has_two_factor_lists,
             "vLLM uses long_factor for every request, also short ones, once --max-model-len is above "
             "{p.original_length}.",
         ),
     ),
-    without_options=lambda p: without_options(p, _WITHOUT_OPTIONS),
+    without_options=lambda p: shared.without_options(p, _WITHOUT_OPTIONS),
     notes=(
-        FROM_CONFIG,
+        shared.FROM_CONFIG,
         Case(
             lambda p: p.rope_type == "longrope" and p.model_type in _INTERLEAVED,
             "vLLM will fail: its longrope does not support the interleaved rotation of {p.model_type}.",

@@ -89,17 +89,6 @@ class SplitModel:
         )
 
 
-def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
-    """The decoder's layers."""
-    # some model types return their LM head from get_decoder
-    lists: list[torch.nn.ModuleList] = []
-    for module in (model.get_decoder(), model):
-        lists = lists or [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    # if the count does not match (shared layers), the longest module list is the layers
-    return next((part for part in lists if len(part) == count), None) or max(lists, key=len)
-
-
 def _decoder_of(model: "PreTrainedModel") -> Any:
     """The part that the head runs after. In Llama 4, the text part is a causal LM of its own, with a decoder inside."""
     if model.base_model is not model:

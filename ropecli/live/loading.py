@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from ropecli.checkpoint.files import TOKENIZER_CONFIG
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of, shortened
 from ropecli.launch import read_launch
+from ropecli.live.adapter import merge_adapter, other_base, read_adapter
+from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.stock_transformers import (
     auto_class_of,
     quiet_transformers,
@@ -35,8 +39,6 @@ def choose_device(name: str = "auto") -> str:
 
     Raises CheckpointError if the device is not available.
     """
-    import torch
-
     launch = read_launch()
     gpu = "cuda" if launch.count == 1 else f"cuda:{launch.local_rank}"
     if name == "auto":
@@ -85,10 +87,6 @@ def load_model(
     use; without `say` this is an error, because a checkpoint written from this model would lack them. Raises
     CheckpointError for an encoder, and for missing weights, which stock transformers would initialize randomly.
     """
-    import torch
-
-    from ropecli.live.devices import emulates_bfloat16
-
     checkpoint.weight_files()
     config = read_stock_config(checkpoint.folder, checkpoint.name)
     refuse_encoder(config, checkpoint.name)
@@ -114,8 +112,6 @@ def load_model(
     # for weights on disk that differ from those in the files, such as fused experts
     spill = TemporaryDirectory(prefix="ropecli-") if device_map else None
     if checkpoint.base:
-        from ropecli.live.adapter import merge_adapter, other_base, read_adapter
-
         adapter = read_adapter(checkpoint.folder)  # before the base, which may take minutes
     try:
         with quiet_transformers():
@@ -168,7 +164,6 @@ def _placement(
     dtype: str, device: str, device_map: str | None, max_memory: Mapping[int | str, int | str] | None, bits: int | None
 ) -> dict[str, Any]:
     """The arguments of from_pretrained that say where weights go, and in how many bits."""
-    import torch
     from transformers import BitsAndBytesConfig
 
     placed: dict[str, Any] = {}

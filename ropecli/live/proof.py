@@ -15,14 +15,14 @@ from ropecli.config.encoding import write_head_dim
 from ropecli.config.fields import section_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, MethodError, PatchError, ProofError
+from ropecli.live.rotary import FOLLOWS_LENGTH, RotaryTable, rotary_tables
+from ropecli.live.stock_transformers import build_without_weights, stock_config_of
 from ropecli.messages import warn
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-    from ropecli.live.rotary import RotaryTable
 
 # transformers computes in float32; its powers differ from our casts by a few units in the last place.
 _RELATIVE = 2e-6
@@ -44,9 +44,6 @@ def prove(
     reading is proved first (see require_reading); with mrope, every dimension must still rotate by the same axis as
     there. Raises ProofError with the name of the module and the difference.
     """
-    from ropecli.live.rotary import rotary_tables
-    from ropecli.live.stock_transformers import build_without_weights
-
     before = None if original is None else require_reading(original)
     tables = rotary_tables(build_without_weights(folder))
     for number, table in enumerate(tables):
@@ -54,7 +51,7 @@ def prove(
     return len(tables)
 
 
-def require_reading(config: dict[str, Any], model: "PreTrainedModel | None" = None) -> "list[RotaryTable] | None":
+def require_reading(config: dict[str, Any], model: "PreTrainedModel | None" = None) -> list[RotaryTable] | None:
     """Like prove_reading, but warns if nothing is proved. Returns the tables, or None."""
     tables, why_not = prove_reading(config, model)
     if tables is None:
@@ -64,7 +61,7 @@ def require_reading(config: dict[str, Any], model: "PreTrainedModel | None" = No
 
 def prove_reading(
     config: dict[str, Any], model: "PreTrainedModel | None" = None
-) -> tuple["list[RotaryTable] | None", str]:
+) -> tuple[list[RotaryTable] | None, str]:
     """Compare every rotary table that stock transformers builds from config.json with those that ropecli reads from it.
 
     Left out is what transformers ignores by mistake, and a warning of read_settings names, and a head_dim of null, with
@@ -72,9 +69,6 @@ def prove_reading(
     and why, if transformers cannot build or run the model or the scaling in config.json is invalid, so that nothing is
     proved. Raises ProofError with both values.
     """
-    from ropecli.live.rotary import rotary_tables
-    from ropecli.live.stock_transformers import build_without_weights, stock_config_of
-
     try:
         settings, config = read_settings(config, stock=True), copy.deepcopy(config)
         write_head_dim(section_of(config), settings.family)
@@ -92,9 +86,7 @@ def prove_reading(
     return tables, ""
 
 
-def _compare(table: "RotaryTable", ropes: Mapping[str | None, ScaledRope], unpatched: "RotaryTable") -> None:
-    from ropecli.live.rotary import FOLLOWS_LENGTH
-
+def _compare(table: RotaryTable, ropes: Mapping[str | None, ScaledRope], unpatched: RotaryTable) -> None:
     rope = ropes.get(table.layer_type)
     if rope is None:
         raise ProofError(
@@ -112,7 +104,7 @@ def _compare(table: "RotaryTable", ropes: Mapping[str | None, ScaledRope], unpat
         _compare_axes(table, unpatched, rope)
 
 
-def _compare_axes(table: "RotaryTable", unpatched: "RotaryTable", rope: ScaledRope) -> None:
+def _compare_axes(table: RotaryTable, unpatched: RotaryTable, rope: ScaledRope) -> None:
     """Compare the cos and sin of a token whose positions on the axes differ, as in an image (mrope)."""
     axes, before = _axes(table), _axes(unpatched)
     if not np.array_equal(axes, before):
@@ -131,7 +123,7 @@ def _compare_axes(table: "RotaryTable", unpatched: "RotaryTable", rope: ScaledRo
     raise ProofError(f"{table.name}: the cos and sin of a token in an image differ from those of ropecli.")
 
 
-def _axes(table: "RotaryTable") -> np.ndarray:
+def _axes(table: RotaryTable) -> np.ndarray:
     """The axis whose position rotates each dimension. Shape (rotary_dim,)."""
     alone = np.eye(table.axes, dtype=int)
     return np.abs([table.angles_at(*row.tolist())[1] for row in alone]).argmax(axis=0)

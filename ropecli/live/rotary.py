@@ -139,7 +139,7 @@ def rotate_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) 
     """Set the rotary tables of a model to the ropes of a plan, see live_patch. Raises PatchError."""
     tables = rotary_tables(model)
     _refuse_softmax_scale(tables, ropes)
-    for module in _modules(tables):
+    for module in modules_of(tables):
         if (hook := module.__dict__.pop(_HOOK, None)) is not None:
             hook.remove()
     for table in tables:
@@ -149,7 +149,7 @@ def rotate_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) 
             )
         table.set(ropes[table.layer_type])
         table.refuse_if_computed()
-    for module in _modules(tables):
+    for module in modules_of(tables):
         varying = [table for table in tables if table.module is module and varies_with_length(ropes[table.layer_type])]
         if varying:
             module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(varying, ropes), with_kwargs=True)
@@ -189,7 +189,7 @@ def _tensors(output: Any) -> tuple[torch.Tensor, ...]:
 def unpatched_after(model: "PreTrainedModel") -> contextlib.ExitStack:
     """Restore the model's rotary tables and attention at the end of the `with` block."""
     undo = contextlib.ExitStack()
-    for owner in [*_modules(rotary_tables(model)), *_configs(model.config)]:
+    for owner in [*modules_of(rotary_tables(model)), *_configs(model.config)]:
         before = {key: copy.copy(value) if key in _CHANGED_IN_PLACE else value for key, value in vars(owner).items()}
         undo.callback(_set_attributes, owner, before)
     return undo
@@ -211,7 +211,7 @@ def reset_tables(tables: list[RotaryTable], device: str | None = None) -> None:
 
     device: default: the device of each module.
     """
-    for module in _modules(tables):
+    for module in modules_of(tables):
         hook = getattr(module, "_hf_hook", None)
         # all attributes, because some model types store the longest length under another name
         _set_attributes(module, type(module)(module.config).to(device or next(module.buffers()).device).__dict__)
@@ -221,25 +221,21 @@ def reset_tables(tables: list[RotaryTable], device: str | None = None) -> None:
             add_hook_to_module(module, hook)
 
 
-def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
-    """Return whether a pass over `longest` tokens uses other frequencies than a short one. Resets the tables."""
+def varying_tables(model: "PreTrainedModel", longest: int) -> list[RotaryTable]:
+    """The model's rotary tables if a pass over `longest` tokens uses other frequencies than a short one; else none.
+
+    Resets them.
+    """
+    tables: list[RotaryTable] = []
+    with contextlib.suppress(PatchError):  # no rotary tables at all
+        tables = rotary_tables(model)
     varying = [table for table in tables if table.rope_type in FOLLOWS_LENGTH]
     switching = any(not np.array_equal(table.at_length(1)[0], table.at_length(longest)[0]) for table in varying)
     reset_tables(varying)
-    return switching
+    return tables if switching else []
 
 
-def follows_length(model: "PreTrainedModel", longest: int) -> bool:
-    """Return whether the model's rotary tables, if any, differ between a short pass and one over `longest` tokens.
-
-    Resets the tables.
-    """
-    with contextlib.suppress(PatchError):  # no rotary tables at all
-        return switches_with_length(rotary_tables(model), longest)
-    return False
-
-
-def _modules(tables: list[RotaryTable]) -> list[Any]:
+def modules_of(tables: list[RotaryTable]) -> list[Any]:
     """The distinct modules of the tables; layer types may share one."""
     return list({id(table.module): table.module for table in tables}.values())
 

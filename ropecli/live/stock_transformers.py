@@ -9,9 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from ropecli.atomic import naming
 from ropecli.checkpoint.files import CONFIG, read_json
 from ropecli.errors import CheckpointError, reason_of, shown
+from ropecli.live.rotary import reset_tables, rotary_tables
 
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
@@ -119,10 +122,6 @@ def build_without_weights(config: Any):
     config as from_pretrained does after loading the weights. Raises CheckpointError, and PatchError if it has no rotary
     table.
     """
-    import torch
-
-    from ropecli.live.rotary import reset_tables, rotary_tables
-
     config = read_stock_config(config) if isinstance(config, Path) else config
     with torch.device("meta"):
         model = build_model(config)

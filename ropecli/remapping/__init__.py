@@ -1,1 +1,1 @@
-"""Distance methods: they change the distance that attention sees, one file per method."""
+"""Distance methods: they change the distance that attention sees, similar ones in one file."""

@@ -8,7 +8,7 @@ distances, is `chunk`, as in the authors' code, which uses three quarters of the
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.remapping.branches import check_window
+from ropecli.remapping.near_and_far import check_window
 from ropecli.rope import Branch, Remapping
 from ropecli.scaling.registry import remapping_method
 

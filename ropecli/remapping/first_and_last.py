@@ -4,15 +4,30 @@ Sources: Han et al. 2023 (arXiv:2308.16137), Λ-shaped mask and distance limit; 
 section 3.2: attention sinks, at their positions in the cache.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.remapping.branches import check_window, near_and_first
-from ropecli.rope import Remapping
+from ropecli.remapping.near_and_far import check_window, near_and_far
+from ropecli.rope import Branch, PositionMap, Remapping
 from ropecli.scaling.registry import remapping_method
 
 _GLOBAL_TOKENS = 10
 """The authors use 10 to 100. Fewer tokens stay closer to the number of keys seen in pretraining."""
+
+
+def sliding(window: int) -> Remapping:
+    """Standard attention over the last `window` tokens, including the query's own."""
+    return Remapping((Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1),))
+
+
+def _near_and_first(
+    window: int, first: int, query: PositionMap, key: PositionMap | None = None
+) -> tuple[Branch, Branch]:
+    """The last `window` tokens at their true distance, and the first `first` tokens at query(n) - key(m)."""
+    near, far = near_and_far(window, query, key)
+    return near, replace(far, stop=lambda n: np.minimum(far.stop(n), first))
 
 
 @remapping_method("lm-infinite", source="Han et al. 2023, arXiv:2308.16137", training="no",
@@ -28,7 +43,7 @@ def lm_infinite(
     """
     window = check_window("lm-infinite", "window", window or pretrained, pretrained)
     first = check_window("lm-infinite", "global_tokens", global_tokens or min(_GLOBAL_TOKENS, pretrained), pretrained)
-    branches = near_and_first(window, first, lambda n: np.full_like(n, window), np.zeros_like)
+    branches = _near_and_first(window, first, lambda n: np.full_like(n, window), np.zeros_like)
     return Remapping(branches, {"window": window, "global_tokens": first})
 
 
@@ -48,4 +63,4 @@ def streaming(pretrained: int, target: int, *, window: int | None = None, sinks:
             f"trained context length is {pretrained}."
         )
     last = sinks + window - 1
-    return Remapping(near_and_first(window, sinks, lambda n: np.minimum(n, last)), {"window": window, "sinks": sinks})
+    return Remapping(_near_and_first(window, sinks, lambda n: np.minimum(n, last)), {"window": window, "sinks": sinks})

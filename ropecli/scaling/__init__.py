@@ -1,1 +1,1 @@
-"""Frequency methods: pure functions of a RopeGeometry and a factor, one file per method."""
+"""Frequency methods: pure functions of a RopeGeometry and a factor, similar ones in one file."""

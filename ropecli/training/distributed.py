@@ -19,7 +19,9 @@ import numpy as np
 import torch
 
 from ropecli.data.sequences import UNSCORED
+from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, RopecliError, reason_of
+from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import (
     context_ranks,
     is_launched_with,
@@ -32,8 +34,6 @@ from ropecli.training.refusals import (
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ropecli.data.stream import Batch
-
 _SILENCE = timedelta(minutes=15)
 """Time after which a process ends that hears nothing from one that it waits for: a host may have vanished."""
 _HEARTBEAT = 10.0
@@ -41,6 +41,8 @@ _HEARTBEAT = 10.0
 _LOOK = 1.0
 """Seconds between looks at them: all processes ask one store."""
 _waits = itertools.count()
+_PLAIN = Recipe.model_validate({"data": "demo-train", "mixed_precision": "none", "gradient_accumulation": 1})
+"""For training without a recipe, as by `ropecli tune`."""
 
 
 class LocalBatch(NamedTuple):
@@ -57,14 +59,7 @@ class LocalBatch(NamedTuple):
     document_labels: torch.Tensor | None
 
 
-def make_accelerator(
-    *,
-    mixed_precision: str = "none",
-    batch_size: int = 1,
-    gradient_accumulation: int = 1,
-    max_grad_norm: float = 1.0,
-    **options: Any,
-) -> "Accelerator":
+def make_accelerator(recipe: Recipe = _PLAIN, **options: Any) -> "Accelerator":
     """Create the Accelerator for the engine chosen by `accelerate launch` or torchrun, with the recipe's settings.
 
     options: other arguments of Accelerator. Raises RecipeError for an engine that cannot be used.
@@ -81,13 +76,13 @@ def make_accelerator(
     backend = "gloo" if deepspeed and not cuda else "nccl"  # nccl is Accelerate's name for the device's own
     options["kwargs_handlers"] = [InitProcessGroupKwargs(backend=backend, timeout=_SILENCE)]
     if deepspeed:
-        options["deepspeed_plugin"] = _deepspeed_plugin(batch_size, gradient_accumulation, max_grad_norm)
+        options["deepspeed_plugin"] = _deepspeed_plugin(recipe)
     try:
         accelerator = Accelerator(
-            mixed_precision="no" if mixed_precision == "none" else mixed_precision,
+            mixed_precision="no" if recipe.mixed_precision == "none" else recipe.mixed_precision,
             cpu=not cuda and not deepspeed,
             # a plugin, since the launch's environment variables override a number
-            gradient_accumulation_plugin=GradientAccumulationPlugin(gradient_accumulation),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(recipe.gradient_accumulation),
             **options,
         )
     except (ValueError, NotImplementedError, ImportError) as error:
@@ -100,13 +95,13 @@ def make_accelerator(
         # otherwise transformers loads sharded weights under ZeRO-3, but the test of the head needs full ones
         unset_hf_deepspeed_config()
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it logs to standard output
-    if cuda and mixed_precision == "bf16":
+    if cuda and recipe.mixed_precision == "bf16":
         # use TF32 for the head, whose matrix products stay in float32 and are slow otherwise
         torch.set_float32_matmul_precision("high")
     return accelerator
 
 
-def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm: float) -> Any:
+def _deepspeed_plugin(recipe: Recipe) -> Any:
     """The launch's DeepSpeed config with the recipe's settings. DeepSpeed clips and accumulates itself."""
     from accelerate import DeepSpeedPlugin
 
@@ -116,9 +111,9 @@ def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm
         if key in settings:
             raise RecipeError(f"The DeepSpeed config has {key!r}, which the recipe sets. Remove it there.")
     settings.update(
-        train_micro_batch_size_per_gpu=batch_size,
-        gradient_accumulation_steps=gradient_accumulation,
-        gradient_clipping=max_grad_norm,
+        train_micro_batch_size_per_gpu=recipe.batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        gradient_clipping=recipe.max_grad_norm,
     )
     settings.pop("train_batch_size", None)  # follows from these and the number of processes
     settings["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
@@ -237,7 +232,7 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
 
 
 @contextlib.contextmanager
-def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBatch]:
+def local_batch(accelerator: "Accelerator", batch: Batch) -> Iterator[LocalBatch]:
     """Yield this process's part of a batch, on its device. Run the forward and backward pass inside the context.
 
     Processes that share a sequence pass the same batch; its length must divide evenly among them.
@@ -273,7 +268,7 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
         yield share
 
 
-def _filled(batch: "Batch", rows: int) -> "Batch":
+def _filled(batch: Batch, rows: int) -> Batch:
     """Add rows that are not scored: Ulysses needs batches of a fixed size."""
     shape = (rows, batch.ids.shape[1])
     labels = np.full(shape, UNSCORED)

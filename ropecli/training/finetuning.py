@@ -10,7 +10,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,15 +24,7 @@ from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.loading import load_tokenizer, resolve_dtype_and_device
-from ropecli.training import adapters, run_folder
-from ropecli.training.distributed import (
-    data_ranks,
-    local_main_first,
-    make_accelerator,
-    prepare,
-    state_to_save,
-    wait_for,
-)
+from ropecli.training import adapters, distributed, run_folder
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import (
@@ -53,62 +45,63 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-Say = Callable[[str], None]
+
+class Listener(NamedTuple):
+    """What a run calls, on its main process only.
+
+    say: with messages about the data and the model. on_step: after each step. on_phase: with the name of each phase.
+    """
+
+    say: Callable[[str], None] = lambda message: None
+    on_step: Callable[[TrainingProgress], None] = lambda progress: None
+    on_phase: Callable[[str], None] = lambda phase: None
+
+
+SILENT = Listener()
 
 
 def finetune_checkpoint(
     checkpoint: Checkpoint,
     recipe: Recipe,
     output: Path,
+    listener: Listener,
     *,
     length: int,
     position_span: int,
-    unpackable: str = "",
-    resume: bool = False,
-    say: Say = lambda message: None,
-    on_step: Callable[[TrainingProgress], None] = lambda progress: None,
-    on_phase: Callable[[str], None] = lambda phase: None,
+    unpackable: str,
+    resume: bool,
 ) -> None:
     """Train one stage, planned by plan_stages, into the folder `output`.
 
     length: tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage.
-    say: called with messages about the data and the model. on_step: called after each step. on_phase: called with
-    the name of each phase. All are called only on the main process. SIGTERM, SIGHUP and Ctrl-C save and stop, with
-    SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
+    SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
     """
+    say = listener.say
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
         say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
         recipe = recipe.model_copy(update={"mixed_precision": "none"})
-    accelerator = make_accelerator(
-        mixed_precision=recipe.mixed_precision,
-        batch_size=recipe.batch_size,
-        gradient_accumulation=recipe.gradient_accumulation,
-        max_grad_norm=recipe.max_grad_norm,
-        log_with=run_folder.choose_tracker(recipe.tracker),
-        project_dir=str(output / run_folder.LOGS),
+    accelerator = distributed.make_accelerator(
+        recipe, log_with=run_folder.choose_tracker(recipe.tracker), project_dir=str(output / run_folder.LOGS)
     )
     main = accelerator.is_main_process
-    if not main:
-        say, on_step, on_phase = (lambda message: None), (lambda progress: None), (lambda phase: None)
-    sequences = data_ranks(accelerator)[1] * recipe.batch_size * recipe.gradient_accumulation
+    sequences = distributed.data_ranks(accelerator)[1] * recipe.batch_size * recipe.gradient_accumulation
     processes = f"{accelerator.num_processes} process{'es'[: 2 * (accelerator.num_processes > 1)]}"
     say(f"Training with {processes}: {sequences} sequence{'s'[: sequences > 1]} of {length:,} tokens per step.")
     tokenizer = load_tokenizer(checkpoint)
-    on_phase("tokenizing")
+    listener.on_phase("tokenizing")
 
     def open_data(unpackable: str) -> Stream:
-        first = partial(local_main_first, accelerator)
+        first = partial(distributed.local_main_first, accelerator)
         return open_stream(recipe, tokenizer, length, position_span, unpackable=unpackable, first=first)
 
     stream = open_data(unpackable)
-    on_phase("loading")
+    listener.on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
-    wait_for(accelerator, range(accelerator.num_processes))  # hosts tokenize and load at their own speed
+    distributed.wait_for(accelerator, range(accelerator.num_processes))  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
-    recorded = run_folder.from_main(
-        accelerator, lambda: run_folder.recorded_recipe(output).get("gradient_checkpointing")
-    )
-    recipe = resolve_checkpointing(accelerator, model.config, recipe, length, recorded, say)
+    recorded = run_folder.from_main(accelerator, lambda: run_folder.read_run(output).get("recipe", {}))
+    checkpointing = recorded.get("gradient_checkpointing")
+    recipe = resolve_checkpointing(accelerator, model.config, recipe, length, checkpointing, say)
     positions = read_state(checkpoint).positions
     try:
         loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
@@ -137,14 +130,14 @@ def finetune_checkpoint(
     with sole_use(output / run_folder.LOCK, output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
             run_folder.begin_run(output, settings, resume)
-        wait_for(accelerator, [0])
+        distributed.wait_for(accelerator, [0])
         if (steps := finished_step(output)) is not None:
             say(f"{output} is already finished ({steps} steps).")
             if main:
                 clear_finished(output)
             return
-        on_phase("fine-tuning")
-        run = _Training(accelerator, recipe, stream, validation, output, say, on_step, unread)
+        listener.on_phase("fine-tuning")
+        run = _Training(accelerator, recipe, stream, validation, output, listener, unread)
         wrapped = run.train(loss_of, optimizer, interrupt, settings)
         if unread and unread.files and recipe.adapter == "none":
             tensors = unread.gathered()
@@ -154,10 +147,10 @@ def finetune_checkpoint(
             finally:
                 deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
         else:
-            state = state_to_save(accelerator, wrapped, only_trained=recipe.adapter != "none")
+            state = distributed.state_to_save(accelerator, wrapped, only_trained=recipe.adapter != "none")
             if state is not None:
                 write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
-        wait_for(accelerator, [0])
+        distributed.wait_for(accelerator, [0])
 
 
 @dataclass
@@ -169,20 +162,15 @@ class _Training:
     stream: Stream
     validation: Validation | None
     output: Path
-    say: Say
-    on_step: Callable[[TrainingProgress], None]
+    listener: Listener
     unread: UnreadModel | None = None
 
     def train(
-        self,
-        loss_of: NextTokenLoss,
-        optimizer: torch.optim.Optimizer,
-        interrupt: Interrupt,
-        settings: dict[str, Any],
+        self, loss_of: NextTokenLoss, optimizer: torch.optim.Optimizer, interrupt: Interrupt, settings: dict[str, Any]
     ) -> torch.nn.Module:
         """Train from the newest checkpoint, or from the start. Returns the loss module as prepared by Accelerate."""
         recipe = self.recipe
-        self.wrapped, optimizer = prepare(self.accelerator, loss_of, optimizer)
+        self.wrapped, optimizer = distributed.prepare(self.accelerator, loss_of, optimizer)
         if self.unread:
             self.unread.read()
         if recipe.adapter != "none":
@@ -192,7 +180,7 @@ class _Training:
             self.output / run_folder.CHECKPOINTS,
             recipe.save_every,
             recipe.keep_checkpoints,
-            say=self.say,
+            say=self.listener.say,
         )
         loop = TrainingLoop(
             self.accelerator,
@@ -214,7 +202,7 @@ class _Training:
         )
         done = checkpoints.restore()
         if done:
-            self.say(f"Resuming after step {done}.")
+            self.listener.say(f"Resuming after step {done}.")
         earlier = run_folder.from_main(self.accelerator, lambda: run_folder.losses_until(self.output, done))
         self.divergence = Divergence(recipe.max_loss_rise, self.output, earlier)
         checkpoints.spare = self.divergence.last_good
@@ -232,14 +220,14 @@ class _Training:
 
     def _batches(self, step: int) -> list[Batch]:
         """This process's batches of a step, one per pass. Sequences are numbered by step, pass, process and row."""
-        rank, ranks = data_ranks(self.accelerator)
+        rank, ranks = distributed.data_ranks(self.accelerator)
         passes, size = self.recipe.gradient_accumulation, self.recipe.batch_size
         starts = [((step * passes + part) * ranks + rank) * size for part in range(passes)]
         return [self.stream.batch(range(start, start + size)) for start in starts]
 
     def _report(self, progress: TrainingProgress) -> None:
         self.log.write(asdict(progress))
-        self.on_step(progress)
+        self.listener.on_step(progress)
         self.divergence.add(progress.step, progress.loss)
         self._validate(progress.step)
 
@@ -249,7 +237,7 @@ class _Training:
             measured = self.validation.run(self.accelerator, self.wrapped, step)
             self.log.write(measured)
             perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
-            self.say(f"Step {step}: perplexity {perplexities}.")
+            self.listener.say(f"Step {step}: perplexity {perplexities}.")
 
 
 def _load(

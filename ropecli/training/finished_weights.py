@@ -27,7 +27,7 @@ from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.messages import warn
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
 from ropecli.training.run_folder import CHECKPOINTS
-from ropecli.training.sharded_weights import write_gathered
+from ropecli.training.sharded_weights import FileTensor, write_gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ def write_result(
     *,
     save: Literal["merged", "adapter"] = "merged",
     state: Tensors | None = None,
-    gathered: Iterable[tuple[Path, str, torch.Tensor]] = (),
+    gathered: Iterable[FileTensor] = (),
 ) -> None:
     """Write a trained model as a whole checkpoint or as an adapter, then remove the run's training checkpoints.
 

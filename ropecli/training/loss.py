@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from ropecli.attention.head_layout import in_evaluation
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, RopecliError
 from ropecli.evaluation.protocols import ShortContext
@@ -233,26 +234,24 @@ def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> Non
     restart, in the middle. positions: the recipe's key. Raises RecipeError if a gap changes nothing or blocks
     attention, or if a restart does not block it.
     """
-    training = loss_of.training
-    loss_of.eval()  # without dropout
-    if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
-        raise RecipeError(
-            f"{type(loss_of.model).__name__} lets packed documents attend to one another. Use sequences: long or "
-            "concat, or another attn."
-        )
-    if positions != "full":
-        gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
-        if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
+    with in_evaluation(loss_of):  # without dropout
+        if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
             raise RecipeError(
-                f"{type(loss_of.model).__name__} ignores position_ids, which positions: {positions} needs. Use "
-                "positions: full."
+                f"{type(loss_of.model).__name__} lets packed documents attend to one another. Use sequences: long or "
+                "concat, or another attn."
             )
-        if not _is_seen_beyond(loss_of, gap, packed=False):
-            raise RecipeError(
-                f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot "
-                f"train with positions: {positions}. Try another attn."
-            )
-    loss_of.train(training)
+        if positions != "full":
+            gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
+            if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
+                raise RecipeError(
+                    f"{type(loss_of.model).__name__} ignores position_ids, which positions: {positions} needs. Use "
+                    "positions: full."
+                )
+            if not _is_seen_beyond(loss_of, gap, packed=False):
+                raise RecipeError(
+                    f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot "
+                    f"train with positions: {positions}. Try another attn."
+                )
 
 
 def _is_seen_beyond(loss_of: NextTokenLoss, positions: list[int], *, packed: bool) -> bool:

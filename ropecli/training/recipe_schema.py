@@ -241,7 +241,9 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
         *options,
         *({"data": "mixture", "mixture": "data"}[key] for key in options.keys() & {"data", "mixture"}),
     }
-    read = _read(path) if path else {}
+    read = read_file(path, read_yaml, RecipeError) if path else {}
+    if not isinstance(read, dict):
+        raise RecipeError(f"{path} contains a {type(read).__name__}; expected a mapping of keys to values.")
     values = {**{key: value for key, value in read.items() if key not in overridden}, **options}
     recipe: Recipe | None = None
     faults: list[str] = []
@@ -263,13 +265,6 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     if faults or not recipe:
         raise RecipeError("\n".join([f"Invalid recipe{f' {path}' if path else ''}:", *faults]))
     return recipe
-
-
-def _read(path: Path) -> dict[str, Any]:
-    loaded = read_file(path, read_yaml, RecipeError)
-    if not isinstance(loaded, dict):
-        raise RecipeError(f"{path} contains a {type(loaded).__name__}; expected a mapping of keys to values.")
-    return loaded
 
 
 def _faults(error: ValidationError, prefix: str = "") -> list[str]:

@@ -12,7 +12,7 @@ from ropecli.config.layers import CHUNKED, COMPRESSED, FULL, RECURRENT, SLIDING,
 from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
-from ropecli.live.rotary import follows_length
+from ropecli.live.rotary import varying_tables
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     from accelerate import DistributedType
 
     faults: list[str] = []
-    if recipe.loss == "longce" and follows_length(model, length):
+    if recipe.loss == "longce" and varying_tables(model, length):
         faults.append(
             "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
             "length. Use loss: next-token."
@@ -88,7 +88,7 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     sizes = {"sp_size": ulysses_ranks(accelerator), "cp_size": context_ranks(accelerator)}
     for name, size in ((name, size) for name, size in sizes.items() if size > 1):
         context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)
-        varies = follows_length(model, max(length, context_length))
+        varies = bool(varying_tables(model, max(length, context_length)))
         faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
     if faults:
         raise RecipeError(

@@ -50,7 +50,7 @@ def refuse_foreign(output: Path, resume: bool) -> None:
     if output.is_dir() and (output / RUN).exists():
         if not resume:
             raise OutputError(f"{output} already contains a run. Use --resume to continue it, or another --output.")
-        _read_run(output)
+        read_run(output)
         metrics_until(output, 0)
     elif not output.is_dir() or any(not path.name.startswith(".") for path in output.iterdir()):
         refuse_existing(output)
@@ -59,19 +59,14 @@ def refuse_foreign(output: Path, resume: bool) -> None:
 def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
     """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
     refuse_foreign(output, resume)  # check again under the lock
-    if before := _read_run(output):
+    if before := read_run(output):
         refuse_other_request(before, settings, output, _MAY_CHANGE)
         return
     with new_file(output / RUN) as partial:
         partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
 
-def recorded_recipe(output: Path) -> dict[str, Any]:
-    """The recipe in run.yaml; empty for a new run. Raises OutputError."""
-    return _read_run(output).get("recipe", {})
-
-
-def _read_run(output: Path) -> dict[str, Any]:
+def read_run(output: Path) -> dict[str, Any]:
     """Read run.yaml; empty for a new run. Raises OutputError for a damaged one."""
     path = output / RUN
     return read_file(path, read_own_yaml, OutputError) if path.exists() else {}

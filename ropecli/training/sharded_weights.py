@@ -19,14 +19,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ropecli.attention import load_model
-from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.files import is_own_file, read_json
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, RopecliError, reason_of
+from ropecli.live.skeleton import make_small_model
 from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+FileTensor = tuple[Path, str, torch.Tensor]
+"""Source file, name and full tensor."""
 
 
 @dataclass
@@ -58,8 +62,8 @@ class UnreadModel:
             with safe_open(self.files[name], framework="pt") as file:
                 _set(target, file.get_slice(name)[_own_part(target)])
 
-    def gathered(self) -> Iterator[tuple[Path, str, torch.Tensor]]:
-        """Yield (source file, name, full tensor) in the order of the files. All processes exhaust it together."""
+    def gathered(self) -> Iterator[FileTensor]:
+        """Yield all tensors in the order of the files. All processes exhaust it together."""
         targets = {name: target for names, target in _tensors_of(self.model) for name in names}
         for name, file in sorted(self.files.items(), key=lambda item: (item[1], item[0])):
             yield file, name, _full(targets[name])
@@ -126,10 +130,8 @@ def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]
     """(names in the checkpoint, tensor) of parameters and saved buffers. Tied ones have several names."""
     unsaved = {name for name, _ in model.named_non_persistent_buffers()}
     named: dict[int, tuple[list[str], torch.Tensor]] = {}
-    for name, tensor in [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]:
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
         if name not in unsaved and ".lora_" not in name:
             name = name.replace(".base_layer.", ".")  # peft inserts this into the names of the layers that it wraps
             named.setdefault(id(tensor), ([], tensor))[0].append(name)
@@ -212,10 +214,7 @@ def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch
 
 
 def write_gathered(
-    checkpoint: Checkpoint,
-    gathered: Iterable[tuple[Path, str, torch.Tensor]],
-    dtypes: dict[str, torch.dtype],
-    folder: Path,
+    checkpoint: Checkpoint, gathered: Iterable[FileTensor], dtypes: dict[str, torch.dtype], folder: Path
 ) -> None:
     """Write the tensors into files like the source's, with one file in memory at a time. Raises OSError."""
     name = ""

@@ -11,7 +11,7 @@ ProLong (arXiv:2410.02660), which raise base and length step by step.
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.messages import size
 from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import make_spec
-from ropecli.training.finetuning import finetune_checkpoint
+from ropecli.training.finetuning import SILENT, Listener, finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
 from ropecli.training.recipe_schema import Patch, Recipe
 from ropecli.training.refusals import refuse_method_conflicts, why_unpackable
@@ -186,32 +186,24 @@ def _heading(stage: Stage, count: int) -> str:
 
 
 def run_stages(
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    output: Path,
-    *,
-    resume: bool = False,
-    say: Callable[[str], None] = lambda message: None,
-    on_step: Callable[[Any], None] = lambda progress: None,
-    on_phase: Callable[[str], None] = lambda phase: None,
+    checkpoint: Checkpoint, recipe: Recipe, output: Path, *, resume: bool = False, listener: Listener = SILENT
 ) -> None:
     """Run all stages of a recipe into the folder `output`, which stock transformers can then load.
 
-    on_step: called with a TrainingProgress after each step, counted over all stages. on_phase: called with the name of
-    each phase. With several processes the first one patches and the others wait, so `output` must be on a disk that
-    they share. Raises the errors of plan_stages, before anything is trained, and those of patch_to and
-    finetune_checkpoint.
+    listener: its steps are counted over all stages. With several processes the first one patches and the others wait,
+    so `output` must be on a disk that they share. Raises the errors of plan_stages, before anything is trained, and
+    those of patch_to and finetune_checkpoint.
     """
     stages = plan_stages(checkpoint, recipe)
     first = read_launch().rank == 0
-    say = say if first else lambda message: None
+    listener = listener if first else SILENT
     if first:
         refuse_foreign(output, resume)
     for stage in stages:
         for warning in stage.warnings:
-            say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
+            listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
     if len(stages) == 1 and stages[0].plan is None:
-        _finetune(checkpoint, stages[0], output, resume=resume, say=say, on_step=on_step, on_phase=on_phase)
+        _finetune(checkpoint, stages[0], output, listener, resume=resume)
         return
     with sole_use(output / LOCK, output) if first else nullcontext():
         if first:
@@ -219,31 +211,17 @@ def run_stages(
             begin_run(output, settings, resume)
         if kept := len(stages) - 1:
             weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
-            say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
-        _run_in_turn(checkpoint, stages, output, first, say, on_step, on_phase)
+            listener.say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
+        _run_in_turn(checkpoint, stages, output, first, listener)
 
 
-def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, **options: Any) -> None:
-    finetune_checkpoint(
-        checkpoint,
-        stage.recipe,
-        output,
-        length=stage.length,
-        position_span=stage.position_span,
-        unpackable=stage.unpackable,
-        **options,
-    )
+def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, listener: Listener, *, resume: bool) -> None:
+    options: dict[str, Any] = {"length": stage.length, "position_span": stage.position_span}
+    options |= {"unpackable": stage.unpackable, "resume": resume}
+    finetune_checkpoint(checkpoint, stage.recipe, output, listener, **options)
 
 
-def _run_in_turn(
-    checkpoint: Checkpoint,
-    stages: list[Stage],
-    output: Path,
-    first: bool,
-    say: Callable[[str], None],
-    on_step: Callable[[Any], None],
-    on_phase: Callable[[str], None],
-) -> None:
+def _run_in_turn(checkpoint: Checkpoint, stages: list[Stage], output: Path, first: bool, listener: Listener) -> None:
     steps, trained = 0, None
     for stage in stages:
         heading = _heading(stage, len(stages))
@@ -251,21 +229,21 @@ def _run_in_turn(
         patched = folder.with_name(f"{stage.number}-patched")
         # check in this order: the first process fills OUTPUT before it removes the last stage's folder
         if finished_step(folder) is not None or finished_step(output) is not None:
-            say(f"{heading}: already finished")
+            listener.say(f"{heading}: already finished")
         else:
-            say(heading)
+            listener.say(heading)
             source = open_checkpoint(trained, weights=True) if trained else checkpoint
             if stage.recipe.patch:
                 if first and not patched.exists():  # if it exists, it is complete
-                    patch_to(_plan_patch(source, stage.recipe.patch), patched, say=say)
+                    patch_to(_plan_patch(source, stage.recipe.patch), patched, say=listener.say)
                 _wait_for(patched)
                 source = open_checkpoint(patched, weights=True)
 
             def counted(progress: Any, before: int = steps) -> None:
-                on_step(replace(progress, step=before + progress.step))
+                listener.on_step(replace(progress, step=before + progress.step))
 
             # the folder belongs to this run, so resume what it contains
-            _finetune(source, stage, folder, resume=True, say=say, on_step=counted, on_phase=on_phase)
+            _finetune(source, stage, folder, listener._replace(on_step=counted), resume=True)
         if first:
             clear_finished(folder)
             (folder / LOCK).unlink(missing_ok=True)  # may be left after a kill

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ropecli.attention.small_model import make_small_model
 from ropecli.errors import CheckpointError, RecipeError
-from ropecli.live.lm_head import decoder_layers
+from ropecli.live.skeleton import decoder_layers, make_small_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

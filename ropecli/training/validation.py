@@ -22,7 +22,7 @@ from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.statistics import LARGEST_NLL
-from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length, unpatched_after
+from ropecli.live.rotary import reset_tables, unpatched_after, varying_tables
 from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
 from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe_schema import Recipe
@@ -150,9 +150,8 @@ def _evaluation_mode(
     """
     training = [module for module in wrapped.modules() if module.training]
     model = accelerator.unwrap_model(wrapped).model
-    tables = rotary_tables(model)
     with torch.no_grad(), unpatched_after(model):
-        following = tables if switches_with_length(tables, longest) else []
+        following = varying_tables(model, longest)
         # DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would treat its
         # part of the sequence as the whole. There, only the innermost modules, such as dropout, change their mode.
         shared = sequence_ranks(accelerator) > 1

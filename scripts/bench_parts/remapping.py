@@ -8,9 +8,8 @@ from bench import Rows, best_times, in_new_process, memory_meter
 from torch.nn.functional import scaled_dot_product_attention
 
 from ropecli.attention import attention_function
-from ropecli.attention.block_attention import BlockAttention
+from ropecli.attention.block_attention import BlockAttention, Rotation
 from ropecli.attention.patching import live_patch
-from ropecli.attention.rotation import Rotation
 from ropecli.rope import Branch, Remapping, RopeGeometry
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale

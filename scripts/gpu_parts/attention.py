@@ -9,8 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpu_parts.measuring import LLAMA_8B, Part
-from ropecli.attention.block_attention import BlockAttention
-from ropecli.attention.rotation import Rotation
+from ropecli.attention.block_attention import BlockAttention, Rotation
 from ropecli.live.devices import peak_memory, reset_peak
 from ropecli.rope import Branch, Remapping
 from ropecli.scaling.registry import scaling_methods

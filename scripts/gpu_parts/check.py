@@ -15,8 +15,7 @@ import torch
 import ropecli
 from gpu_parts.measuring import Part, compare_losses, losses_of_run
 from ropecli.attention import block_attention
-from ropecli.attention.block_attention import BlockAttention
-from ropecli.attention.rotation import Rotation
+from ropecli.attention.block_attention import BlockAttention, Rotation
 from ropecli.scaling.registry import scaling_methods
 
 FLOAT32 = 5e-4

@@ -16,8 +16,7 @@ from bench_parts import plan as bench_plan
 
 from gpu_parts.measuring import Part, measured_flops, peak_flops
 from ropecli.live.devices import peak_memory, reset_peak
-from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
-from ropecli.training.memory_plan.model_shape import model_shape
+from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of, model_shape
 
 WAYS: dict[str, dict[str, Any]] = {
     "all parameters": {},

@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropecli.attention import attention_function
+from ropecli.attention.block_attention import RotationTable
 from ropecli.attention.patching import live_patch
-from ropecli.attention.rotation import RotationTable
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from ropecli.attention import block_attention
-from ropecli.attention.block_attention import BlockAttention
-from ropecli.attention.rotation import RotatedKeys, Rotation
+from ropecli.attention.block_attention import BlockAttention, RotatedKeys, Rotation
 from ropecli.rope import Branch, Remapping
 
 TOKENS = 45
@@ -115,7 +114,7 @@ def test_outputs_and_gradients_equal_those_of_brute_force(remapping):
 @pytest.mark.parametrize("remapping", ["far in groups", "only keys rotated"])
 def test_kept_keys_are_used_only_for_equal_keys(remapping, monkeypatch):
     """A KV cache that grows, whose rows change places, that is cropped, or of another text, place or dtype."""
-    monkeypatch.setattr("ropecli.attention.rotation._PIECE", 4)
+    monkeypatch.setattr("ropecli.attention.block_attention._PIECE", 4)
     kernel, kept = BlockAttention(REMAPPINGS[remapping], HALVES), RotatedKeys()
     query, key, value = make_heads(head_dim=8)
     unrelated = make_heads(head_dim=8, seed=1)[1]

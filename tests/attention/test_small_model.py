@@ -10,12 +10,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ropecli.attention.head_layout import HeadLayout, find_layout
 from ropecli.attention.patching import with_layout
-from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config.families import family_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, PatchError, RopecliError
+from ropecli.live.skeleton import make_small_model
 from ropecli.scaling.spec import make_spec
 
 PINNED = "5.23.0"

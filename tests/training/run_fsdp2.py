@@ -6,23 +6,23 @@ Accelerate takes FSDP for something of GPUs, though torch splits weights over gl
 from unittest import mock
 
 from ropecli.cli.app import main
-from ropecli.training import distributed
+from ropecli.training.distributed import make_accelerator
 
 
-def forced(*, mixed_precision, **options):
+def forced(recipe, **options):
     """As on GPUs with the configuration 8-gpu-fsdp2."""
     from accelerate import DistributedType, FullyShardedDataParallelPlugin
     from accelerate.state import PartialState
 
-    accelerator = distributed.make_accelerator(mixed_precision=mixed_precision, **options)
+    accelerator = make_accelerator(recipe, **options)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         cpu_ram_efficient_loading=True,
         state_dict_type="SHARDED_STATE_DICT",
     )
-    if mixed_precision != "none":
-        plugin.set_mixed_precision(mixed_precision)
+    if recipe.mixed_precision != "none":
+        plugin.set_mixed_precision(recipe.mixed_precision)
     accelerator.state.fsdp_plugin = plugin
     accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
@@ -31,5 +31,5 @@ def forced(*, mixed_precision, **options):
 
 
 if __name__ == "__main__":
-    with mock.patch("ropecli.training.finetuning.make_accelerator", forced):
+    with mock.patch("ropecli.training.distributed.make_accelerator", forced):
         main()

@@ -4,9 +4,9 @@ import pytest
 import torch
 from scripts_by_path import load
 
-from ropecli.training.memory_plan.estimate import MemoryEstimator
+from ropecli.live.stock_transformers import build_model
+from ropecli.training.memory_plan.estimate import MemoryEstimator, kv_cache, model_shape
 from ropecli.training.memory_plan.fake_step import AllocationCounter, RingAttention
-from ropecli.training.memory_plan.model_shape import build, kv_cache, model_shape
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe_schema import Recipe
 
@@ -39,7 +39,7 @@ def estimator(llama2_7b):
 
 def shape_of(config):
     with torch.device("meta"):
-        return model_shape(build(config))
+        return model_shape(build_model(config))
 
 
 def test_parameters_by_hand(estimator, config_of):

@@ -7,6 +7,7 @@ import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import RecipeError, RopecliError
+from ropecli.training.finetuning import Listener
 from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
 
@@ -45,7 +46,9 @@ def staged(recipe_of, llama):
 
     def run(output, *, checkpoint=llama, resume=False, on_step=lambda progress: None, said=None, **keys):
         say = said.append if said is not None else lambda message: None
-        run_stages(open_checkpoint(checkpoint), recipe_of(**keys), output, resume=resume, say=say, on_step=on_step)
+        run_stages(
+            open_checkpoint(checkpoint), recipe_of(**keys), output, resume=resume, listener=Listener(say, on_step)
+        )
         return output
 
     return run

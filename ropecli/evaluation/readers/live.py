@@ -17,9 +17,10 @@ from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader, batches
 from ropecli.live.devices import device_names, input_device, peak_memory, reset_peak
-from ropecli.live.lm_head import SplitModel, decoder_layers
+from ropecli.live.lm_head import SplitModel
 from ropecli.live.loading import is_quantized
-from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
+from ropecli.live.rotary import reset_tables, varying_tables
+from ropecli.live.skeleton import decoder_layers
 from ropecli.messages import warn
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ class LiveReader(Reader):
         answers: whether prompts are continued. Raises DataError for an id outside the vocabulary.
         """
         refuse_unknown_ids(max(largest, int(longest.max(initial=0))), self.model)
-        tables = rotary_tables(self.model)
-        self._dynamic_tables = tables if switches_with_length(tables, length) else []
+        self._dynamic_tables = varying_tables(self.model, length)
         self.follows_length = self._patch_follows or bool(self._dynamic_tables)
         self.chunk = self._chosen_chunk or None
         if self._chosen_chunk is None and length > _LONG:

@@ -3,17 +3,26 @@
 fake_step.py counts what a step allocates. The memory of the optimizer and the engines is calculated here.
 """
 
+import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ropecli.config.layers import BFLOAT16, CHUNKED, OTHER, RECURRENT, SLIDING, cached_values
+from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, PatchError, shown
-from ropecli.live.rotary import rotary_tables
+from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
+from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS
+from ropecli.live.stock_transformers import build_model
 from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
-from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
 from ropecli.training.recipe_schema import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Engine = Literal["one", "ddp", "fsdp2", "fsdp2-cp", "ulysses"]
 SHARDED: tuple[Engine, ...] = ("fsdp2", "fsdp2-cp", "ulysses")
@@ -37,6 +46,41 @@ _FOUR_BITS = 4.127 / 8
 """Bytes per value of NF4 with doubly quantised constants (arXiv:2305.14314, section 3)."""
 _EIGHT_BITS = 1 + 4 / 256
 """Bytes per value of one moment in blocks of 256 with a float32 scale each (arXiv:2110.02861)."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Numbers of values. total: parameters, tied ones once. active: parameters used per token.
+
+    matmul: in the matrices that a token is multiplied by, with the head but without the embeddings. attention: for each
+    attention layer, heads × (query width + value width), the values that it caches per token, and the window in tokens
+    or None.
+    """
+
+    total: int
+    active: int
+    matmul: int
+    attention: tuple[tuple[int, int, int | None], ...]
+
+
+def model_shape(model: "PreTrainedModel") -> ModelShape:
+    text = model.config.get_text_config()
+    head: Any = model.get_output_embeddings()
+    embeddings: Any = model.get_input_embeddings()
+    experts, chosen = (
+        next((value for key in keys if (value := getattr(text, key, None))), None) for keys in (EXPERTS, CHOSEN_EXPERTS)
+    )
+    share = chosen / experts if experts and chosen else 1.0  # of the experts' parameters, used per token
+    total = active = matmul = 0
+    for name, parameter in model.named_parameters():
+        used = round(parameter.numel() * (share if "experts" in name.split(".") else 1.0))
+        total += parameter.numel()
+        active += used
+        if parameter.ndim >= 2 and parameter is not embeddings.weight:
+            matmul += used
+    if head is not None and head.weight is embeddings.weight:
+        matmul += head.weight.numel()
+    return ModelShape(total, active, matmul, tuple(_attention(text)))
 
 
 @dataclass(frozen=True)
@@ -75,19 +119,18 @@ class MemoryEstimator:
     """
 
     def __init__(self, config: Any) -> None:
-        self.config = config
         dtype = config.get_text_config().dtype or config.dtype
         if not isinstance(dtype, torch.dtype | None):
             raise CheckpointError(f"dtype in config.json is {shown(dtype)}; expected a name, such as 'bfloat16'.")
         self.item = (dtype or torch.bfloat16).itemsize  # building the model sets the config's dtype
         with torch.device("meta"):
-            self.model = build(config)
+            self.model = build_model(config, dtype=torch.float32)
             self.varies = False
             with suppress(PatchError):  # no rotary tables at all
                 tables = rotary_tables(self.model)
-                self.varies = any(table.rope_type in ("dynamic", "longrope") for table in tables)
+                self.varies = any(table.rope_type in FOLLOWS_LENGTH for table in tables)
         self.shape = model_shape(self.model)
-        self.fake_steps = FakeSteps(config, kinds_of_layers(self.model))
+        self.fake_steps = FakeSteps(self.model)
         self._steps: dict[Any, FakeStep] = {}
 
     def estimate(
@@ -97,7 +140,7 @@ class MemoryEstimator:
 
         gradient_checkpointing: auto counts as true; see resolve_checkpointing.
         """
-        shards = _shards(engine, world)
+        shards = world if engine in SHARDED else 1
         step = self._step(recipe, length, engine, world, gpu)
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
         peak = max(step.peaks.values(), key=sum)
@@ -141,7 +184,7 @@ class MemoryEstimator:
         }
         recipe = recipe.model_copy(update=changes)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
-        shards = _shards(engine, world) if recipe.gradient_accumulation == 1 else 1
+        shards = world if engine in SHARDED and recipe.gradient_accumulation == 1 else 1
         ring = world if engine == "fsdp2-cp" else 1
         key = (recipe.model_dump_json(), part, half, shards, ring)
         if key not in self._steps:
@@ -170,11 +213,6 @@ def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
     return step.layer * (2 * compute + reduced) + 2 * compute * step.outside
 
 
-def _shards(engine: Engine, world: int) -> int:
-    """Number of processes that share weights, gradients and optimizer state."""
-    return world if engine in SHARDED else 1
-
-
 def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> float:
     """Floating-point operations of training on `tokens` tokens, in sequences of `length`.
 
@@ -188,3 +226,31 @@ def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> flo
         seen = min(length, window or length)
         attended += width * seen * (1 - seen / (2 * length))  # the average number of keys that a query attends to
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
+
+
+def _attention(config: Any) -> Iterator[tuple[int, int, int | None]]:
+    section = json.loads(config.to_json_string(use_diff=False))
+    settings = read_settings(section)
+    cached = cached_values(section, settings.family, settings.layers)
+    # the configs of the layers, which may differ; before transformers 5.23 they do not
+    configs = getattr(config, "per_layer_config", None) or repeat(config)
+    for layer, values, layer_config in zip(settings.layers, cached, configs, strict=False):
+        if layer.attention not in (RECURRENT, OTHER):
+            yield (
+                _width(layer_config) * (1 + settings.family.two_attentions),
+                values,
+                layer.window if layer.attention in (SLIDING, CHUNKED) else None,
+            )
+
+
+def _width(config: Any) -> int:
+    """heads × (query width + value width)."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    if getattr(config, "kv_lora_rank", None):
+        return heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    return heads * 2 * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def kv_cache(shape: ModelShape, length: int) -> int:
+    """Bytes for one sequence of `length` tokens. Layers with a sliding window keep only the window."""
+    return sum(BFLOAT16 * values * min(length, window or length) for _, values, window in shape.attention)

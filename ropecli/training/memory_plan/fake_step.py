@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,13 +30,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ropecli.attention.attention_function import make_kernel
+from ropecli.attention.head_layout import for_every_head
 from ropecli.config.saved_remapping import method_of
 from ropecli.errors import CheckpointError, RopecliError, reason_of
-from ropecli.live.lm_head import SplitModel, decoder_layers
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.lm_head import SplitModel
+from ropecli.live.skeleton import decoder_layers, keep_layers, kinds_of_layers
+from ropecli.live.stock_transformers import build_model, quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
-from ropecli.training.memory_plan.model_shape import build, keep_layers
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.tiled_mlp import Tileable, apply_tiles, find_tileable
 
@@ -92,19 +93,17 @@ class FakeStep(NamedTuple):
 
 
 class FakeSteps:
-    """Runs steps of a model. config: its config. kinds: the layers of each kind."""
+    """Runs steps of a model on the meta device. kinds: the layers of each kind."""
 
-    def __init__(self, config: Any, kinds: list[list[int]]) -> None:
-        self.config = config
-        self.kinds = kinds
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self.model = model
+        self.kinds = kinds_of_layers(model)
         self._short: int | None = None
 
     @cached_property
     def tileable(self) -> Tileable:
         """The parts of layers that tiled_mlp tiles."""
-        with torch.device("meta"):
-            model = build(self.config)
-        return find_tileable(model)
+        return find_tileable(self.model)
 
     def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ring: int = 1) -> FakeStep:
         """Run the step, or extrapolate it from short lengths.
@@ -114,144 +113,138 @@ class FakeSteps:
         Raises CheckpointError if a model needs real values.
         """
         try:
+            config = self.model.config
             if self._short is None:
-                self._short = _short_length(self.config, [layers[0] for layers in self.kinds], recipe)
-            short = self._short
-            run = partial(_run_layers, self.config, self.kinds, recipe, dtype=dtype, shards=shards, ring=ring)
-            run = partial(run, tileable=self.tileable if recipe.tiled_mlp else frozenset())
+                self._short = _Step(config, recipe).short_length([layers[0] for layers in self.kinds])
+            short, tileable = self._short, self.tileable if recipe.tiled_mlp else frozenset()
+            step = _Step(config, recipe, dtype, shards, ring, tileable)
             if not short or length <= 4 * short:
-                return run([length], counted=length)[0]
+                return step.run(self.kinds, [length], counted=length)[0]
             # other tensors take a, constant ones c: once = a + c · length / short, twice = a + c · length / (2 · short)
-            once, twice = run([short, 2 * short], counted=length)
+            once, twice = step.run(self.kinds, [short, 2 * short], counted=length)
             share = 2 * short / length
             return _combine(lambda first, two: 2 * two - first + round((first - two) * share), once, twice)
         except RopecliError:
             raise
         except Exception as error:  # a model that reads values fails in its own way
             raise CheckpointError(
-                f"Cannot estimate the memory of {self.config.model_type}: it does not run on fake tensors: "
+                f"Cannot estimate the memory of {self.model.config.model_type}: it does not run on fake tensors: "
                 f"{reason_of(error)}"
             ) from error
 
 
-def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
-    """A length that shows the memory of every length, or 0 if no layer loops over the tokens."""
-    with _fake_model(config, layers, recipe, torch.float32) as model, torch.no_grad():
-        loss_of = _WatchedLoss(model, offload=False)
-        operations = loss_of.operations(2 * _PROBED)
-        if loss_of.operations(_PROBED) == operations:
-            return 0
-        # a part of a block takes as many operations as a whole one
-        block = next(block for block in _BLOCKS if loss_of.operations(2 * _PROBED - block) < operations)
-        # no dimension of a weight, so that tokens × tokens tensors are known
-        dimensions = {size for weight in model.parameters() for size in weight.shape}
-        shorts = range(block, sys.maxsize, block)
-        # more tokens take the head no more memory
-        chunks = loss_of._chunk * (1 if loss_of._split.plain_head else _CHUNKS)
-        least = max(chunks, block * block // 32)  # long against the block × block scores of a block
-        return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
+class _Step(NamedTuple):
+    """A step of a model. config: the model's. dtype, shards, ring: see FakeSteps.run. tileable: the parts to tile."""
 
+    config: Any
+    recipe: Recipe
+    dtype: torch.dtype = torch.float32
+    shards: int = 1
+    ring: int = 1
+    tileable: Tileable = frozenset()
 
-def _run_layers(
-    config: Any, kinds: list[list[int]], recipe: Recipe, lengths: list[int], dtype: torch.dtype, **options: Any
-) -> list[FakeStep]:
-    """Run the step with a few layers, and extrapolate to all layers. One result for each length; options: of _run."""
-    every = sorted(chain(*kinds))
-    if len(every) <= 2 * (len(kinds) + 1):  # all layers at once are as fast
-        return _run(config, every, recipe, lengths, dtype, **options)
-    first = [layers[0] for layers in kinds]
-    totals = bases = _run(config, first, recipe, lengths, dtype, **options)
-    for layers in kinds:
-        if len(layers) > 1:
-            more = _run(config, sorted([*first, layers[1]]), recipe, lengths, dtype, **options)
-            times = len(layers) - 1
+    def short_length(self, layers: list[int]) -> int:
+        """A length that shows the memory of every length, or 0 if none of these layers loops over the tokens."""
+        with self.fake_model(layers) as model, torch.no_grad():
+            loss_of = _WatchedLoss(model, offload=False)
+            operations = loss_of.operations(2 * _PROBED)
+            if loss_of.operations(_PROBED) == operations:
+                return 0
+            # a part of a block takes as many operations as a whole one
+            block = next(block for block in _BLOCKS if loss_of.operations(2 * _PROBED - block) < operations)
+            # no dimension of a weight, so that tokens × tokens tensors are known
+            dimensions = {size for weight in model.parameters() for size in weight.shape}
+            shorts = range(block, sys.maxsize, block)
+            # more tokens take the head no more memory
+            chunks = loss_of._chunk * (1 if loss_of._split.plain_head else _CHUNKS)
+            least = max(chunks, block * block // 32)  # long against the block × block scores of a block
+            return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
 
-            def add(total: int, with_more: int, without: int, times: int = times) -> int:
-                return total + times * (with_more - without)
+    def run(self, kinds: list[list[int]], lengths: list[int], counted: int) -> list[FakeStep]:
+        """Run the step with a few layers, and extrapolate to all layers. One result for each length.
 
-            totals = [_combine(add, *steps) for steps in zip(totals, more, bases, strict=True)]
-    return totals
+        kinds: the layers of each kind. counted: the length for which memory is counted.
+        """
+        every = sorted(chain(*kinds))
+        if len(every) <= 2 * (len(kinds) + 1):  # all layers at once are as fast
+            return self._run(every, lengths, counted)
+        first = [layers[0] for layers in kinds]
+        totals = bases = self._run(first, lengths, counted)
+        for layers in kinds:
+            if len(layers) > 1:
+                more = self._run(sorted([*first, layers[1]]), lengths, counted)
+
+                def add(total: int, with_more: int, without: int, times: int = len(layers) - 1) -> int:
+                    return total + times * (with_more - without)
+
+                totals = [_combine(add, *steps) for steps in zip(totals, more, bases, strict=True)]
+        return totals
+
+    @contextmanager
+    def fake_model(self, layers: list[int]) -> Iterator["PreTrainedModel"]:
+        """A model with only some of its layers, on fake tensors, and their mode."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with quiet_transformers(), torch.device("meta"):
+            model = build_model(_independent_of_length(self.config), dtype=self.dtype)
+            keep_layers(model, layers)
+            attach(model, self.recipe)
+        with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
+            model.to_empty(device="cpu")  # some models read the device
+            model.tie_weights()
+            _set_attention(model, self.recipe, self.ring)
+            model.train()
+            yield model
+
+    def _run(self, layers: list[int], lengths: list[int], counted: int) -> list[FakeStep]:
+        """Run the steps of a model with only some of its layers."""
+        recipe, shards, steps = self.recipe, self.shards, []
+        with self.fake_model(layers) as model:
+            if recipe.gradient_checkpointing:
+                enable_checkpointing(model)
+            if recipe.tiled_mlp:
+                apply_tiles(model, self.tileable, _CHUNKS)
+            trained = [parameter for _, parameter in trainable(model)]
+            modules = decoder_layers(model)
+            in_layers = {id(parameter) for parameter in modules.parameters()}
+            matrices = [module.weight for module in modules.modules() if isinstance(module, torch.nn.Linear)]
+            loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
+            accumulates = recipe.gradient_accumulation > 1
+
+            def replace_gradient(parameter: Tensor) -> None:
+                """By this process's share in float32, which an earlier pass may have left already."""
+                parameter.grad = None
+                if not accumulates:
+                    loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
+
+            for parameter in trained:
+                parameter.register_post_accumulate_grad_hook(replace_gradient)
+            for length in lengths:
+                ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
+                counter = loss_of.watch(ids, counted)
+                if accumulates:
+                    counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
+                with counter, _named_modules(counter):
+                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
+                        loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
+                    counter.phase = "head"
+                    loss.backward(inputs=trained)
+                steps.append(
+                    FakeStep(
+                        peaks=counter.peaks,
+                        host=loss_of.moved,
+                        trained=sum(weight.numel() for weight in trained),
+                        quantizable=sum(weight.numel() for weight in matrices if not weight.requires_grad),
+                        layer=max(sum(weight.numel() for weight in layer.parameters()) for layer in modules),
+                        outside=sum(weight.numel() for weight in model.parameters() if id(weight) not in in_layers),
+                        largest=counter.largest,
+                    )
+                )
+        return steps
 
 
 def _combine(of_numbers: Callable[..., int], *steps: FakeStep) -> FakeStep:
     return tree_map(lambda value, *more: value if isinstance(value, Largest) else of_numbers(value, *more), *steps)
-
-
-@contextmanager
-def _fake_model(
-    config: Any, layers: list[int], recipe: Recipe, dtype: torch.dtype, ring: int = 1
-) -> Iterator["PreTrainedModel"]:
-    """A model with only some of its layers, on fake tensors, and their mode."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with quiet_transformers(), torch.device("meta"):
-        model = build(_independent_of_length(config), dtype)
-        keep_layers(model, layers)
-        attach(model, recipe)
-    with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
-        model.to_empty(device="cpu")  # some models read the device
-        model.tie_weights()
-        _set_attention(model, recipe, ring)
-        model.train()
-        yield model
-
-
-def _run(
-    config: Any,
-    layers: list[int],
-    recipe: Recipe,
-    lengths: list[int],
-    dtype: torch.dtype,
-    *,
-    shards: int,
-    ring: int,
-    tileable: Tileable,
-    counted: int,
-) -> list[FakeStep]:
-    """Run the steps of a model with only some of its layers. counted: the length for which memory is counted."""
-    steps = []
-    with _fake_model(config, layers, recipe, dtype, ring) as model:
-        if recipe.gradient_checkpointing:
-            enable_checkpointing(model)
-        if recipe.tiled_mlp:
-            apply_tiles(model, tileable, _CHUNKS)
-        trained = [parameter for _, parameter in trainable(model)]
-        modules = decoder_layers(model)
-        in_layers = {id(parameter) for parameter in modules.parameters()}
-        matrices = [module.weight for module in modules.modules() if isinstance(module, torch.nn.Linear)]
-        loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
-        accumulates = recipe.gradient_accumulation > 1
-
-        def replace_gradient(parameter: Tensor) -> None:
-            """By this process's share in float32, which an earlier pass may have left already."""
-            parameter.grad = None
-            if not accumulates:
-                loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
-
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(replace_gradient)
-        for length in lengths:
-            ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
-            counter = loss_of.watch(ids, counted)
-            if accumulates:
-                counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
-            with counter, _named_modules(counter):
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-                    loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-                counter.phase = "head"
-                loss.backward(inputs=trained)
-            steps.append(
-                FakeStep(
-                    peaks=counter.peaks,
-                    host=loss_of.moved,
-                    trained=sum(weight.numel() for weight in trained),
-                    quantizable=sum(weight.numel() for weight in matrices if not weight.requires_grad),
-                    layer=max(sum(weight.numel() for weight in layer.parameters()) for layer in modules),
-                    outside=sum(weight.numel() for weight in model.parameters() if id(weight) not in in_layers),
-                    largest=counter.largest,
-                )
-            )
-    return steps
 
 
 @contextmanager
@@ -467,7 +460,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe, ring: int) -> None:
     ) -> tuple[Tensor, None]:
         if ring > 1:
             if not query.shape[-1] == value.shape[-1] <= _FLASH_WIDTH:
-                key, value = _for_every_head(query, key, value)
+                key, value = for_every_head(query, key, value)
             return RingAttention.apply(query, key, value, ring).transpose(1, 2).contiguous(), None
         if query.shape[-1] == value.shape[-1]:
             return sdpa_attention_forward(module, query, key, value, mask, **arguments)
@@ -482,19 +475,11 @@ def _memory_efficient(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, None]:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
-    key, value = _for_every_head(query, key, value)
+    key, value = for_every_head(query, key, value)
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]
     return output.transpose(1, 2).contiguous(), None
-
-
-def _for_every_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values as kernels need them that do not support grouped queries."""
-    groups = query.shape[1] // key.shape[1]
-    return (
-        (key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)) if groups > 1 else (key, value)
-    )
 
 
 class RingAttention(torch.autograd.Function):

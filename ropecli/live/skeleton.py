@@ -1,6 +1,7 @@
-"""Build a small model with the attention of a large one, so that proofs about its heads also hold for the large one.
+"""The layers of a decoder and their kinds, and small models with a layer of each kind.
 
-Keeps everything that affects the attention: width, heads, norms, RoPE fields, one layer of each kind. Shrinks the
+A small model has the attention of a large one, so that proofs about its heads also hold for the large one. It keeps
+everything that affects the attention: width, heads, norms, RoPE fields, one layer of each kind. It shrinks the
 vocabulary, the feed-forward parts, the experts and the number of layers.
 """
 
@@ -13,12 +14,16 @@ import torch
 from torch import nn
 
 from ropecli.errors import CheckpointError
-from ropecli.live.lm_head import decoder_layers
 from ropecli.live.stock_transformers import build_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN_EXPERTS = (
+    *("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k"),
+)
+"""Names of the number of experts, and of those that a token uses."""
 _VOCABULARY = 128
 _WIDTH = 64  # of feed-forward parts
 _MAX_LAYERS = 4  # models with at most this many layers keep all of them
@@ -28,9 +33,8 @@ _NOISE = 0.3
 _VOCABULARIES = {"vocab_size", "vocab_size_per_layer_input", "padded_vocab_size"}
 _FEED_FORWARD = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
 _AT_MOST = {
-    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "zero_expert_num"), 2),
-    **dict.fromkeys(("moe_top_k", "moe_topk", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(EXPERTS, 4),
+    **dict.fromkeys((*CHOSEN_EXPERTS, "zero_expert_num", "top_k_experts"), 2),
     # groups of experts, and the number of dense layers before the first with experts
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
 }
@@ -38,6 +42,42 @@ _AT_MOST = {
 _OTHER_LAYERS = dict.fromkeys(("num_hidden_layers", "num_blocks", "encoder_layers", "depth", "num_global_layers"), 2)
 # suffixes of fields that list layers by index
 _INDICES = ("layer_ids", "layer_indices", "_idxs", "only_layers")
+
+
+def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
+    """The decoder's layers."""
+    # some model types return their LM head from get_decoder
+    lists: list[torch.nn.ModuleList] = []
+    for module in (model.get_decoder(), model):
+        lists = lists or [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    # if the count does not match (shared layers), the longest module list is the layers
+    return next((part for part in lists if len(part) == count), None) or max(lists, key=len)
+
+
+def kinds_of_layers(model: "PreTrainedModel") -> list[list[int]]:
+    """The indices of the layers of each kind."""
+    kinds: dict[Any, list[int]] = {}
+    for index, kind in enumerate(_kinds(model)):
+        kinds.setdefault(kind, []).append(index)
+    return list(kinds.values())
+
+
+def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
+    """Remove all other layers of the decoder."""
+    layers = decoder_layers(model)
+    holder, name = next(
+        (module, name) for module in model.modules() for name, child in module.named_children() if child is layers
+    )
+    config = model.config.get_text_config()
+    setattr(holder, name, nn.ModuleList(layers[index] for index in kept))
+    for position, index in enumerate(kept):
+        for module in layers[index].modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, "layer_idx", position)  # noqa: B010  (mypy expects a module)
+    if labels := getattr(config, "layer_types", None):
+        config.layer_types = [labels[index] for index in kept]
+    config.num_hidden_layers = len(kept)
 
 
 def make_small_model(config: Any) -> "PreTrainedModel":
