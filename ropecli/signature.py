@@ -18,7 +18,7 @@ from typing import Annotated, Any, Required, TypeVar, cast
 
 from annotated_types import Ge, Gt, Interval, Le, Lt, MinLen
 
-from ropecli.errors import MethodError, shown
+from ropecli.errors import MethodError, did_you_mean, shown
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,13 @@ class Only:
 
     other: str
     values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The values of an option."""
+
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,9 @@ def _fitted(value: Any, annotation: Any, option: str, verb: str = "is") -> Any:
         expected = f"a {'' if finite else 'finite '}number {ends}".rstrip()
         raise MethodError(f"{option} {verb} {number}; expected {expected}.")
     for note in _flat(notes):
+        if isinstance(note, OneOf) and value not in note.values:
+            expected = f"expected one of {', '.join(note.values)}.{did_you_mean(value, note.values)}"
+            raise MethodError(f"{option} {verb} {shown(value)}; {expected}")
         if isinstance(note, MinLen) and len(value) < note.min_length:
             raise MethodError(f"{option} has {len(value)} values; expected at least {note.min_length}.")
     return value

@@ -5,15 +5,12 @@ signatures.
 """
 
 from ropecli.commands.check_served import check_served
-from ropecli.commands.compare import compare
-from ropecli.commands.eval_ppl import eval_ppl
 from ropecli.commands.export import export
 from ropecli.commands.finetune import finetune
 from ropecli.commands.inspect import inspect
+from ropecli.commands.measure import compare, eval_ppl, needle, passkey, ruler
 from ropecli.commands.merge import merge
 from ropecli.commands.methods import methods
-from ropecli.commands.needle import needle
-from ropecli.commands.passkey import passkey
 from ropecli.commands.patch import patch
 from ropecli.commands.plan import plan
 from ropecli.commands.plot import plot
@@ -21,7 +18,6 @@ from ropecli.commands.push import push
 from ropecli.commands.recipe import recipe
 from ropecli.commands.report import report
 from ropecli.commands.revert import revert
-from ropecli.commands.ruler import ruler
 from ropecli.commands.theory import theory
 from ropecli.commands.tune import tune
 

@@ -16,14 +16,17 @@ from ropecli.evaluation.request import (
     MeasuringOptions,
     ServerOptions,
 )
-from ropecli.signature import Flag
+from ropecli.signature import Flag, OneOf
 
 if TYPE_CHECKING:
     from ropecli.evaluation.endpoint import Endpoint
     from ropecli.evaluation.subject import ReaderFactory
 
 Weights = Annotated[
-    str, Doc("How to copy unchanged weights: link (hard-link where possible) or copy (always copy)."), OUTPUT
+    str,
+    OneOf(("link", "copy")),
+    Doc("How to copy unchanged weights: link (hard-link where possible) or copy (always copy)."),
+    OUTPUT,
 ]
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
 
@@ -43,8 +46,8 @@ def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_opt
     Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
     """
     loading, url, engine = loading_of(options), options["endpoint"], options["engine"]
-    if engine not in (None, "vllm") or (engine and url):
-        raise MethodError(f"--engine is {engine!r}; expected vllm, without --endpoint.")
+    if engine and url:
+        raise MethodError("--engine and --endpoint exclude each other. Remove one.")
     if url is None and engine is None:
         from ropecli.evaluation.subject import LiveReaderFactory
 
@@ -104,13 +107,6 @@ def loading_of(options: LoadingOptions) -> dict[str, Any]:
             )
         loading["max_memory"] = {int(name) if name.isdigit() else name: size for name, size in sizes}
     return {**loading, "bits": 8 if load_in_8bit else 4} if load_in_8bit or load_in_4bit else loading
-
-
-def is_link(weights: str) -> bool:
-    """Whether to hard-link unchanged weights. Raises MethodError for anything but link and copy."""
-    if weights not in ("link", "copy"):
-        raise MethodError(f"--weights is {weights!r}; expected 'link' or 'copy'.")
-    return weights == "link"
 
 
 def folder_to_write(output: str | Path | None, *, dry_run: bool) -> Path | None:

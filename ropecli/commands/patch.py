@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Ge
 
-from ropecli.commands.options import Weights, folder_to_write, is_link
+from ropecli.commands.options import Weights, folder_to_write
 from ropecli.errors import MethodError
 from ropecli.evaluation.request import (
     OUTPUT,
@@ -95,7 +95,6 @@ def patch(
     from ropecli.scaling.registry import find_method
     from ropecli.scaling.spec import make_spec
 
-    link = is_link(weights)
     find_method(method)
     if factor is None and target_length is None and method not in LENGTH_ONLY:
         raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
@@ -109,7 +108,7 @@ def patch(
         layer_types=layer_types,
         choose_factor=factor is None,
     )
-    return _write(plan, folder, link=link, verify=not no_verify)
+    return _write(plan, folder, link=weights == "link", verify=not no_verify)
 
 
 def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:

@@ -13,7 +13,7 @@ from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
 from ropecli.messages import warn
 from ropecli.reporting.outputs import refuse_unusable
-from ropecli.signature import Flag, Only, command
+from ropecli.signature import Flag, OneOf, Only, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -35,6 +35,7 @@ def plot(
     kind: Annotated[
         str | None,
         Flag("--kind", "-k"),
+        OneOf(("perplexity", "comparison", "scores", "frequencies", "decay")),
         Doc(
             "For reports: perplexity, comparison, scores. Default: what fits the reports. For a checkpoint: "
             "frequencies, decay (score by distance)."
@@ -58,11 +59,10 @@ def plot(
     **shared: Unpack[request.ParameterOptions],
 ) -> DrawnFile:
     """Draw a plot of reports, or of the theory of a checkpoint."""
-    from ropecli.reporting.figures.study_plots import STUDY_KINDS, refuse_unknown_kind
+    from ropecli.reporting.figures.study_plots import STUDY_KINDS
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
 
     picture = options.optional_path(output)
-    refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
     refuse_unusable(drawn=picture)
     if kind in STUDY_KINDS:

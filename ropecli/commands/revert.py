@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import Weights, folder_to_write, is_link
+from ropecli.commands.options import Weights, folder_to_write
 from ropecli.evaluation.request import OUTPUT, CheckpointName, Revision
 from ropecli.messages import warn
 from ropecli.signature import Flag, command
@@ -44,11 +44,10 @@ def revert(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.writing import plan_reversal, revert_to
 
-    link = is_link(weights)
     folder = folder_to_write(output, dry_run=dry_run)
     reversal = plan_reversal(open_checkpoint(checkpoint, weights=folder is not None, revision=revision))
     for warning in reversal.warnings:
         warn(warning)
     if folder is not None:
-        revert_to(reversal, folder, link=link, say=warn)
+        revert_to(reversal, folder, link=weights == "link", say=warn)
     return RevertResult(reversal, folder)

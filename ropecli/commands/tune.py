@@ -67,7 +67,6 @@ def tune(
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import make_task, run_task, write_tuned
 
-    link = options.is_link(weights)
     settings = TuneSettings(**{name: shared[name] for name in TuneSettings.__annotations__})  # type: ignore
     settings["methods"] = list(dict.fromkeys(settings["methods"]))
     refuse_untunable(settings)
@@ -97,7 +96,9 @@ def tune(
         tuned = run_task(task, model, folder=state, command=command, on_point=_says_points(task))
         for finding in tuned.plan.findings:
             warn(finding.message)
-        proved = write_tuned(tuned, folder, link=link, loading=loading if quantized_or_spread else None, say=warn)
+        proved = write_tuned(
+            tuned, folder, link=weights == "link", loading=loading if quantized_or_spread else None, say=warn
+        )
     remove_state(folder)
     return TunedCheckpoint(tuned, folder, proved)
 

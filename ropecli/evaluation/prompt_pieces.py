@@ -9,7 +9,7 @@ import numpy as np
 
 from ropecli.data.conversations import warn_if_slow
 from ropecli.data.documents import encode, special_tokens
-from ropecli.errors import DataError, MethodError, reason_of
+from ropecli.errors import DataError, reason_of
 
 TokenIds = tuple[int, ...]
 
@@ -34,10 +34,8 @@ class Frame:
 def find_frame(tokenizer: Any, choice: str) -> Frame | None:
     """The frame of the tokenizer's chat template. choice: auto, if it has one; none, never.
 
-    Raises MethodError for another choice, DataError for a template that fails or changes the message.
+    Raises DataError for a template that fails or changes the message.
     """
-    if choice not in ("auto", "none"):
-        raise MethodError(f"--chat-template is {choice!r}; expected auto or none.")
     if choice == "none" or not getattr(tokenizer, "chat_template", None):
         return None
     message = {"role": "user", "content": _MARK}

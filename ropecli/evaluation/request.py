@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 
 from ropecli.data.sources import Source
 from ropecli.evaluation.protocols import PROTOCOLS
-from ropecli.signature import Default, Flag, InTokens, Only, Panel
+from ropecli.signature import Default, Flag, InTokens, OneOf, Only, Panel
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 SERVER, ENGINE = Panel("Server"), Panel("Engine")
@@ -151,6 +151,7 @@ class LoadingOptions(TypedDict, total=False):
     dtype: Annotated[
         str,
         Default("auto"),
+        OneOf(("auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16")),
         Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."),
         LOADING,
     ]
@@ -161,6 +162,7 @@ class LoadingOptions(TypedDict, total=False):
         str | None,
         Default(None),
         Flag("--device-map", metavar="MAP"),
+        OneOf(("auto", "balanced", "balanced_low_0", "sequential")),
         Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
         LOADING,
     ]
@@ -181,6 +183,7 @@ class LoadingOptions(TypedDict, total=False):
     attn: Annotated[
         str,
         Default("auto"),
+        OneOf(("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")),
         Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
         LOADING,
     ]
@@ -235,6 +238,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
     engine: Annotated[
         str | None,
         Default(None),
+        OneOf(("vllm",)),
         Doc("Read with another engine than transformers in this process: vllm."),
         ENGINE,
     ]
@@ -290,7 +294,12 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
     overwrite: Annotated[bool, Default(False), Doc("Replace the report and plot of a finished run."), OUTPUT]
 
 
-ChatTemplate = Annotated[str, Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text.")]
+_MODES = OneOf(("rank", "generate"))
+ChatTemplate = Annotated[
+    str,
+    OneOf(("auto", "none")),
+    Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text."),
+]
 
 
 # Tasks
@@ -372,6 +381,7 @@ class SearchOptions(MeasuringOptions, total=False):
     mode: Annotated[
         str,
         Default("rank"),
+        _MODES,
         Doc(
             "rank: the key must have the highest log-probability among --candidates; works for base models. generate: "
             f"the greedy answer must begin with the key. {MODE_RULE}"
@@ -416,6 +426,7 @@ class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
     mode: Annotated[
         str,
         Default("generate"),
+        _MODES,
         Doc(
             "generate: greedy answers, scored as published. rank: the right answers must have the highest "
             f"log-probabilities among wrong ones; works for base models. {MODE_RULE}"

@@ -17,7 +17,7 @@ from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
-from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, resolve_dtype_and_device, vocabulary_mismatch
+from ropecli.live.loading import resolve_dtype_and_device, vocabulary_mismatch
 from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
 from ropecli.messages import progress_bar, warn
@@ -199,12 +199,8 @@ def load(
 ) -> "PreTrainedModel":
     """Load the checkpoint's model. Warns about a tokenizer with another vocabulary and about unused weights.
 
-    refuse_unused: refuse unused weights. loading: see load_model. Raises MethodError for an unknown dtype, attention or
-    device map, CheckpointError.
+    refuse_unused: refuse unused weights. loading: see load_model. Raises CheckpointError.
     """
-    for key, known in (("dtype", DTYPES), ("attn", ATTENTION), ("device_map", DEVICE_MAPS)):
-        if (value := loading.get(key)) is not None and value not in known:
-            raise MethodError(f"--{key.replace('_', '-')} is {value!r}; expected one of {', '.join(known)}.")
     with progress_bar(f"loading {checkpoint.name}", None):
         model = load_model(checkpoint, say=None if refuse_unused else warn, **loading)
     if mismatch := vocabulary_mismatch(tokenizer, model):

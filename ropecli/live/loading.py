@@ -28,9 +28,6 @@ from ropecli.messages import warn
 DTYPES = {name: name for name in ("auto", "float32", "bfloat16", "float16")}
 DTYPES |= {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Dtypes by the names that users may write."""
-ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Accelerate's ways to spread a model over the GPUs, then the CPU, then the disk."""
 _FEW_TOKENS = 0.9
 
 
@@ -80,8 +77,8 @@ def load_model(
 
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables always stay in float32, because the
     dtype is set at loading and not cast afterwards. attn: the attention implementation; 'auto' is the default of
-    transformers, or the distance method in config.json, for which only 'auto' is allowed. device_map: one of
-    DEVICE_MAPS; `device` is then ignored. max_memory: with a device_map, memory to use by GPU number or 'cpu'; the rest
+    transformers, or the distance method in config.json, for which only 'auto' is allowed. device_map: of
+    Accelerate; `device` is then ignored. max_memory: with a device_map, memory to use by GPU number or 'cpu'; the rest
     is read from disk when needed. bits: 8 or 4 to quantize with bitsandbytes. options: further arguments of
     from_pretrained; a device_map replaces `device`. say: called if the files contain tensors that config.json does not
     use; without `say` this is an error, because a checkpoint written from this model would lack them. Raises

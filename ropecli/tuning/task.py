@@ -9,15 +9,14 @@ from annotated_doc import Doc
 from annotated_types import Ge, Interval, Len, MinLen
 
 from ropecli.checkpoint.files import FACTORS, TUNING
-from ropecli.errors import MethodError, did_you_mean
+from ropecli.errors import MethodError
 from ropecli.evaluation.report import SCHEMA_VERSION, Positive
 from ropecli.evaluation.request import DATA, SCALING, TOKENS, OriginalLength
 from ropecli.evaluation.statistics import Amount, Count, TokenCount
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, label_of
-from ropecli.signature import Default, Only
+from ropecli.signature import Default, OneOf, Only
 
-LEVELS = ("grid", "heads", "search")
 Loss = Annotated[float, Ge(0)]
 """Nats; infinite if the model overflows."""
 Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
@@ -32,6 +31,7 @@ class TuneSettings(TypedDict, total=False):
     level: Annotated[
         str,
         Default("heads"),
+        OneOf(("grid", "heads", "search")),
         Doc(
             "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
             "pair, folded into the weights, and the weights of the norms. search: LongRoPE's evolutionary search for a "
@@ -85,10 +85,7 @@ class TuneSettings(TypedDict, total=False):
 
 
 def refuse_untunable(settings: TuneSettings) -> None:
-    """Raise MethodError for an unknown level, and for a method without one frequency table for all lengths."""
-    level = settings["level"]
-    if level not in LEVELS:
-        raise MethodError(f"--level is {level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(level, LEVELS)}")
+    """Raise MethodError for a method without one frequency table for all lengths."""
     for method in map(find_method, settings["methods"]):
         if method.remaps or method.depends_on_length:
             raise MethodError(

@@ -212,7 +212,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH + "--set beta_fast=many", "beta_fast is 'many'"),
     (PATCH + "--set beta_fast=0.5", "between beta_slow, 1, and beta_fast, 0.5, times"),
     (PATCH + "--set beta_fast=8 --set beta_fast=16", "beta_fast was given twice"),
-    (PATCH + "--weights bogus", "'link' or 'copy'"),
+    (PATCH + "--weights bogus", "expected one of link, copy"),
     (PATCH, "not empty", write("out/kept", "kept")),
     (PATCH + FILE, "--factors-file is for longrope and custom; yarn takes no list", write("factors.json", FACTORS)),
     (LONGROPE, "long_factor"),
@@ -279,7 +279,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     ("passkey source --lengths 20", "at least"),
     (RULER + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),
     (RULER + "512 --tasks niah", "Unknown task 'niah'."),
-    (RULER + "512 --chat-template llama", "expected auto or none"),
+    (RULER + "512 --chat-template llama", "expected one of auto, none"),
     *(
         (command, "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token",
          edit("source/tokenizer_config.json", tokenizer_class="BertTokenizer"))

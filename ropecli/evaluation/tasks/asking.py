@@ -14,19 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.errors import MethodError, RopecliError, did_you_mean
+from ropecli.errors import RopecliError
 from ropecli.evaluation.driver import SampleId, Task, Values
 from ropecli.evaluation.prompt_pieces import TokenIds
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell, score_cell
-
-MODES = ("rank", "generate")
-
-
-def check_mode(mode: str) -> None:
-    """Raise MethodError for an unknown mode."""
-    if mode not in MODES:
-        raise MethodError(f"Unknown mode {mode!r}. Known: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import numpy as np
 from ropecli.analysis.score import FARTHEST_CHECKED, first_negative, score
 from ropecli.analysis.wavelengths import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED, Study
-from ropecli.errors import DataError, did_you_mean
+from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.report_plots import REPORT_KINDS
 from ropecli.scaling.spec import ScaledRope
 from ropecli.table import clean
 
@@ -141,12 +140,3 @@ DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "frequencies": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
 }
 """Methods, with parameters, that each kind compares with the checkpoint by default."""
-
-
-def refuse_unknown_kind(name: str | None) -> None:
-    """Raise DataError for an unknown kind."""
-    if name is not None and name not in (*REPORT_KINDS, *STUDY_KINDS):
-        raise DataError(
-            f"Unknown kind of plot {name!r}. Known: {', '.join(REPORT_KINDS)}; for a checkpoint: "
-            f"{', '.join(STUDY_KINDS)}.{did_you_mean(name, (*REPORT_KINDS, *STUDY_KINDS))}"
-        )

@@ -1,0 +1,130 @@
+"""The commands that measure: `ropecli eval-ppl`, `compare`, `passkey`, `needle` and `ruler`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ropecli.commands import options
+from ropecli.evaluation import request
+from ropecli.signature import command
+
+if TYPE_CHECKING:
+    from ropecli.reporting.outputs import Reports
+
+
+class EvalPplOptions(request.InMemoryOptions, request.PerplexityOptions, total=False): ...
+
+
+class CompareOptions(request.ParameterOptions, request.PerplexityOptions, total=False): ...
+
+
+class PasskeyOptions(request.InMemoryOptions, request.SearchOptions, total=False): ...
+
+
+class NeedleOptions(request.InMemoryOptions, request.NeedleOptions, total=False): ...
+
+
+class RulerOptions(request.InMemoryOptions, request.RulerOptions, total=False): ...
+
+
+@command
+def eval_ppl(checkpoints: request.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> "Reports":
+    """Measure perplexity, or recall, at several context lengths, with a 95% interval over documents.
+
+    Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
+    """
+    return _measure_documents(checkpoints, shared)
+
+
+@command
+def compare(
+    checkpoints: request.CheckpointNames,
+    *,
+    methods: request.Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
+    factors: request.Factors = (4,),
+    **shared: Unpack[CompareOptions],
+) -> "Reports":
+    """Compare scaling methods by perplexity, or recall: `eval-ppl` with methods.
+
+    Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
+    """
+    return _measure_documents(checkpoints, {"methods": methods, "factors": factors, **shared})
+
+
+def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "Reports":
+    from ropecli.evaluation.protocols import Protocol
+
+    protocol, baseline = Protocol(shared["protocol"], shared["stride"], shared["targets"]), shared["baseline"]
+
+    from ropecli.evaluation.tasks.key_tokens import refuse_missing_key_tokens
+    from ropecli.evaluation.tasks.perplexity import Perplexity, make_perplexity, refuse_another_vocabulary
+    from ropecli.evaluation.tasks.recall import Recall, make_recall
+    from ropecli.reporting.outputs import measure
+
+    refuse_missing_key_tokens(shared)
+    factory = options.reader_factory_of(shared, shared["batch_size"], shared["evaluator"])
+
+    def make(subjects: Any, workers: Any, outputs: Any) -> Sequence[tuple[Perplexity | Recall, Any]]:
+        measured = subjects[1:] if baseline else subjects
+        made: Sequence[tuple[Perplexity | Recall, Any]]
+        if protocol.name == "recall":
+            made = make_recall(measured, subjects[0], shared)
+        else:
+            made = make_perplexity(measured, shared, protocol, factory, workers, outputs.keys, outputs.report)
+        if not baseline:
+            return made
+        task, tokenizer = made[0]
+        refuse_another_vocabulary(task.documents, tokenizer, subjects[0])
+        return [(task.up_to(subjects[0].positions.context_length), tokenizer), *made]
+
+    return measure(checkpoints, make, factory, shared)
+
+
+@command
+def passkey(checkpoints: request.CheckpointNames, **shared: Unpack[PasskeyOptions]) -> "Reports":
+    """Measure whether a model finds a pass key in a long text, by length and depth.
+
+    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
+
+    Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
+    """
+    from ropecli.evaluation.tasks.retrieval import make_passkey
+    from ropecli.reporting.outputs import by_checkpoint, measure
+
+    factory = options.reader_factory_of(shared)
+    return measure(checkpoints, by_checkpoint(lambda scalings: make_passkey(scalings, shared)), factory, shared)
+
+
+@command
+def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]) -> "Reports":
+    """Measure whether a model finds a needle in a text of your choice, by length and depth.
+
+    The key is a random number of five digits. A model that confuses several needles scores 1 ÷ --num-needles.
+
+    Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
+    """
+    from ropecli.evaluation.retrieval_prompts import choose_templates
+    from ropecli.evaluation.tasks.retrieval import make_needle
+    from ropecli.reporting.outputs import by_checkpoint, measure
+
+    templates = choose_templates(shared)
+    factory = options.reader_factory_of(shared)
+    return measure(
+        checkpoints, by_checkpoint(lambda scalings: make_needle(scalings, shared, templates)), factory, shared
+    )
+
+
+@command
+def ruler(checkpoints: request.CheckpointNames, **shared: Unpack[RulerOptions]) -> "Reports":
+    """Find the effective context length: RULER's tasks at several lengths.
+
+    The effective length is the longest one up to which the mean score stays at or above --threshold.
+
+    Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
+    """
+    from ropecli.evaluation.ruler_tasks import choose_tasks
+    from ropecli.evaluation.tasks.ruler import make_ruler
+    from ropecli.reporting.outputs import by_checkpoint, measure
+
+    choose_tasks(shared["tasks"])
+    factory = options.reader_factory_of(shared, shared["batch_size"])
+    return measure(checkpoints, by_checkpoint(lambda scalings: make_ruler(scalings, shared)), factory, shared)
