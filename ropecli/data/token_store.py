@@ -169,9 +169,8 @@ def open_store(
         def skipped() -> str:
             sentences = [describe_faults(faults)]
             if dropped:
-                sentences.append(
-                    f"The chat template leaves out parts of {len(dropped):,} conversations. The first: {dropped[0]}."
-                )
+                conversations = f"{len(dropped):,} conversation{'s'[: len(dropped) > 1]}"
+                sentences.append(f"The chat template leaves out parts of {conversations}. The first: {dropped[0]}.")
             return " ".join(filter(None, sentences))
 
         identity = [*settings, source_identity(source, part)]
