@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ropecli.commands": (
-        "check_served compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot push "
-        "recipe report revert ruler theory tune"
+        "check_served compare eval_ppl export extend finetune inspect merge methods needle passkey patch plan plot "
+        "push recipe report revert ruler theory tune"
     ),
     # what they take and return
     "ropecli.checkpoint.state": "CheckpointState read_state",

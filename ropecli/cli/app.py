@@ -33,6 +33,7 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
         (commands.plan, render.show_plan),
     ],
     "Change": [
+        (commands.extend, render.show_extended),
         (commands.patch, render.show_patch),
         (commands.revert, render.show_reverted),
         (commands.merge, render.show_merged),

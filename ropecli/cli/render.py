@@ -12,10 +12,11 @@ from ropecli.commands.methods import example, written_as
 from ropecli.commands.plan import TRAINING_ENGINES, short_changes
 from ropecli.errors import quoted
 from ropecli.messages import duration, size
-from ropecli.table import Table
+from ropecli.table import Bold, Table
 
 if TYPE_CHECKING:
     from ropecli.commands.check_served import ServedCheck
+    from ropecli.commands.extend import Extended
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.inspect import Inspection
     from ropecli.commands.merge import MergeResult
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
+    from ropecli.evaluation.report import Change
     from ropecli.reporting.outputs import Reports
     from ropecli.scaling.method import Parameter, ScalingMethod
 
@@ -277,6 +279,46 @@ def show_served(check: "ServedCheck") -> None:
 
 def show_file(drawn: "DrawnFile") -> None:
     tell(f"{drawn.kind}: {drawn.path}")
+
+
+def show_extended(result: "Extended") -> None:
+    if result.choice is None:
+        return
+    choice, name = result.choice, quoted(result.checkpoint)
+    recalls = {report.label: report for report in choice.reports if report.kind == "recall"}
+    rows = []
+    for measured in choice.measured:
+        report = recalls[measured.subject.label]
+        gain, recall, cost = report.far_gain(result.length), report.recall(result.length), measured.cost
+        rows.append(
+            [
+                Bold(measured.subject.label) if measured is choice.chosen else measured.subject.label,
+                f"{gain.change:.2f}{_range(gain)}",
+                f"{recall.change:.2f}{_range(recall)}",
+                f"{cost.change:+.1%}{_range(cost, '.1%')}",
+            ]
+        )
+    short = choice.reports[-1].lengths[-1]
+    heads = ["candidate", f"far gain at {result.length:,}, nats", "recall", f"cost at {short:,}"]
+    show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
+    if choice.chosen is None:
+        tell(
+            f"No candidate certainly uses text {result.length:,} tokens back at a cost of {result.max_short_cost:g}% "
+            f"or less: nothing is written. Allow more with --max-short-cost, {100 * choice.best.cost.change:.3g} for "
+            f"{choice.best.subject.label}, or train:\n  ropecli plan {name} --length {result.length}"
+        )
+        return
+    label = choice.chosen.subject.label
+    if result.output is None:
+        tell(f"{result.checkpoint} reads {result.length:,} tokens as it is: nothing is written.")
+    else:
+        tell(f"Chosen: {label}. Wrote {result.output}, proved. Page: {result.output / 'extend.html'}")
+    if result.export:
+        tell(f"Serve it:\n  {result.export.command}")
+
+
+def _range(change: "Change", form: str = ".2f") -> str:
+    return "" if change.low is None or change.high is None else f" ({change.low:{form}} to {change.high:{form}})"
 
 
 def show_finetuned(result: "FinetuneResult") -> None:

@@ -6,6 +6,7 @@ signatures.
 
 from ropecli.commands.check_served import check_served
 from ropecli.commands.export import export
+from ropecli.commands.extend import extend
 from ropecli.commands.finetune import finetune
 from ropecli.commands.inspect import inspect
 from ropecli.commands.measure import compare, eval_ppl, needle, passkey, ruler
@@ -26,6 +27,7 @@ __all__ = [
     "compare",
     "eval_ppl",
     "export",
+    "extend",
     "finetune",
     "inspect",
     "merge",

@@ -108,10 +108,10 @@ def patch(
         layer_types=layer_types,
         choose_factor=factor is None,
     )
-    return _write(plan, folder, link=weights == "link", verify=not no_verify)
+    return write_plan(plan, folder, link=weights == "link", verify=not no_verify)
 
 
-def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
+def write_plan(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
     from ropecli.checkpoint.writing import refuse_unwritable, write_patch
     from ropecli.config.families import is_known
 

@@ -6,7 +6,7 @@ makes the cells of a report from all scores.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -320,37 +320,43 @@ def make_reports(
     workers, reports = workers or Workers(), list[Report]()
     reference: Reference | None = None
     for job, values, reader in collect(jobs, factory, output, workers):
-        task = job.task
         try:
-            cells = task.cells(values)
+            report = report_of(job, values, reader, factory, workers.count)
         except NotFiniteError as error:
             if not job.optional:
                 raise
             warn(f"{job.subject.checkpoint.name} was not measured: {error}")
             continue
-        settings = {**task.settings, "chunk": reader["chunk"], **factory.settings, "processes": workers.count}
-        if task.answers:
-            settings["prompts_read_once"] = reader["cache_is_exact"]
-        documents = task.documents or Documents((), 0)
-        report = Report(
-            kind=task.kind,  # type: ignore[arg-type]
-            task=task.name,
-            **job.subject.report_fields(),
-            source=task.source,
-            dtype=reader["dtype"],
-            device=reader["device"],
-            command=list(command_line.get()),
-            settings=settings,
-            fingerprint=task.fingerprint(values),
-            cells=cells,
-            too_short=documents.too_short,
-            document_names=documents.names,
-        )
         if report.kind == "recall":
             reference = reference or reference_of(report)
             report = replace(report, reference=reference)
         reports.append(report)
     return reports
+
+
+def report_of(
+    job: Job, values: Values, reader: Mapping[str, Any], factory: ReaderFactory, processes: int = 1
+) -> Report:
+    """The report of a job; recall without a reference. reader: its properties. Raises NotFiniteError, DataError."""
+    task = job.task
+    settings = {**task.settings, "chunk": reader["chunk"], **factory.settings, "processes": processes}
+    if task.answers:
+        settings["prompts_read_once"] = reader["cache_is_exact"]
+    documents = task.documents or Documents((), 0)
+    return Report(
+        kind=task.kind,  # type: ignore[arg-type]
+        task=task.name,
+        **job.subject.report_fields(),
+        source=task.source,
+        dtype=reader["dtype"],
+        device=reader["device"],
+        command=list(command_line.get()),
+        settings=settings,
+        fingerprint=task.fingerprint(values),
+        cells=task.cells(values),
+        too_short=documents.too_short,
+        document_names=documents.names,
+    )
 
 
 @contextlib.contextmanager

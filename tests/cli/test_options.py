@@ -21,6 +21,7 @@ REQUIRED = {
     "check_served": "http://localhost:1 --checkpoint demo",
     "compare": "demo --data demo",
     "eval_ppl": "demo --data demo --method yarn --factor 4",
+    "extend": "demo --length 512 --dry-run",
     "finetune": "demo --data demo-train --output out",
     "needle": "demo --method yarn --factor 4",
     "passkey": "demo --method yarn --factor 4",

@@ -74,6 +74,7 @@ class Recall(Task):
         self.near = max(length for length in self.lengths if length <= pretraining_length)
         if len(documents.kept) < 2:
             raise DataError("recall needs two documents or more: the passage is of one, the text around it of others.")
+        self.count = len(documents.kept)
         self._texts = [documents.special.bare(document.ids) for document in documents.kept]
         self._runs: dict[int, np.ndarray] = {}  # by document
 
@@ -81,6 +82,12 @@ class Recall(Task):
         """The same samples at the lengths up to `length`, and at that of the near arm."""
         task = copy(self)
         task.lengths = [shorter for shorter in self.lengths if shorter <= max(length, self.near)]
+        return task
+
+    def of_first(self, count: int) -> "Recall":
+        """The samples of the first documents, among the text of all."""
+        task = copy(self)
+        task.count = min(count, self.count)
         return task
 
     @property
@@ -101,7 +108,7 @@ class Recall(Task):
         return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
-        return [(length, number) for length in self.lengths for number in range(_PASSAGES * len(self._texts))]
+        return [(length, number) for length in self.lengths for number in range(_PASSAGES * self.count)]
 
     def tokens(self, sample: SampleId) -> int:
         length, _ = sample
@@ -179,7 +186,7 @@ class Recall(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
-        names, cells = self.documents.names, []
+        names, cells = self.documents.names[: self.count], []
         weights = np.full(len(names), float(_PASSAGES * _SCORED))
         for length in self.lengths:
             losses = np.array([value for sample, value in values.items() if sample[0] == length], dtype=float)

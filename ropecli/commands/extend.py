@@ -1,0 +1,192 @@
+"""`ropecli extend`: finds the right extension of a checkpoint to a length, and writes it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
+
+from annotated_doc import Doc
+from annotated_types import Ge, Interval
+
+from ropecli.commands import options
+from ropecli.errors import MethodError
+from ropecli.evaluation import request
+from ropecli.messages import duration, say, warn
+from ropecli.signature import Flag, OneOf, command
+
+if TYPE_CHECKING:
+    from ropecli.engines.engine_export import Export
+    from ropecli.tuning.extension import Choice, Measured
+
+NOTHING_READS_FAR = 3
+"""Exit status."""
+
+
+@dataclass(frozen=True)
+class Extended:
+    """checkpoint, length, max_short_cost (percent): what was asked for. candidates: labels. seconds: estimated.
+
+    choice: None for a dry run. output: the written folder, None if nothing was written. export: how to serve it.
+    """
+
+    checkpoint: str
+    length: int
+    max_short_cost: float
+    candidates: Sequence[str]
+    seconds: float
+    choice: "Choice | None" = None
+    output: Path | None = None
+    export: "Export | None" = None
+
+    @property
+    def exit_status(self) -> int:
+        return NOTHING_READS_FAR if self.choice and self.choice.chosen is None else 0
+
+    def as_json(self) -> dict[str, Any]:
+        from ropecli.evaluation.report import as_json
+
+        chosen = self.choice and self.choice.chosen
+        return {
+            "checkpoint": self.checkpoint,
+            "length": self.length,
+            "candidates": list(self.candidates),
+            "estimated_seconds": self.seconds,
+            "chosen": chosen.subject.label if chosen else None,
+            "output": str(self.output) if self.output else None,
+            "command": self.export.command if self.export else None,
+            "measured": [_row(measured) for measured in self.choice.measured] if self.choice else [],
+            **(as_json(self.choice.reports) if self.choice else {}),
+        }
+
+
+def _row(measured: "Measured") -> dict[str, Any]:
+    cost = {"cost": measured.cost.change, "cost_low": measured.cost.low, "cost_high": measured.cost.high}
+    return {"label": measured.subject.label, "far_nll": measured.far.value, **cost}
+
+
+class ExtendOptions(request.EvalTextOptions, request.LoadingOptions, total=False): ...
+
+
+@command
+def extend(
+    checkpoint: request.CheckpointName,
+    *,
+    length: Annotated[int, Flag("--length", "-l"), Interval(ge=2, le=2**24), request.TOKENS, Doc("Tokens to read.")],
+    output: Annotated[
+        str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), request.OUTPUT
+    ] = None,
+    data: Annotated[
+        str, Flag("--data", "-d"), Doc("Your texts: a file or folder of text or rows, or a Hub dataset."), request.DATA
+    ] = "demo",
+    serve: Annotated[
+        str,
+        OneOf(("transformers", "ropecli", "vllm", "sglang", "llama.cpp", "ollama", "mlx")),
+        Doc("What will run it. ropecli: transformers with ropecli's attention, for distance methods."),
+    ] = "transformers",
+    max_short_cost: Annotated[
+        float, Interval(ge=0, le=1000), Doc("Percent that perplexity may rise within the pretraining length.")
+    ] = 2.0,
+    budget: Annotated[
+        str | None, Flag("--budget", metavar="TIME"), Doc("Time to measure, such as 20m or 2h. Default: all rounds.")
+    ] = None,
+    max_documents: Annotated[int, Ge(2), Doc("Maximum number of documents to measure on."), request.DATA] = 16,
+    weights: options.Weights = "link",
+    dry_run: Annotated[bool, Doc("Print the candidates and the time, and write nothing."), request.OUTPUT] = False,
+    resume: options.Resume = False,
+    revision: request.Revision = None,
+    **shared: Unpack[ExtendOptions],
+) -> Extended:
+    """Find the right extension of a checkpoint to a length, measured on your texts, and write it.
+
+    Tries the methods that need no training and that --serve computes, with headroom. Chooses by how well far text is
+    used, within --max-short-cost. Exit status 3: no candidate reads far; nothing is written.
+    """
+    seconds = _seconds(budget)
+    folder = options.folder_to_write(output, dry_run=dry_run)
+
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.evaluation.driver import Store, interruptible
+    from ropecli.resume import open_state, refuse_interrupted, remove_state
+
+    refuse_interrupted(folder, resume)
+    opened = open_checkpoint(checkpoint, weights=True, tokenizer=True, revision=revision)
+    if data == "demo":
+        warn("Measuring on the text of the package, since no --data is given: Python source. Use your own texts.")
+    texts: Any = {**shared, "data": data, "max_documents": max_documents, "min_tokens": None, "max_tokens": None}
+    search = _search(opened, length, serve, texts, options.loading_of(shared), max_short_cost / 100)
+    labels = [subject.label for subject in search.candidates]
+    estimated = search.estimated_seconds()
+    say(f"Candidates that {serve} runs: {', '.join(labels)}. Measuring takes some {duration(estimated)}.")
+    if folder is None:
+        return Extended(checkpoint, length, max_short_cost, labels, estimated)
+    with interruptible(folder), open_state(folder, search.request()) as state:
+        choice = search.choose(Store(state), budget=seconds)
+        export = _write(choice, folder, serve, link=weights == "link")
+    remove_state(folder)
+    written = folder if folder.exists() else None
+    return Extended(checkpoint, length, max_short_cost, labels, estimated, choice, written, export)
+
+
+def _seconds(budget: str | None) -> float | None:
+    if budget is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget)
+    if not match:
+        raise MethodError(f"--budget is {budget!r}; expected a time such as 90s, 20m or 2h.")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _search(opened: Any, length: int, serve: str, texts: Any, loading: dict[str, Any], most_cost: float) -> Any:
+    """Raises MethodError for a length without candidates, DataError for texts that cannot be used."""
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.checkpoint.state import read_state
+    from ropecli.evaluation.protocols import Protocol
+    from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
+    from ropecli.evaluation.tasks.perplexity import Perplexity
+    from ropecli.evaluation.tasks.recall import Recall
+    from ropecli.evaluation.texts import read_texts
+    from ropecli.live.loading import load_tokenizer
+    from ropecli.scaling.spec import make_spec
+    from ropecli.tuning.extension import Extension, make_candidates
+
+    candidates = make_candidates(opened, length, serve)
+    if not candidates:
+        raise MethodError(f"{serve} runs no method that extends {opened.name} to {length} tokens without training.")
+    base = Subject(opened)
+    if base.label != "none":
+        base = Subject(opened, make_plan(opened, make_spec("unscaled")))
+    if candidates[0].plan is None:
+        say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
+    tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
+    documents, _ = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
+    recall = Recall(documents, [min(short, length), length], short, texts["data"])
+    documents, lengths = read_texts(
+        texts,
+        tokenizer,
+        [each for each in default_lengths([base]) if each <= short],
+        Protocol("prefix"),
+        drop_rare=True,
+    )
+    cost = Perplexity(documents, lengths[-1:], "prefix", texts["data"])
+    factory = LiveReaderFactory(loading)
+    return Extension(base, candidates, tokenizer, recall, cost, factory, most_cost)
+
+
+def _write(choice: "Choice", folder: Path, serve: str, *, link: bool) -> "Export | None":
+    """Write the checkpoint, if one was chosen and is not there as it is, and the page. Returns how to serve it."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.commands.patch import write_plan
+    from ropecli.engines.engine_export import ENGINES, export_checkpoint
+    from ropecli.evaluation.report import as_json, write_report
+    from ropecli.reporting.page import render_page
+
+    chosen = choice.chosen
+    if chosen is None:
+        return None
+    if chosen.subject.plan is None:
+        return export_checkpoint(chosen.subject.checkpoint, serve) if serve in ENGINES else None
+    write_plan(chosen.subject.plan, folder, link=link, verify=True)
+    write_report(folder / "extend.json", as_json(choice.reports))
+    (folder / "extend.html").write_text(render_page(choice.reports), encoding="utf-8")
+    return export_checkpoint(open_checkpoint(folder), serve) if serve in ENGINES else None

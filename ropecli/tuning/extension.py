@@ -1,0 +1,222 @@
+"""Chooses the extension of a checkpoint to a length: candidates, measured on more and more documents.
+
+A candidate is a method with a factor, or the checkpoint as it is. Factors are 1, 1.5 and 2 times what the length needs:
+methods that spread positions over the whole length use far text better with headroom. Two losses decide, on the user's
+text: of a passage whose first occurrence is far back (`recall`), and of text within the pretraining length. After each
+round, on twice the documents, candidates go that are certainly worse than the best, or certainly cost more at short
+context than allowed, by paired 95% intervals; of the others the better half stays (successive halving: Jamieson and
+Talwalkar 2016, arXiv:1502.07943).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
+from ropecli.engines.engine_export import export_checkpoint
+from ropecli.errors import NotFiniteError, RopecliError
+from ropecli.evaluation.driver import Job, Store, report_of, score_samples
+from ropecli.evaluation.protocols import Window
+from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
+from ropecli.evaluation.subject import LiveReaderFactory, Subject
+from ropecli.evaluation.tasks.perplexity import Perplexity
+from ropecli.evaluation.tasks.recall import Recall
+from ropecli.messages import duration, progress_bar, say
+from ropecli.scaling.registry import find_method, scaling_methods
+from ropecli.scaling.spec import make_spec
+
+HEADROOM = (1.0, 1.5, 2.0)
+OWN_ATTENTION = "ropecli"
+SERVED_BY = ("transformers", OWN_ATTENTION, "vllm", "sglang", "llama.cpp", "ollama", "mlx")
+_FIRST_ROUND = 4
+"""Documents."""
+_PASSES = 4
+"""Over the whole length, of a document: two passages, each with it far back and without it."""
+
+
+def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Subject]:
+    """The methods that need no training and that the engine computes, with their factors.
+
+    First the checkpoint as it is, if it reads the length; then the makers' own scaling. engine: of SERVED_BY.
+    """
+    state = read_state(checkpoint)
+    positions = state.positions
+    needed = length / positions.pretraining_length
+    subjects = [Subject(checkpoint)] if positions.context_length >= length else []
+    specs: list[tuple[str, float]] = []
+    if (makers := state.before.makers) and makers.extension and makers.extension[1] >= needed:
+        specs.append(makers.extension[:2])
+    for method in map(find_method, scaling_methods()):
+        if method.uses_factor and method.training in ("no", "a little") and not method.depends_on_length:
+            headroom = HEADROOM[:1] if method.remaps else HEADROOM
+            specs += [
+                (method.name, needed * share) for share in headroom if engine == OWN_ATTENTION or not method.remaps
+            ]
+    for name, factor in dict.fromkeys(specs) if needed > 1 else ():
+        try:
+            plan = make_plan(checkpoint, make_spec(name, factor), target_length=length, choose_factor=False)
+            runs = not plan.unwritable and _runs(plan, engine)
+        except RopecliError:
+            continue
+        if runs:
+            subjects.append(Subject(checkpoint, plan))
+    return subjects
+
+
+def _runs(plan: Any, engine: str) -> bool:
+    """Whether the engine computes what the plan writes."""
+    if engine in ("transformers", OWN_ATTENTION):
+        return True
+    exported = export_checkpoint(replace(plan.source, config=plan.config), engine)
+    return not exported.cannot
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A candidate after a round. far: its loss with the far passage. cost: at short context, against the base."""
+
+    subject: Subject
+    far: Cell
+    cost: Change
+
+    def is_certainly_worse(self, best: "Measured") -> bool:
+        low = loss_change(self.far, best.far).low
+        return low is not None and low > 0
+
+    def costs_more(self, most: float, *, certainly: bool = False) -> bool:
+        cost = self.cost.low if certainly and self.cost.low is not None else self.cost.change
+        return cost > most
+
+
+@dataclass(frozen=True)
+class Choice:
+    """chosen: None if no candidate reads far within the cost. reports: the base and the last candidates; recall, then
+    perplexity. measured: the last candidates, best first.
+    """
+
+    chosen: Measured | None
+    measured: Sequence[Measured]
+    reports: Sequence[Report]
+
+    @property
+    def best(self) -> Measured:
+        """By far loss, whatever it costs."""
+        return min(self.measured, key=lambda candidate: candidate.far.value)
+
+
+class Extension:
+    """A search. recall, cost: tasks on all documents. most_cost: allowed relative change of perplexity."""
+
+    def __init__(
+        self,
+        base: Subject,
+        candidates: Sequence[Subject],
+        tokenizer: Any,
+        recall: Recall,
+        cost: Perplexity,
+        factory: LiveReaderFactory,
+        most_cost: float,
+    ) -> None:
+        self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
+        self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
+        self.rounds = [count for count in (_FIRST_ROUND, 2 * _FIRST_ROUND) if count < recall.count] + [recall.count]
+
+    def request(self) -> dict[str, Any]:
+        subjects = [subject.request() for subject in (self.base, *self.candidates)]
+        tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
+        return {"subjects": subjects, **tasks, "most_cost": self._most_cost, **self._factory.request()}
+
+    def estimated_seconds(self) -> float:
+        """The time of one pass times the passes of all rounds, if half of the candidates stay in each."""
+        left, passes, before = len(self.candidates), 0, 0
+        for count in self.rounds:
+            passes += left * (count - before) * _PASSES
+            left, before = (left + 1) // 2, count
+        ids, length, _ = self._recall.longest()
+        with self._factory.open(self.base, self._tokenizer) as reader:
+            started = time.monotonic()
+            list(reader.losses([Window(ids, 1, length)]))
+            return passes * (time.monotonic() - started)
+
+    def choose(self, store: Store, *, budget: float | None = None, say_round: Callable[[str], None] = say) -> Choice:
+        """Measure and choose. After half of the budget, seconds, no further round begins.
+
+        Raises DataError if the base does not copy a passage nearby, which recall refers to.
+        """
+        started = time.monotonic()
+        reference_of(self._report(self.base, self._recall, store))
+        recall, base_cost = self._recall, self._cell(self.base, self._cost, store)
+        left: list[Measured] = []
+        subjects = self.candidates
+        for number, count in enumerate(self.rounds, 1):
+            if number > 1 and budget is not None and (spent := time.monotonic() - started) * 2 > budget:
+                say(f"Stopping after {duration(spent)} of measuring, before round {number}: see --budget.")
+                break
+            bar = f"round {number} of {len(self.rounds)}, {count} documents"
+            with progress_bar(bar, len(subjects)) as step:
+                measured = list(self._round(subjects, count, base_cost, store, step))
+            if not measured:
+                raise NotFiniteError("Every candidate overflows. Try another --dtype.")
+            recall = self._recall.of_first(count)
+            left = self._best(measured, keep=len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2)
+            subjects = [candidate.subject for candidate in left]
+            say_round(f"{bar}: best {left[0].subject.label}, {len(left)} of {len(measured)} left")
+        return self._choice(left, recall, store)
+
+    def _best(self, measured: Sequence[Measured], keep: int) -> list[Measured]:
+        """The best by far loss, neither certainly worse nor certainly too costly; and the best of all, at any cost."""
+        by_loss = sorted(measured, key=lambda candidate: candidate.far.value)
+        allowed = [candidate for candidate in by_loss if not candidate.costs_more(self._most_cost, certainly=True)]
+        allowed = [candidate for candidate in allowed if not candidate.is_certainly_worse(allowed[0])][:keep]
+        return allowed if by_loss[0] in allowed else [*allowed, by_loss[0]]
+
+    def _round(
+        self, subjects: Sequence[Subject], count: int, base_cost: Cell, store: Store, step: Callable[[], None]
+    ) -> Iterator[Measured]:
+        for subject in subjects:
+            try:
+                cells = self._cells(subject, self._recall.of_first(count), store)
+                far = next(cell for cell in cells if cell.task == "far" and cell.length == self._recall.lengths[-1])
+                yield Measured(subject, far, loss_change(self._cell(subject, self._cost, store), base_cost))
+            except NotFiniteError:
+                pass
+            step()
+
+    def _choice(self, left: Sequence[Measured], recall: Recall, store: Store) -> Choice:
+        within = [candidate for candidate in left if not candidate.costs_more(self._most_cost)]
+        subjects = [self.base, *(candidate.subject for candidate in left)]
+        recalls = [self._report(subject, recall, store) for subject in subjects]
+        recalls = [replace(report, reference=reference_of(recalls[0])) for report in recalls]
+        chosen = None
+        if within:
+            best = within[0]
+            chosen = min(
+                (candidate for candidate in within if not candidate.is_certainly_worse(best)),
+                key=lambda candidate: candidate.cost.change,
+            )
+            gain = recalls[1 + list(left).index(chosen)].far_gain(self._recall.lengths[-1])
+            chosen = chosen if gain.low is not None and gain.low > 0 else None
+        return Choice(chosen, left, [*recalls, *(self._report(subject, self._cost, store) for subject in subjects)])
+
+    def _cell(self, subject: Subject, task: Perplexity, store: Store) -> Cell:
+        return self._cells(subject, task, store)[0]
+
+    def _cells(self, subject: Subject, task: Perplexity | Recall, store: Store) -> list[Cell]:
+        return task.cells(self._values(subject, task, store))
+
+    def _values(self, subject: Subject, task: Perplexity | Recall, store: Store) -> dict[Any, Any]:
+        task = task.up_to(subject.positions.context_length) if subject is self.base else task
+        with self._factory.open(subject, self._tokenizer) as reader:
+            return score_samples(task, reader, store, self._part(subject, task))
+
+    def _part(self, subject: Subject, task: Perplexity | Recall) -> str:
+        return f"{task.name}, {'base' if subject is self.base else subject.label}"
+
+    def _report(self, subject: Subject, task: Perplexity | Recall, store: Store) -> Report:
+        values = self._values(subject, task, store)
+        properties = store.values(self._part(subject, task))[("reader",)]
+        task = task.up_to(subject.positions.context_length) if subject is self.base else task
+        return report_of(Job(subject, task, self._tokenizer), values, properties, self._factory)

@@ -1,0 +1,99 @@
+"""ropecli extend: the right extension of the demo, chosen by far reading within the cost, written and proved."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+import ropecli
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.tuning import extension
+from ropecli.tuning.extension import make_candidates
+
+FEW = ["--length", 512, "--max-documents", 4]
+
+
+@pytest.fixture
+def extend(ropecli, tmp_path, monkeypatch):
+    """With one method and two factors."""
+    monkeypatch.setattr(extension, "scaling_methods", lambda: ("yarn",))
+    monkeypatch.setattr(extension, "HEADROOM", (1.0, 2.0))
+    return lambda *options, checkpoint="demo": ropecli("extend", checkpoint, *FEW, "-o", tmp_path / "out", *options)
+
+
+def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_path):
+    outcome = extend("--max-short-cost", 50, "--serve", "vllm").succeeds()
+    out, result = tmp_path / "out", json.loads((tmp_path / "out" / "extend.json").read_text())
+    assert "Candidates that vllm runs: yarn ×2, yarn ×4." in outcome.err
+    assert f"Chosen: yarn ×4. Wrote {out}, proved." in outcome.out
+    assert f"vllm serve {out}" in outcome.out
+    config = AutoConfig.from_pretrained(out)
+    assert config.rope_parameters["factor"] == 4
+    assert config.max_position_embeddings == 512
+    kinds = [(report["kind"], report["method"], report["factor"]) for report in result["reports"]]
+    assert kinds[0] == ("recall", "none", 1.0)
+    assert ("recall", "yarn", 4.0) in kinds
+    assert ("perplexity", "yarn", 4.0) in kinds
+    assert "far" in (out / "extend.html").read_text()
+    assert not (tmp_path / "out.state").exists()
+
+
+def test_without_a_candidate_within_the_cost_nothing_is_written(extend, tmp_path):
+    outcome = extend("--max-short-cost", 0)
+    assert outcome.code == 3
+    assert "at a cost of 0% or less: nothing is written. Allow more with --max-short-cost" in outcome.out
+    assert "for yarn ×4, or train:" in outcome.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, ropecli, tmp_path):
+    folder = tmp_path / "y4"
+    ropecli("patch", "demo", "--method", "yarn", "--factor", 4, "--target-length", 512, "-o", folder).succeeds()
+    outcome = extend("--max-short-cost", 50, "--json", checkpoint=folder).succeeds()
+    assert f"{folder} reads 512 tokens as it is." in outcome.err
+    result = json.loads(outcome.out)
+    assert (result["chosen"], result["output"]) == ("yarn ×4", None)
+    assert (result["reports"][0]["method"], result["reports"][0]["in_memory"]) == ("none", True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes(extend, tmp_path, monkeypatch):
+    dry = extend("--dry-run").succeeds()
+    assert "Measuring takes some" in dry.err
+    assert list(tmp_path.iterdir()) == []
+    score, read = extension.score_samples, []
+
+    def interrupted(task, reader, store, part):
+        if len(read) == 6:
+            raise KeyboardInterrupt
+        read.append(part)
+        return score(task, reader, store, part)
+
+    monkeypatch.setattr(extension, "score_samples", interrupted)
+    assert extend("--max-short-cost", 50).code == 130
+    monkeypatch.setattr(extension, "score_samples", score)
+    extend("--max-short-cost", 50).is_refused("--resume")
+    assert "Chosen: yarn ×4" in extend("--max-short-cost", 50, "--resume").succeeds().out
+
+
+def test_candidates_are_what_the_engine_runs(build, llama):
+    labels = {
+        engine: [subject.label for subject in make_candidates(open_checkpoint(llama), 256, engine)]
+        for engine in ("transformers", "vllm", "ropecli", "mlx", "llama.cpp")
+    }
+    assert {"yarn ×4", "yarn ×6", "yarn ×8", "ntk ×4", "llama3 ×4"} <= {*labels["transformers"]}
+    assert "linear ×4" not in labels["transformers"]  # needs training
+    assert not {label for label in labels["vllm"] if "rerope" in label}
+    assert {"rerope ×4", "dual-chunk ×4"} <= {*labels["ropecli"]}
+    sliding = make_candidates(open_checkpoint(build("gemma3_text")), 256, "vllm")
+    assert all("full_attention" in subject.plan.positions.ropes for subject in sliding)
+    assert [subject.plan for subject in make_candidates(open_checkpoint(llama), 64, "vllm")] == [None]
+
+
+def test_from_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(extension, "scaling_methods", lambda: ("yarn",))
+    monkeypatch.setattr(extension, "HEADROOM", (2.0,))
+    result = ropecli.extend("demo", length=512, max_documents=4, max_short_cost=50, output=tmp_path / "out")
+    assert result.choice.chosen.subject.label == "yarn ×4"
+    assert result.output == tmp_path / "out"
+    assert result.export is None
