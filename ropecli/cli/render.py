@@ -92,6 +92,10 @@ def _warn_of_findings(findings: Sequence[dict[str, Any]]) -> None:
 
 def show_methods(listed: "MethodList") -> None:
     if not listed.single:
+        tell(
+            "`ropecli extend` measures which to take. By hand, start with yarn and a factor of 1.5 to 2 times what the "
+            "length needs; with ropecli's attention, dual-chunk and rerope.\n"
+        )
         show_tables([_method_overview(listed.methods)])
         return
     (method,) = listed.methods
