@@ -151,8 +151,6 @@ def _search(opened: Any, length: int, serve: str, texts: Any, loading: dict[str,
     from ropecli.tuning.extension import Extension, make_candidates
 
     candidates = make_candidates(opened, length, serve)
-    if not candidates:
-        raise MethodError(f"{serve} runs no method that extends {opened.name} to {length} tokens without training.")
     base = Subject(opened)
     if base.label != "none":
         base = Subject(opened, make_plan(opened, make_spec("unscaled")))

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
-from ropecli.errors import NotFiniteError, RopecliError
+from ropecli.errors import MethodError, NotFiniteError, RopecliError
 from ropecli.evaluation.driver import Job, Store, report_of, score_samples
 from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
@@ -40,7 +40,8 @@ _PASSES = 4
 def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Subject]:
     """The methods that need no training and that the engine computes, with their factors.
 
-    First the checkpoint as it is, if it reads the length; then the makers' own scaling. engine: of SERVED_BY.
+    First the checkpoint as it is, if it reads the length; then the makers' own scaling. engine: of SERVED_BY. Raises
+    MethodError with the first reason if there are none.
     """
     state = read_state(checkpoint)
     positions = state.positions
@@ -55,23 +56,27 @@ def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Su
             specs += [
                 (method.name, needed * share) for share in headroom if engine == OWN_ATTENTION or not method.remaps
             ]
+    refusals: list[str] = []
     for name, factor in dict.fromkeys(specs) if needed > 1 else ():
         try:
             plan = make_plan(checkpoint, make_spec(name, factor), target_length=length, choose_factor=False)
-            runs = not plan.unwritable and _runs(plan, engine)
-        except RopecliError:
-            continue
-        if runs:
+            refusal = plan.unwritable or _refusal(plan, engine)
+        except RopecliError as error:
+            refusal = str(error)
+        if refusal:
+            refusals.append(refusal)
+        else:
             subjects.append(Subject(checkpoint, plan))
+    if not subjects:
+        raise MethodError(f"Nothing that {engine} runs extends {checkpoint.name} to {length} tokens: {refusals[0]}")
     return subjects
 
 
-def _runs(plan: Any, engine: str) -> bool:
-    """Whether the engine computes what the plan writes."""
+def _refusal(plan: PatchPlan, engine: str) -> str:
+    """Why the engine does not compute what the plan writes; empty if it does."""
     if engine in ("transformers", OWN_ATTENTION):
-        return True
-    exported = export_checkpoint(replace(plan.source, config=plan.config), engine)
-    return not exported.cannot
+        return ""
+    return " ".join(export_checkpoint(replace(plan.source, config=plan.config), engine).cannot)
 
 
 @dataclass(frozen=True)
