@@ -167,6 +167,9 @@ FAULTS: list[tuple[str, str]] = [
     ('part.what != "reasoning"', "True"),
     ("0 if is_free else cursor", "0"),
     ("document.ids[-1:] != end", "False"),
+    # extend
+    ('method.training in ("no", "a little")', "True"),
+    ("return cost > most", "return False"),
     ("tokens == whole <= length", "whole <= length"),
     ("positions >= pretraining_length).sum()", "positions > pretraining_length).sum()"),
     ("self.decoder.forward = hooked", "pass"),
