@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from real_model_parts.make import make
+from real_model_parts.versions import make_versions
 
 WORK = Path("runs/real-model")
 _MODEL = f"{WORK}/SmolLM2-135M"
@@ -23,6 +24,12 @@ _TRAIN = (
     f"--data {WORK}/training --adapter lora --set lora_rank=16 --set lora_alpha=32 --learning-rate 2e-4 "
     "--set warmup_steps=3 --length 2k --batch-size 1 --gradient-accumulation 2 --steps 40 --seed 0"
 )
+_AGAINST_BASE = f"eval-ppl {_MODEL} --baseline {_MODEL}"
+_VERSIONS = f"--dtype bfloat16 --resume --protocol tail --targets 1k --data {WORK}/versions"
+_AT_16K = f"{_VERSIONS}/16k --lengths 16k"
+_YARN = f"eval-ppl {_MODEL} --methods yarn"
+_DUAL_CHUNK = f"eval-ppl {_MODEL} --methods dual-chunk --factors 2"
+_RECALL = f"--data {WORK}/held-out --dtype bfloat16 --resume --protocol recall --lengths 8k,12k,16k --max-documents 4"
 _RULER = f"--data {WORK}/calibration --dtype bfloat16 --resume --tasks"
 
 
@@ -81,6 +88,28 @@ STEPS = {
         f"eval-ppl {WORK}/yarn-x2-grid --baseline {WORK}/yarn-x2 {_HELD_OUT} {_TAIL} --lengths 8k,16k "
         "--max-documents 4 --resume",
     ),
+    "versions-16k": Step(10, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_VERSIONS}/16k --lengths 8k,16k"),
+    "versions-ceiling": Step(2, f"eval-ppl {_MODEL} {_VERSIONS}/ceiling --lengths 8k"),
+    "versions-16k-control": Step(7, f"{_YARN} --factors 2,4 {_VERSIONS}/16k-control --lengths 16k"),
+    # the attention factors of x2 and x4, exchanged
+    "versions-16k-cooler": Step(4, f"{_YARN} --factors 2 --set attention_factor=1.1386 {_AT_16K}"),
+    "versions-16k-warmer": Step(4, f"{_YARN} --factors 4 --set attention_factor=1.0693 {_AT_16K}"),
+    "versions-12k": Step(8, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_VERSIONS}/12k --lengths 8k,12k"),
+    "versions-12k-control": Step(5, f"{_YARN} --factors 2,4 {_VERSIONS}/12k-control --lengths 12k"),
+    "versions-16k-x3": Step(4, f"{_YARN} --factors 3 {_AT_16K}"),
+    "versions-12k-dual-chunk": Step(10, f"{_DUAL_CHUNK} {_VERSIONS}/12k --lengths 12k --max-documents 4"),
+    "versions-16k-dual-chunk": Step(12, f"{_DUAL_CHUNK} {_AT_16K} --max-documents 4"),
+    "versions-16k-rerope": Step(12, f"eval-ppl {_MODEL} --methods rerope --factors 2 {_AT_16K} --max-documents 4"),
+    "versions-float32": Step(
+        5, f"{_YARN} --factors 4 {_VERSIONS.replace('bfloat16', 'float32')}/16k --lengths 16k --max-documents 1"
+    ),
+    "versions-trained": Step(
+        6, f"eval-ppl {WORK}/yarn-x2-trained --baseline {WORK}/control {_VERSIONS}/16k --lengths 8k,16k"
+    ),
+    "recall-yarn": Step(45, f"{_AGAINST_BASE} --methods yarn --factors 2,3,4 {_RECALL}"),
+    "recall-llama3": Step(18, f"{_AGAINST_BASE} --methods llama3 --factors 2 {_RECALL}"),
+    "recall-distance": Step(200, f"{_AGAINST_BASE} --methods dual-chunk,rerope,streaming --factors 2 {_RECALL}"),
+    "recall-trained": Step(18, f"eval-ppl {WORK}/yarn-x2-trained --baseline {WORK}/control {_RECALL}"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,
@@ -105,6 +134,7 @@ def main() -> None:
             print(f"{name} ({step.minutes:g} minutes)\n  ropecli {step.command} --output {step.output(name)}")
         return
     make(WORK)
+    make_versions(WORK)
     (WORK / "reports").mkdir(exist_ok=True)
     open_steps = [name for name in asked.steps or STEPS if name != "make" and not STEPS[name].is_done(name)]
     print(f"{len(open_steps)} steps, some {sum(STEPS[name].minutes for name in open_steps) / 60:.1f} hours", flush=True)

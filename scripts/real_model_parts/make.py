@@ -32,8 +32,8 @@ class Source(NamedTuple):
     documents: dict[str, str]
 
 
-def sources() -> list[Source]:
-    lines = Path(__file__).with_name("sources.txt").read_text().splitlines()
+def sources(name: str = "sources.txt") -> list[Source]:
+    lines = Path(__file__).with_name(name).read_text().splitlines()
     rows = [line.split() for line in lines if not line.startswith("#")]
     return [Source(*row[:3], dict(word.split("=", 1) for word in row[3:])) for row in rows]  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def make(folder: Path) -> None:
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for source in sources():
         print(f"{source.split}: {source.file}", flush=True)
-        content = _download(source, folder / "downloads")
+        content = download(source, folder / "downloads")
         if source.split == "checkpoint":
             write_checkpoint(content, folder / "SmolLM2-135M")
             continue
@@ -63,7 +63,7 @@ def make(folder: Path) -> None:
     print(made.read_text())
 
 
-def _download(source: Source, folder: Path) -> bytes:
+def download(source: Source, folder: Path) -> bytes:
     """The file, from `folder` if it is there already. Raises SystemExit for a wrong digest."""
     target = folder / source.file
     if not target.exists():
@@ -79,13 +79,13 @@ def _download(source: Source, folder: Path) -> bytes:
         part.replace(target)
     content = target.read_bytes()
     if hashlib.sha256(content).hexdigest() != source.sha256:
-        raise SystemExit(f"The sha256 of {target} is not that of sources.txt. Delete it and try again.")
+        raise SystemExit(f"The sha256 of {target} is not the expected one. Delete it and try again.")
     return content
 
 
 def _documents(source: Source, content: bytes, seen: set[str]) -> Iterator[tuple[str, str]]:
     """Name and text of each document, without files that were seen before. `{folder}` in a name: one per folder."""
-    files = dict(_files(source.file, content))
+    files = dict(archive_files(source.file, content))
     for name, pattern in source.documents.items():
         parts: dict[str, list[str]] = defaultdict(list)
         for path in sorted(path for path in files if fnmatch(path, pattern)):
@@ -98,7 +98,7 @@ def _documents(source: Source, content: bytes, seen: set[str]) -> Iterator[tuple
         yield from ((document, "\n\n".join(texts)) for document, texts in parts.items())
 
 
-def _files(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+def archive_files(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
     """Path and content of the text files, without an sdist's top folder."""
     ends = (".py", ".md", ".rst", ".txt")
     if name.endswith(".whl"):

@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ropecli.evaluation.report import Change, Report, loss_change
+from ropecli.evaluation.report import Cell, Change, Report, loss_change
 from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.report_tables import tuning_table
+from ropecli.reporting.wording import recall_words
+from ropecli.scaling.registry import find_method
 from ropecli.table import Table, markdown
 from ropecli.tuning.task import TuneReport
 
@@ -25,26 +28,28 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
     made: list[Table] = []
     for name, reports in found.items():
-        if name not in ("prefix-x2-windows", "tail-trained", "tail-tuned", "tail-x4", "tail-x4-distance"):
+        if name not in _ELSEWHERE and not name.startswith(("versions-12k", "versions-16k")):
             lines = [(report.label, report) for report in reports]
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
             if name == "tail-x2-distance" and "tail-tuned" in found:
                 lines += [(report.label, report) for report in found["tail-tuned"]]
-            made.append({"prefix": same_length, "tail": same_targets, "ruler": scores}[reports[0].task](name, lines))
+            made.append(_TABLES[reports[0].task](name, lines))
     if "tail-x4" in found:
         (base, yarn), distance = found["tail-x4"], found.get("tail-x4-distance", [])[1:]
         rows = [("none", base), *((report.label, report) for report in (yarn, *distance))]
         made.append(same_targets("tail-x4", rows))
-    if "tail-trained" in found:
-        (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
-        rows = [
-            ("none", none),
-            ("none, trained", control),
-            (yarn.label, yarn),
-            (f"{yarn.label}, trained", trained),
-        ]
-        made.append(same_targets("tail-trained", rows, control=control))
+    for name, untrained in (("tail-trained", "tail-x2"), ("versions-trained", "versions-16k")):
+        if name in found:
+            (control, trained), (none, yarn, *_) = found[name], found[untrained]
+            rows = [
+                ("none", none),
+                ("none, trained", control),
+                (yarn.label, yarn),
+                (f"{yarn.label}, trained", trained),
+            ]
+            made.append(same_targets(name, rows, control=control))
+    made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
     return made
 
 
@@ -89,6 +94,42 @@ def same_targets(name: str, lines: Lines, control: Report | None = None) -> Tabl
     return Table(name, heads, rows, [command(lines[-1][1])])
 
 
+def versions(length: str, found: Mapping[str, Sequence[Report]]) -> Table:
+    """The end of a new version, read with the old version. Changes are from the base with 8,192 tokens.
+
+    control: with unrelated code in the old version's place.
+    """
+    [base, *scaled], [near] = found[f"versions-{length}"], found["versions-ceiling"]
+    single = [
+        report
+        for name, reports in found.items()
+        if name.startswith(f"versions-{length}-") and not name.endswith("-control")
+        for report in reports
+    ]
+    controls = {report.label: report.cells[-1] for report in found.get(f"versions-{length}-control", [])}
+    lines = [("none, old version near", near), *((report.label, report) for report in (*scaled, *single))]
+    cell = base.cells[-1]
+    rows = [["none", f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", "", "", "", "yes"]]
+    for label, report in lines:
+        if report.document_names != base.document_names[: len(report.document_names)]:
+            raise ValueError(f"versions-{length}: {label} is not of the same documents.")
+        cell, control = report.cells[-1], controls.get(report.label) if report is not near else None
+        control_cells = [f"{control.ppl:.2f}", _from_first(control, base)] if control else ["", ""]
+        values = [f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", _from_first(cell, base), *control_cells]
+        rows.append([label, *values, "no" if find_method(report.method).remaps else "yes"])
+    heads = ["method", "tokens", "documents", "perplexity", "change", "control", "change of the control", "stock"]
+    reports = [base, *(report for _, report in lines), *found.get(f"versions-{length}-control", [])]
+    return Table(f"versions-{length}", heads, rows, list(dict.fromkeys(map(command, reports))))
+
+
+def _from_first(cell: Cell, base: Report) -> str:
+    """The change from the same documents of the base, the first ones."""
+    first = base.cells[-1]
+    return percent(
+        loss_change(cell, replace(first, sums=first.sums[: cell.samples], weights=first.weights[: cell.samples]))
+    )
+
+
 def _change(report: Report, other: Report, at: int) -> str:
     """The longest length of a report against another one at the length `at`."""
     return percent(loss_change(report.cells[-1], other.cells_at(at)[0]))
@@ -106,6 +147,16 @@ def scores(name: str, lines: Lines) -> Table:
     return Table(name, ["checkpoint", "length", *report.tasks, "mean"], rows, [command(report)])
 
 
+def recall(name: str, lines: Lines) -> Table:
+    """Recall by length, with its interval."""
+    lengths = lines[-1][1].lengths
+    rows = [
+        [label, *(recall_words(report.recall(length)) if length in report.lengths else "" for length in lengths)]
+        for label, report in lines
+    ]
+    return Table(name, ["method", *(f"{length:,}" for length in lengths)], rows, [command(lines[-1][1])])
+
+
 def percent(change: Change) -> str:
     middle, low, high = (f"{round(value, 3) + 0:+.1%}" for value in (change.change, change.low, change.high))
     return f"{middle} ({low} to {high})"
@@ -114,6 +165,12 @@ def percent(change: Change) -> str:
 def command(report: Report) -> str:
     return " ".join(word for word in report.command if word != "--resume")
 
+
+_ELSEWHERE = {
+    *("prefix-x2-windows", "tail-trained", "tail-tuned", "tail-x4", "tail-x4-distance"),
+    *("versions-ceiling", "versions-float32", "versions-trained"),
+}
+_TABLES = {"prefix": same_length, "tail": same_targets, "ruler": scores, "recall": recall}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
