@@ -3,9 +3,9 @@
 A candidate is a method with a factor, or the checkpoint as it is. Factors are 1, 1.5 and 2 times what the length needs:
 methods that spread positions over the whole length use far text better with headroom. Two losses decide, on the user's
 text: of a passage whose first occurrence is far back (`recall`), and of text within the pretraining length. After each
-round, on twice the documents, candidates go that are certainly worse than the best, or certainly cost more at short
-context than allowed, by paired 95% intervals; of the others the better half stays (successive halving: Jamieson and
-Talwalkar 2016, arXiv:1502.07943).
+round, on twice the documents, candidates go that certainly cost more at short context than allowed, or, from eight
+documents on, are certainly worse than the best, by paired 95% intervals; of the others the better half stays
+(successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943).
 """
 
 import time
@@ -33,6 +33,8 @@ OWN_ATTENTION = "ropecli"
 SERVED_BY = ("transformers", OWN_ATTENTION, "vllm", "sglang", "llama.cpp", "ollama", "mlx")
 _FIRST_ROUND = 4
 """Documents."""
+_ENOUGH = 8
+"""Documents of an interval that decides."""
 _PASSES = 4
 """Over the whole length, of a document: two passages, each with it far back and without it."""
 
@@ -88,8 +90,9 @@ class Measured:
     cost: Change
 
     def is_certainly_worse(self, best: "Measured") -> bool:
+        """False for a few documents, whose interval is too narrow."""
         low = loss_change(self.far, best.far).low
-        return low is not None and low > 0
+        return self.far.samples >= _ENOUGH and low is not None and low > 0
 
     def costs_more(self, most: float, *, certainly: bool = False) -> bool:
         cost = self.cost.low if certainly and self.cost.low is not None else self.cost.change
