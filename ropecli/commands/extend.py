@@ -148,7 +148,7 @@ def _search(opened: Any, length: int, serve: str, texts: Any, loading: dict[str,
     from ropecli.evaluation.texts import read_texts
     from ropecli.live.loading import load_tokenizer
     from ropecli.scaling.spec import make_spec
-    from ropecli.tuning.extension import Extension, make_candidates
+    from ropecli.tuning.extension import ENOUGH, Extension, make_candidates
 
     candidates = make_candidates(opened, length, serve)
     base = Subject(opened)
@@ -158,6 +158,8 @@ def _search(opened: Any, length: int, serve: str, texts: Any, loading: dict[str,
         say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
     documents, _ = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
+    if len(documents.kept) < ENOUGH:
+        warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
     recall = Recall(documents, [min(short, length), length], short, texts["data"])
     documents, lengths = read_texts(
         texts,

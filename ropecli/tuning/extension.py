@@ -33,7 +33,7 @@ OWN_ATTENTION = "ropecli"
 SERVED_BY = ("transformers", OWN_ATTENTION, "vllm", "sglang", "llama.cpp", "ollama", "mlx")
 _FIRST_ROUND = 4
 """Documents."""
-_ENOUGH = 8
+ENOUGH = 8
 """Documents of an interval that decides."""
 _PASSES = 4
 """Over the whole length, of a document: two passages, each with it far back and without it."""
@@ -92,7 +92,7 @@ class Measured:
     def is_certainly_worse(self, best: "Measured") -> bool:
         """False for a few documents, whose interval is too narrow."""
         low = loss_change(self.far, best.far).low
-        return self.far.samples >= _ENOUGH and low is not None and low > 0
+        return self.far.samples >= ENOUGH and low is not None and low > 0
 
     def costs_more(self, most: float, *, certainly: bool = False) -> bool:
         cost = self.cost.low if certainly and self.cost.low is not None else self.cost.change
@@ -201,10 +201,10 @@ class Extension:
         chosen = None
         if within:
             best = within[0]
-            chosen = min(
-                (candidate for candidate in within if not candidate.is_certainly_worse(best)),
-                key=lambda candidate: candidate.cost.change,
-            )
+            level = [candidate for candidate in within if not candidate.is_certainly_worse(best)]
+            # with few documents nobody knows which are level
+            level = level if best.far.samples >= ENOUGH else [best]
+            chosen = min(level, key=lambda candidate: candidate.cost.change)
             gain = recalls[1 + list(left).index(chosen)].far_gain(self._recall.lengths[-1])
             chosen = chosen if gain.low is not None and gain.low > 0 else None
         return Choice(chosen, left, [*recalls, *(self._report(subject, self._cost, store) for subject in subjects)])
