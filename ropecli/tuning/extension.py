@@ -30,7 +30,6 @@ from ropecli.scaling.spec import make_spec
 
 HEADROOM = (1.0, 1.5, 2.0)
 OWN_ATTENTION = "ropecli"
-SERVED_BY = ("transformers", OWN_ATTENTION, "vllm", "sglang", "llama.cpp", "ollama", "mlx")
 _FIRST_ROUND = 4
 """Documents."""
 ENOUGH = 8
@@ -42,7 +41,7 @@ _PASSES = 4
 def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Subject]:
     """The methods that need no training and that the engine computes, with their factors.
 
-    First the checkpoint as it is, if it reads the length; then the makers' own scaling. engine: of SERVED_BY. Raises
+    First the checkpoint as it is, if it reads the length; then the makers' own scaling. engine: of --serve. Raises
     MethodError with the first reason if there are none.
     """
     state = read_state(checkpoint)
