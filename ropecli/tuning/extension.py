@@ -148,7 +148,7 @@ class Extension:
             list(reader.losses([Window(ids, 1, length)]))
             return passes * (time.monotonic() - started)
 
-    def choose(self, store: Store, *, budget: float | None = None, say_round: Callable[[str], None] = say) -> Choice:
+    def choose(self, store: Store, *, budget: float | None = None) -> Choice:
         """Measure and choose. After half of the budget, seconds, no further round begins.
 
         Raises DataError if the base does not copy a passage nearby, which recall refers to.
@@ -170,7 +170,7 @@ class Extension:
             recall = self._recall.of_first(count)
             left = self._best(measured, keep=len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2)
             subjects = [candidate.subject for candidate in left]
-            say_round(f"{bar}: best {left[0].subject.label}, {len(left)} of {len(measured)} left")
+            say(f"{bar}: best {left[0].subject.label}, {len(left)} of {len(measured)} left")
         return self._choice(left, recall, store)
 
     def _best(self, measured: Sequence[Measured], keep: int) -> list[Measured]:
