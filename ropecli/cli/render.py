@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
-    from ropecli.evaluation.report import Change
     from ropecli.reporting.outputs import Reports
     from ropecli.scaling.method import Parameter, ScalingMethod
 
@@ -286,6 +285,8 @@ def show_file(drawn: "DrawnFile") -> None:
 
 
 def show_extended(result: "Extended") -> None:
+    from ropecli.reporting.wording import change_words, recall_words
+
     if result.choice is None:
         return
     choice, name = result.choice, quoted(result.checkpoint)
@@ -293,15 +294,9 @@ def show_extended(result: "Extended") -> None:
     rows = []
     for measured in choice.measured:
         report = recalls[measured.subject.label]
-        gain, recall, cost = report.far_gain(result.length), report.recall(result.length), measured.cost
-        rows.append(
-            [
-                Bold(measured.subject.label) if measured is choice.chosen else measured.subject.label,
-                f"{gain.change:.2f}{_range(gain)}",
-                f"{recall.change:.2f}{_range(recall)}",
-                f"{cost.change:+.1%}{_range(cost, '.1%')}",
-            ]
-        )
+        label = measured.subject.label
+        words = [recall_words(report.far_gain(result.length)), recall_words(report.recall(result.length))]
+        rows.append([Bold(label) if measured is choice.chosen else label, *words, change_words(measured.cost, "%")])
     short = choice.reports[-1].lengths[-1]
     heads = ["candidate", f"far gain at {result.length:,}, nats", "recall", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
@@ -319,10 +314,6 @@ def show_extended(result: "Extended") -> None:
         tell(f"Chosen: {label}. Wrote {result.output}, proved. Page: {result.output / 'extend.html'}")
     if result.export:
         tell(f"Serve it:\n  {result.export.command}")
-
-
-def _range(change: "Change", form: str = ".2f") -> str:
-    return "" if change.low is None or change.high is None else f" ({change.low:{form}} to {change.high:{form}})"
 
 
 def show_finetuned(result: "FinetuneResult") -> None:

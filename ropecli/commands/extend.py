@@ -184,9 +184,10 @@ def _write(choice: "Choice", folder: Path, serve: str, *, link: bool) -> "Export
     chosen = choice.chosen
     if chosen is None:
         return None
-    if chosen.subject.plan is None:
-        return export_checkpoint(chosen.subject.checkpoint, serve) if serve in ENGINES else None
-    write_plan(chosen.subject.plan, folder, link=link, verify=True)
-    write_report(folder / "extend.json", as_json(choice.reports))
-    (folder / "extend.html").write_text(render_page(choice.reports), encoding="utf-8")
-    return export_checkpoint(open_checkpoint(folder), serve) if serve in ENGINES else None
+    served = chosen.subject.checkpoint
+    if chosen.subject.plan:
+        write_plan(chosen.subject.plan, folder, link=link, verify=True)
+        write_report(folder / "extend.json", as_json(choice.reports))
+        (folder / "extend.html").write_text(render_page(choice.reports), encoding="utf-8")
+        served = open_checkpoint(folder)
+    return export_checkpoint(served, serve) if serve in ENGINES else None

@@ -25,11 +25,17 @@ def is_launched_with(engine: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
 
 
+def _launched_sizes() -> tuple[int, int]:
+    """cp_size and sp_size of `accelerate launch`."""
+    cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
+    return cp, sp
+
+
 def refuse_launch() -> None:
     """Raise RecipeError if `accelerate launch` lets processes share sequences by an engine that cannot."""
     if not is_launched_with("PARALLELISM_CONFIG"):
         return
-    cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
+    cp, sp = _launched_sizes()
     fsdp2 = is_launched_with("FSDP") and os.environ.get("FSDP_VERSION") == "2"
     if (cp > 1 and not fsdp2) or (sp > 1 and not is_launched_with("DEEPSPEED")):
         raise RecipeError(
@@ -177,11 +183,13 @@ def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positio
 
 def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping | None) -> str:
     """Why this recipe, model or launch cannot pack conversations side by side; empty if nothing is known against it."""
-    if recipe.positions != "full" or recipe.loss == "longce":
-        return f"positions: {recipe.positions}" if recipe.positions != "full" else "loss: longce"
+    if recipe.positions != "full":
+        return f"positions: {recipe.positions}"
+    if recipe.loss == "longce":
+        return "loss: longce"
     if saved is not None:
         return f"{saved.method} does not support packed documents"
-    if any(int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) > 1 for name in ("CP", "SP")):
+    if max(_launched_sizes()) > 1:
         return "processes share each sequence"
     if any(layer.attention == RECURRENT for layer in read_settings(config).layers):
         return "the model's layers carry a state along the sequence"

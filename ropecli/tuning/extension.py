@@ -155,7 +155,7 @@ class Extension:
         """
         started = time.monotonic()
         reference_of(self._report(self.base, self._recall, store))
-        recall, base_cost = self._recall, self._cell(self.base, self._cost, store)
+        recall, [base_cost] = self._recall, self._report(self.base, self._cost, store).cells
         left: list[Measured] = []
         subjects = self.candidates
         for number, count in enumerate(self.rounds, 1):
@@ -185,9 +185,9 @@ class Extension:
     ) -> Iterator[Measured]:
         for subject in subjects:
             try:
-                cells = self._cells(subject, self._recall.of_first(count), store)
-                far = next(cell for cell in cells if cell.task == "far" and cell.length == self._recall.lengths[-1])
-                yield Measured(subject, far, loss_change(self._cell(subject, self._cost, store), base_cost))
+                recalled = self._report(subject, self._recall.of_first(count), store)
+                [cost] = self._report(subject, self._cost, store).cells
+                yield Measured(subject, recalled.arm("far", self._recall.lengths[-1]), loss_change(cost, base_cost))
             except NotFiniteError:
                 pass
             step()
@@ -196,7 +196,8 @@ class Extension:
         within = [candidate for candidate in left if not candidate.costs_more(self._most_cost)]
         subjects = [self.base, *(candidate.subject for candidate in left)]
         recalls = [self._report(subject, recall, store) for subject in subjects]
-        recalls = [replace(report, reference=reference_of(recalls[0])) for report in recalls]
+        reference = reference_of(recalls[0])
+        recalls = [replace(report, reference=reference) for report in recalls]
         chosen = None
         if within:
             best = within[0]
@@ -208,22 +209,12 @@ class Extension:
             chosen = chosen if gain.low is not None and gain.low > 0 else None
         return Choice(chosen, left, [*recalls, *(self._report(subject, self._cost, store) for subject in subjects)])
 
-    def _cell(self, subject: Subject, task: Perplexity, store: Store) -> Cell:
-        return self._cells(subject, task, store)[0]
-
-    def _cells(self, subject: Subject, task: Perplexity | Recall, store: Store) -> list[Cell]:
-        return task.cells(self._values(subject, task, store))
-
-    def _values(self, subject: Subject, task: Perplexity | Recall, store: Store) -> dict[Any, Any]:
-        task = task.up_to(subject.positions.context_length) if subject is self.base else task
-        with self._factory.open(subject, self._tokenizer) as reader:
-            return score_samples(task, reader, store, self._part(subject, task))
-
-    def _part(self, subject: Subject, task: Perplexity | Recall) -> str:
-        return f"{task.name}, {'base' if subject is self.base else subject.label}"
-
     def _report(self, subject: Subject, task: Perplexity | Recall, store: Store) -> Report:
-        values = self._values(subject, task, store)
-        properties = store.values(self._part(subject, task))[("reader",)]
-        task = task.up_to(subject.positions.context_length) if subject is self.base else task
-        return report_of(Job(subject, task, self._tokenizer), values, properties, self._factory)
+        """What the store has is not measured again. Raises NotFiniteError."""
+        name = subject.label
+        if subject is self.base:
+            name, task = "base", task.up_to(subject.positions.context_length)
+        part = f"{task.name}, {name}"
+        with self._factory.open(subject, self._tokenizer) as reader:
+            values = score_samples(task, reader, store, part)
+        return report_of(Job(subject, task, self._tokenizer), values, store.values(part)[("reader",)], self._factory)
