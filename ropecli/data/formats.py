@@ -83,15 +83,14 @@ def body_of(row: Mapping[str, Any], text_column: str, columns: Sequence[str]) ->
     value = row.get(text_column)
     if isinstance(value, str) and text_column not in ("messages", "conversations"):
         return _conversation_in(value, row) or value
-    formats = dict(_FORMATS) if text_column == TEXT_COLUMN else {(text_column,): None}
-    if isinstance(value, list):
-        formats = {(text_column,): None}
+    is_named = text_column != TEXT_COLUMN or isinstance(value, list)
+    formats = {(text_column,): None} if is_named else _FORMATS
     for names, read in formats.items():
         if all(row.get(name) is not None for name in names):
             if read:
                 return read(row)
             return Conversation(_messages_of(names[0], row[names[0]]), row.get("tools"), row.get("system"))
-    present = next((name for name in (text_column, *columns_of(text_column)[1:]) if name in columns), None)
+    present = next((name for name in columns_of(text_column) if name in columns), None)
     if present and has_body(columns, text_column):
         raise DataError(
             f"{present} is {'null' if row.get(present) is None else shown(row[present])}; expected text "

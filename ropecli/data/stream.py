@@ -39,14 +39,14 @@ _FORMAT = 2
 _SAMPLE = 64
 """Sequences to look at where positions have gaps."""
 _CHAT_ENDS = {
-    "<|im_end|>": ("<|endoftext|>",),
-    "<|eot_id|>": ("<|end_of_text|>",),
-    "<|eom_id|>": ("<|end_of_text|>",),
-    "<|return|>": ("<|endoftext|>",),
-    "<|end|>": ("<|endoftext|>",),
-    "<|END_OF_TURN_TOKEN|>": ("<EOS_TOKEN>",),
-    "<end_of_turn>": ("<eos>",),
-    "<turn|>": ("<eos>",),
+    "<|im_end|>": "<|endoftext|>",
+    "<|eot_id|>": "<|end_of_text|>",
+    "<|eom_id|>": "<|end_of_text|>",
+    "<|return|>": "<|endoftext|>",
+    "<|end|>": "<|endoftext|>",
+    "<|END_OF_TURN_TOKEN|>": "<EOS_TOKEN>",
+    "<end_of_turn>": "<eos>",
+    "<turn|>": "<eos>",
 }
 """The end of an answer, which chat models have as eos, and of a text, as their base models' tokenizers have it.
 
@@ -277,8 +277,8 @@ def end_of_text(tokenizer, choice: str | None) -> int | None:
         return None
     special, vocabulary = special_tokens(tokenizer), tokenizer.get_vocab()
     if choice is None and getattr(tokenizer, "chat_template", None) and tokenizer.eos_token not in _TEXT_ENDS:
-        known = _CHAT_ENDS.get(tokenizer.eos_token, ())
-        choice = next((token for token in known if token in vocabulary), None)
+        known = _CHAT_ENDS.get(tokenizer.eos_token)
+        choice = known if known in vocabulary else None
     elif choice is None:
         choice = tokenizer.eos_token
     if choice is None:

@@ -216,9 +216,16 @@ def run_stages(
 
 
 def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, listener: Listener, *, resume: bool) -> None:
-    options: dict[str, Any] = {"length": stage.length, "position_span": stage.position_span}
-    options |= {"unpackable": stage.unpackable, "resume": resume}
-    finetune_checkpoint(checkpoint, stage.recipe, output, listener, **options)
+    finetune_checkpoint(
+        checkpoint,
+        stage.recipe,
+        output,
+        listener,
+        length=stage.length,
+        position_span=stage.position_span,
+        unpackable=stage.unpackable,
+        resume=resume,
+    )
 
 
 def _run_in_turn(checkpoint: Checkpoint, stages: list[Stage], output: Path, first: bool, listener: Listener) -> None:
