@@ -28,6 +28,7 @@ _AGAINST_BASE = f"eval-ppl {_MODEL} --baseline {_MODEL}"
 _VERSIONS = f"--dtype bfloat16 --resume --protocol tail --targets 1k --data {WORK}/versions"
 _AT_16K = f"{_VERSIONS}/16k --lengths 16k"
 _YARN = f"eval-ppl {_MODEL} --methods yarn"
+_TRAINED = f"{WORK}/yarn-x2-trained {WORK}/yarn-x4-trained"
 _DUAL_CHUNK = f"eval-ppl {_MODEL} --methods dual-chunk --factors 2"
 _RECALL = f"--data {WORK}/held-out --dtype bfloat16 --resume --protocol recall --lengths 8k,12k,16k --max-documents 4"
 _RULER = f"--data {WORK}/calibration --dtype bfloat16 --resume --tasks"
@@ -62,6 +63,10 @@ STEPS = {
     "patch": Step(1, f"patch {_MODEL} --method yarn --factor 2", "yarn-x2"),
     "train-yarn-x2": Step(
         14, f"finetune {WORK}/yarn-x2 {_TRAIN} --positions pose --set window=16k --resume", "yarn-x2-trained"
+    ),
+    "patch-x4": Step(1, f"patch {_MODEL} --method yarn --factor 4", "yarn-x4"),
+    "train-yarn-x4": Step(
+        14, f"finetune {WORK}/yarn-x4 {_TRAIN} --positions pose --set window=16k --resume", "yarn-x4-trained"
     ),
     "train-control": Step(14, f"finetune {_MODEL} {_TRAIN} --resume", "control"),
     "tail-trained": Step(
@@ -103,13 +108,15 @@ STEPS = {
     "versions-float32": Step(
         5, f"{_YARN} --factors 4 {_VERSIONS.replace('bfloat16', 'float32')}/16k --lengths 16k --max-documents 1"
     ),
-    "versions-trained": Step(
-        6, f"eval-ppl {WORK}/yarn-x2-trained --baseline {WORK}/control {_VERSIONS}/16k --lengths 8k,16k"
-    ),
+    "versions-16k-trained-control": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/16k --lengths 8k"),
+    "versions-16k-trained": Step(7, f"eval-ppl {_TRAINED} {_AT_16K}"),
+    "versions-12k-trained-control": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/12k --lengths 8k"),
+    "versions-12k-trained": Step(5, f"eval-ppl {_TRAINED} {_VERSIONS}/12k --lengths 12k"),
     "recall-yarn": Step(45, f"{_AGAINST_BASE} --methods yarn --factors 2,3,4 {_RECALL}"),
     "recall-llama3": Step(18, f"{_AGAINST_BASE} --methods llama3 --factors 2 {_RECALL}"),
     "recall-distance": Step(200, f"{_AGAINST_BASE} --methods dual-chunk,rerope,streaming --factors 2 {_RECALL}"),
-    "recall-trained": Step(18, f"eval-ppl {WORK}/yarn-x2-trained --baseline {WORK}/control {_RECALL}"),
+    "recall-trained-control": Step(3, f"eval-ppl {WORK}/control {_RECALL.replace('8k,12k,16k', '8k')}"),
+    "recall-trained": Step(18, f"eval-ppl {_TRAINED} {_RECALL}"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,

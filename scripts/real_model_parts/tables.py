@@ -29,7 +29,7 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     made: list[Table] = []
     for name, reports in found.items():
         if name not in _ELSEWHERE and not name.startswith(("versions-12k", "versions-16k")):
-            lines = [(report.label, report) for report in reports]
+            lines = [(named(report), report) for report in reports]
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
             if name == "tail-x2-distance" and "tail-tuned" in found:
@@ -39,16 +39,10 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
         (base, yarn), distance = found["tail-x4"], found.get("tail-x4-distance", [])[1:]
         rows = [("none", base), *((report.label, report) for report in (yarn, *distance))]
         made.append(same_targets("tail-x4", rows))
-    for name, untrained in (("tail-trained", "tail-x2"), ("versions-trained", "versions-16k")):
-        if name in found:
-            (control, trained), (none, yarn, *_) = found[name], found[untrained]
-            rows = [
-                ("none", none),
-                ("none, trained", control),
-                (yarn.label, yarn),
-                (f"{yarn.label}, trained", trained),
-            ]
-            made.append(same_targets(name, rows, control=control))
+    if "tail-trained" in found:
+        (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
+        rows = [(named(report), report) for report in (none, control, yarn, trained)]
+        made.append(same_targets("tail-trained", rows, control=control))
     made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
     return made
 
@@ -107,7 +101,7 @@ def versions(length: str, found: Mapping[str, Sequence[Report]]) -> Table:
         for report in reports
     ]
     controls = {report.label: report.cells[-1] for report in found.get(f"versions-{length}-control", [])}
-    lines = [("none, old version near", near), *((report.label, report) for report in (*scaled, *single))]
+    lines = [("none, old version near", near), *((named(report), report) for report in (*scaled, *single))]
     cell = base.cells[-1]
     rows = [["none", f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", "", "", "", "yes"]]
     for label, report in lines:
@@ -157,6 +151,11 @@ def recall(name: str, lines: Lines) -> Table:
     return Table(name, ["method", *(f"{length:,}" for length in lengths)], rows, [command(lines[-1][1])])
 
 
+def named(report: Report) -> str:
+    trained = report.checkpoint.endswith(("-trained", "/control"))
+    return f"{report.label}, trained" if trained else report.label
+
+
 def percent(change: Change) -> str:
     middle, low, high = (f"{round(value, 3) + 0:+.1%}" for value in (change.change, change.low, change.high))
     return f"{middle} ({low} to {high})"
@@ -168,7 +167,7 @@ def command(report: Report) -> str:
 
 _ELSEWHERE = {
     *("prefix-x2-windows", "tail-trained", "tail-tuned", "tail-x4", "tail-x4-distance"),
-    *("versions-ceiling", "versions-float32", "versions-trained"),
+    *("versions-ceiling", "versions-float32"),
 }
 _TABLES = {"prefix": same_length, "tail": same_targets, "ruler": scores, "recall": recall}
 
