@@ -28,7 +28,7 @@ _AGAINST_BASE = f"eval-ppl {_MODEL} --baseline {_MODEL}"
 _VERSIONS = f"--dtype bfloat16 --resume --protocol tail --targets 1k --data {WORK}/versions"
 _AT_16K = f"{_VERSIONS}/16k --lengths 16k"
 _YARN = f"eval-ppl {_MODEL} --methods yarn"
-_TRAINED = f"{WORK}/yarn-x2-trained {WORK}/yarn-x4-trained"
+_TRAINED = f"eval-ppl {WORK}/yarn-x4-trained"
 _DUAL_CHUNK = f"eval-ppl {_MODEL} --methods dual-chunk --factors 2"
 _RECALL = f"--data {WORK}/held-out --dtype bfloat16 --resume --protocol recall --lengths 8k,12k,16k --max-documents 4"
 _RULER = f"--data {WORK}/calibration --dtype bfloat16 --resume --tasks"
@@ -96,7 +96,7 @@ STEPS = {
     "versions-16k": Step(10, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_VERSIONS}/16k --lengths 8k,16k"),
     "versions-ceiling": Step(2, f"eval-ppl {_MODEL} {_VERSIONS}/ceiling --lengths 8k"),
     "versions-16k-control": Step(7, f"{_YARN} --factors 2,4 {_VERSIONS}/16k-control --lengths 16k"),
-    # the attention factors of x2 and x4, exchanged
+    # the attention factors of yarn ×2 and ×4, exchanged
     "versions-16k-cooler": Step(4, f"{_YARN} --factors 2 --set attention_factor=1.1386 {_AT_16K}"),
     "versions-16k-warmer": Step(4, f"{_YARN} --factors 4 --set attention_factor=1.0693 {_AT_16K}"),
     "versions-12k": Step(8, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_VERSIONS}/12k --lengths 8k,12k"),
@@ -109,14 +109,15 @@ STEPS = {
         5, f"{_YARN} --factors 4 {_VERSIONS.replace('bfloat16', 'float32')}/16k --lengths 16k --max-documents 1"
     ),
     "versions-16k-trained-control": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/16k --lengths 8k"),
-    "versions-16k-trained": Step(7, f"eval-ppl {_TRAINED} {_AT_16K}"),
+    "versions-16k-trained": Step(4, f"{_TRAINED} {_AT_16K}"),
     "versions-12k-trained-control": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/12k --lengths 8k"),
-    "versions-12k-trained": Step(5, f"eval-ppl {_TRAINED} {_VERSIONS}/12k --lengths 12k"),
+    "versions-16k-x2-trained": Step(4, f"eval-ppl {WORK}/yarn-x2-trained {_AT_16K}"),
+    "versions-12k-trained": Step(3, f"{_TRAINED} {_VERSIONS}/12k --lengths 12k"),
     "recall-yarn": Step(45, f"{_AGAINST_BASE} --methods yarn --factors 2,3,4 {_RECALL}"),
     "recall-llama3": Step(18, f"{_AGAINST_BASE} --methods llama3 --factors 2 {_RECALL}"),
     "recall-distance": Step(200, f"{_AGAINST_BASE} --methods dual-chunk,rerope,streaming --factors 2 {_RECALL}"),
     "recall-trained-control": Step(3, f"eval-ppl {WORK}/control {_RECALL.replace('8k,12k,16k', '8k')}"),
-    "recall-trained": Step(18, f"eval-ppl {_TRAINED} {_RECALL}"),
+    "recall-trained": Step(18, f"{_TRAINED} {_RECALL}"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,
