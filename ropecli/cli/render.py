@@ -285,6 +285,7 @@ def show_file(drawn: "DrawnFile") -> None:
 
 
 def show_extended(result: "Extended") -> None:
+    from ropecli.checkpoint.provenance import patch_command
     from ropecli.reporting.wording import change_words, recall_words
 
     if result.choice is None:
@@ -301,11 +302,19 @@ def show_extended(result: "Extended") -> None:
     heads = ["candidate", f"far gain at {result.length:,}, nats", "recall", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
     if choice.chosen is None:
+        best, plan = choice.best, choice.best.subject.plan
         tell(
             f"No candidate certainly uses text {result.length:,} tokens back at a cost of {result.max_short_cost:g}% "
-            f"or less: nothing is written. Allow more with --max-short-cost, {100 * choice.best.cost.change:.3g} for "
-            f"{choice.best.subject.label}, or train:\n  ropecli plan {name} --length {result.length}"
+            f"or less: nothing is written. Allow more with --max-short-cost, {100 * best.cost.change:.3g} for "
+            f"{best.subject.label}, or train; plan prints the finetune command for your GPUs:"
         )
+        folder = name
+        if plan:
+            spec, folder, length = plan.spec, "DIR", {"target_length": result.length}
+            tell(
+                f"  {patch_command(result.checkpoint, None, spec.method.name, spec.factor, spec.params, options=length)}"
+            )
+        tell(f"  ropecli plan {folder} --length {result.length}")
         return
     label = choice.chosen.subject.label
     if result.output is None:
