@@ -10,7 +10,7 @@ from annotated_doc import Doc
 from annotated_types import Ge, Interval
 
 from ropecli.commands import options
-from ropecli.errors import MethodError
+from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
 from ropecli.messages import duration, say, warn
 from ropecli.signature import Flag, OneOf, command
@@ -121,7 +121,11 @@ def extend(
     if folder is None:
         return Extended(checkpoint, length, max_short_cost, labels, estimated)
     with interruptible(folder), open_state(folder, search.request()) as state:
-        choice = search.choose(Store(state), budget=seconds)
+        try:
+            choice = search.choose(Store(state), budget=seconds)
+        except DataError:
+            remove_state(folder)  # the same command would end so again
+            raise
         export = _write(choice, folder, serve, link=weights == "link")
     remove_state(folder)
     written = folder if folder.exists() else None

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ropecli.data.documents import Documents
-from ropecli.errors import EndpointError, NotFiniteError
+from ropecli.errors import DataError, EndpointError, NotFiniteError
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Reference, Report, reference_of
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import command_line, duration, progress_bar, say, warn
-from ropecli.resume import append_record, open_state, read_records, state_folder
+from ropecli.resume import append_record, open_state, read_records, remove_state, state_folder
 from ropecli.signals import terminated_by_signals
 
 SampleId = tuple[Any, ...]
@@ -328,7 +328,11 @@ def make_reports(
             warn(f"{job.subject.checkpoint.name} was not measured: {error}")
             continue
         if report.kind == "recall":
-            reference = reference or reference_of(report)
+            try:
+                reference = reference or reference_of(report)
+            except DataError:
+                remove_state(output)  # the same command would end so again
+                raise
             report = replace(report, reference=reference)
         reports.append(report)
     return reports

@@ -381,8 +381,8 @@ def reference_of(report: Report) -> Reference:
         interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
         raise DataError(
             f"{report.checkpoint} gains {gain.change:.2f} nats per token{interval} from a near copy at {near.length} "
-            "tokens, which is not certain, so recall has no reference. Use a first checkpoint that copies within its "
-            "pretraining length, or more documents."
+            "tokens, which is not certain, so recall has no reference. More documents narrow the interval; the first "
+            "checkpoint must copy text within its pretraining length."
         )
     return reference
 

@@ -1,8 +1,10 @@
 """ropecli extend: the right extension of the demo, chosen by far reading within the cost, written and proved."""
 
 import json
+import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import ropecli
@@ -56,6 +58,15 @@ def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, rop
     assert (result["chosen"], result["output"]) == ("yarn ×4", None)
     assert (result["reports"][0]["method"], result["reports"][0]["in_memory"]) == ("none", True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_that_does_not_copy_is_refused_and_leaves_nothing(extend, tmp_path):
+    damaged = shutil.copytree(open_checkpoint("demo").folder, tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights = {name: weight * ("o_proj" not in name) for name, weight in weights.items()}
+    save_file(weights, damaged / "model.safetensors", {"format": "pt"})
+    extend(checkpoint=damaged).is_refused("the first checkpoint must copy text within its pretraining length")
+    assert list(tmp_path.iterdir()) == [damaged]
 
 
 def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes(extend, tmp_path, monkeypatch):
