@@ -310,10 +310,9 @@ def show_extended(result: "Extended") -> None:
         )
         folder = name
         if plan:
-            spec, folder, length = plan.spec, "DIR", {"target_length": result.length}
-            tell(
-                f"  {patch_command(result.checkpoint, None, spec.method.name, spec.factor, spec.params, options=length)}"
-            )
+            spec, folder, options = plan.spec, "DIR", {"target_length": result.length}
+            method = spec.method.name
+            tell(f"  {patch_command(result.checkpoint, None, method, spec.factor, spec.params, options=options)}")
         tell(f"  ropecli plan {folder} --length {result.length}")
         return
     label = choice.chosen.subject.label
