@@ -108,15 +108,15 @@ STEPS = {
     "versions-float32": Step(
         5, f"{_YARN} --factors 4 {_VERSIONS.replace('bfloat16', 'float32')}/16k --lengths 16k --max-documents 1"
     ),
-    "versions-16k-trained-control": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/16k --lengths 8k"),
+    "versions-16k-trained-base": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/16k --lengths 8k"),
     "versions-16k-trained": Step(4, f"{_TRAINED} {_AT_16K}"),
-    "versions-12k-trained-control": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/12k --lengths 8k"),
+    "versions-12k-trained-base": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/12k --lengths 8k"),
     "versions-16k-x2-trained": Step(4, f"eval-ppl {WORK}/yarn-x2-trained {_AT_16K}"),
     "versions-12k-trained": Step(3, f"{_TRAINED} {_VERSIONS}/12k --lengths 12k"),
     "recall-yarn": Step(45, f"{_AGAINST_BASE} --methods yarn --factors 2,3,4 {_RECALL}"),
     "recall-llama3": Step(18, f"{_AGAINST_BASE} --methods llama3 --factors 2 {_RECALL}"),
     "recall-distance": Step(200, f"{_AGAINST_BASE} --methods dual-chunk,rerope,streaming --factors 2 {_RECALL}"),
-    "recall-trained-control": Step(3, f"eval-ppl {WORK}/control {_RECALL.replace('8k,12k,16k', '8k')}"),
+    "recall-trained-base": Step(3, f"eval-ppl {WORK}/control {_RECALL.replace('8k,12k,16k', '8k')}"),
     "recall-trained": Step(18, f"{_TRAINED} {_RECALL}"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(

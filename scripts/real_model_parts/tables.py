@@ -100,14 +100,14 @@ def versions(length: str, found: Mapping[str, Sequence[Report]]) -> Table:
         if name.startswith(f"versions-{length}-") and not name.endswith("-control")
         for report in reports
     ]
-    controls = {report.label: report.cells[-1] for report in found.get(f"versions-{length}-control", [])}
+    controls = {named(report): report.cells[-1] for report in found.get(f"versions-{length}-control", [])}
     lines = [("none, old version near", near), *((named(report), report) for report in (*scaled, *single))]
     cell = base.cells[-1]
     rows = [["none", f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", "", "", "", "yes"]]
     for label, report in lines:
         if report.document_names != base.document_names[: len(report.document_names)]:
             raise ValueError(f"versions-{length}: {label} is not of the same documents.")
-        cell, control = report.cells[-1], controls.get(report.label) if report is not near else None
+        cell, control = report.cells[-1], controls.get(label) if report is not near else None
         control_cells = [f"{control.ppl:.2f}", _from_first(control, base)] if control else ["", ""]
         values = [f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", _from_first(cell, base), *control_cells]
         rows.append([label, *values, "no" if find_method(report.method).remaps else "yes"])
