@@ -107,7 +107,7 @@ FAULTS: list[tuple[str, str]] = [
     # finetune
     ("clamp(max=math.log(LARGEST_WEIGHT)).exp()", "exp()"),
     ("short[:, chunk] - losses.detach()", "short[:, chunk] - losses"),
-    ("scale = averaged_over(self.accelerator) * len(batches) / weight", "scale = averaged_over(self.accelerator) / weight"),
+    ("scale = self.launch.averaged_over * len(batches) / weight", "scale = self.launch.averaged_over / weight"),
     ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),
     ("np.add.at(labels, self._documents(sequence)[scored], 1)", "np.add.at(labels, self._documents(sequence), 1)"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
@@ -117,10 +117,10 @@ FAULTS: list[tuple[str, str]] = [
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
-    ("length, engine, world, gpu).total <= _USABLE * memory", "length, engine, world, gpu).total <= memory"),
+    ("length, launch, gpu).total <= _USABLE * memory", "length, launch, gpu).total <= memory"),
     ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),
     ("exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)", "exact = True"),
-    ("4 * largest * processes // world", "4 * largest * processes"),
+    ("4 * largest * processes // launch.world", "4 * largest * processes"),
     # tune
     ("changed[..., second_row] = sin * first + cos * second", "changed[..., second_row] = cos * second - sin * first"),
     ("changed = change(values + offset) - offset", "changed = change(values + offset)"),

@@ -16,7 +16,7 @@ from ropecli.cli import render
 from ropecli.cli.terminal import fail, shown_progress
 from ropecli.cli.typer_command import AliasedCommand, as_command
 from ropecli.errors import RopecliError
-from ropecli.launch import read_launch
+from ropecli.ranks import read_ranks
 
 app = typer.Typer(
     name="ropecli",
@@ -102,7 +102,7 @@ def main() -> None:
 
 def _end_among_others(status: int | str | None) -> None:
     """End one of several processes at once: torch's process group can abort during an orderly exit."""
-    if read_launch().count > 1 and not isinstance(status, str):
+    if read_ranks().count > 1 and not isinstance(status, str):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status or 0)

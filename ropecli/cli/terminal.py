@@ -17,8 +17,8 @@ from rich.text import Text
 
 from ropecli.config.changes import ABSENT
 from ropecli.errors import shortened
-from ropecli.launch import read_launch
 from ropecli.messages import Span, Step, command_line, duration, plain_text, progress_bars
+from ropecli.ranks import read_ranks
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
 
 # Control characters in names or configs from strangers must not reach the terminal.
@@ -48,7 +48,7 @@ def set_verbosity(*, quiet: bool, verbose: bool, as_json: bool = False, shared: 
     as_json: whether errors are JSON. shared: whether the processes of a launch share the work; then only the first
     prints anything but its own errors.
     """
-    later = shared and read_launch().rank > 0
+    later = shared and read_ranks().rank > 0
     out.quiet, err.quiet = later, later or quiet
     out.verbose, err.as_json = verbose, as_json
 

@@ -12,8 +12,8 @@ from annotated_types import Interval
 from ropecli.commands.options import OutputFolder, RecipeFile, as_path, optional_path
 from ropecli.errors import RecipeError
 from ropecli.evaluation.request import DATA, OUTPUT, TOKENS, CheckpointName, DatasetConfig, Revision, with_config
-from ropecli.launch import read_launch
 from ropecli.messages import Span, progress_bar, say, show, warn
+from ropecli.ranks import read_ranks
 from ropecli.signature import Default, Flag, command
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def finetune(
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in full_recipe.runs)
     stages = plan_stages(opened, full_recipe) if dry_run or show_data else []
-    sequences = _first_sequences(opened, stages[0], show_data) if show_data and read_launch().rank == 0 else ()
+    sequences = _first_sequences(opened, stages[0], show_data) if show_data and read_ranks().rank == 0 else ()
     if not dry_run:
         for spans in sequences:
             show(spans)
@@ -133,7 +133,7 @@ def finetune(
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
         for warning in stage.warnings:
             warn(number + warning)
-    sentences = describe(stages, read_launch().count)
+    sentences = describe(stages, read_ranks().count)
     return FinetuneResult(checkpoint, None, total, tuple(sentences), tuple(sequences))
 
 

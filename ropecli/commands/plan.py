@@ -125,7 +125,7 @@ def _make_report(
     if best is None:
         raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
     command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
-    step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.data_ranks * length
+    step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
     step_seconds = step_flops / (gpus * flops * mfu)
     estimate = best.estimate
@@ -167,7 +167,7 @@ def _make_report(
 def _setup_row(setup: "Setup") -> dict[str, Any]:
     return {
         "adapter": setup.changes.get("adapter", setup.recipe.adapter),
-        "engine": setup.engine,
+        "engine": setup.launch.name,
         "changes": setup.changes,
         "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
         "bytes": None if setup.refused else setup.estimate.total,
@@ -218,7 +218,7 @@ def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
     if largest.size < memory / 2:
         return "Increase --gpus or shorten --length."
     # a sequence that GPUs share makes this tensor smaller
-    shorten = "increase --gpus or shorten --length." if setup.data_ranks < setup.world else "shorten --length."
+    shorten = "increase --gpus or shorten --length." if setup.launch.sequence_ranks > 1 else "shorten --length."
     takes = size(largest.size)
     if not largest.pairs:
         return f"One tensor of {largest.module} takes {takes}: {shorten}"
@@ -237,7 +237,7 @@ def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
 def _setup_name(setup: "Setup") -> str:
     adapters = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
     settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
-    return ", ".join([adapters[setup.recipe.adapter], TRAINING_ENGINES[setup.engine], *settings])
+    return ", ".join([adapters[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *settings])
 
 
 TRAINING_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP", "ulysses": "Ulysses"}

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ropecli.errors import RopecliError, reason_of
-from ropecli.launch import read_launch
+from ropecli.ranks import read_ranks
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
@@ -50,7 +50,7 @@ class Workers:
 
 def join_workers() -> Workers:
     """Join the other processes of this launch, if any. Uses gloo on GPUs too: few Python objects are exchanged."""
-    if read_launch().count == 1:
+    if read_ranks().count == 1:
         return Workers()
     from torch import distributed
 
@@ -69,7 +69,7 @@ def among_processes(remedy: str) -> Iterator[None]:
 
         lost = isinstance(error, distributed.DistNetworkError | distributed.DistStoreError)
         broken = _BROKEN.search(str(error))
-        if read_launch().count == 1 or not (lost or broken):
+        if read_ranks().count == 1 or not (lost or broken):
             raise
         reason = reason_of(error).rstrip(".") if lost or not broken else broken["gloo"] or broken["nccl"]
         raise RopecliError(

@@ -13,7 +13,6 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of, shortened
-from ropecli.launch import read_launch
 from ropecli.live.adapter import merge_adapter, other_base, read_adapter
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.stock_transformers import (
@@ -24,6 +23,7 @@ from ropecli.live.stock_transformers import (
     refuse_encoder,
 )
 from ropecli.messages import warn
+from ropecli.ranks import read_ranks
 
 DTYPES = {name: name for name in ("auto", "float32", "bfloat16", "float16")}
 DTYPES |= {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -36,7 +36,7 @@ def choose_device(name: str = "auto") -> str:
 
     Raises CheckpointError if the device is not available.
     """
-    launch = read_launch()
+    launch = read_ranks()
     gpu = "cuda" if launch.count == 1 else f"cuda:{launch.local_rank}"
     if name == "auto":
         if torch.cuda.is_available():

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +23,9 @@ from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.loading import load_tokenizer, resolve_dtype_and_device
-from ropecli.training import adapters, distributed, run_folder
+from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
+from ropecli.training.launch import Launch, start_launch
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import (
     LongContextLoss,
@@ -36,13 +36,12 @@ from ropecli.training.loss import (
 )
 from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.refusals import refuse_unsuitable, shards_weights
+from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.sharded_weights import UnreadModel, build_unread
 from ropecli.training.tiled_mlp import tile_mlps
 from ropecli.training.validation import Validation, make_validation
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
     from transformers import PreTrainedModel
 
 
@@ -80,28 +79,28 @@ def finetune_checkpoint(
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
         say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
         recipe = recipe.model_copy(update={"mixed_precision": "none"})
-    accelerator = distributed.make_accelerator(
+    launch = start_launch(
         recipe, log_with=run_folder.choose_tracker(recipe.tracker), project_dir=str(output / run_folder.LOGS)
     )
-    main = accelerator.is_main_process
-    sequences = distributed.data_ranks(accelerator)[1] * recipe.batch_size * recipe.gradient_accumulation
-    processes = f"{accelerator.num_processes} process{'es'[: 2 * (accelerator.num_processes > 1)]}"
+    main = launch.is_main
+    sequences = launch.data_ranks * recipe.batch_size * recipe.gradient_accumulation
+    processes = f"{launch.world} process{'es'[: 2 * (launch.world > 1)]}"
     say(f"Training with {processes}: {sequences} sequence{'s'[: sequences > 1]} of {length:,} tokens per step.")
     tokenizer = load_tokenizer(checkpoint)
     listener.on_phase("tokenizing")
 
     def open_data(unpackable: str) -> Stream:
-        first = partial(distributed.local_main_first, accelerator)
+        first = launch.local_main_first
         return open_stream(recipe, tokenizer, length, position_span, unpackable=unpackable, first=first)
 
     stream = open_data(unpackable)
     listener.on_phase("loading")
-    model, unread = _load(checkpoint, recipe, accelerator)
-    distributed.wait_for(accelerator, range(accelerator.num_processes))  # hosts tokenize and load at their own speed
+    model, unread = _load(checkpoint, recipe, launch)
+    launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
-    recorded = run_folder.from_main(accelerator, lambda: run_folder.read_run(output).get("recipe", {}))
+    recorded = launch.from_main(lambda: run_folder.read_run(output).get("recipe", {}))
     checkpointing = recorded.get("gradient_checkpointing")
-    recipe = resolve_checkpointing(accelerator, model.config, recipe, length, checkpointing, say)
+    recipe = resolve_checkpointing(launch, model.config, recipe, length, checkpointing, say)
     positions = read_state(checkpoint).positions
     try:
         loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
@@ -110,10 +109,10 @@ def finetune_checkpoint(
             raise
         stream = open_data(str(error))
         loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
-    refuse_unsuitable(accelerator, model, recipe, length)
+    refuse_unsuitable(launch, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else position_span
-    validation = make_validation(recipe, checkpoint, tokenizer, longest, accelerator, say)
+    validation = make_validation(recipe, checkpoint, tokenizer, longest, launch, say)
     for sentence in stream.summary(positions.pretraining_length, positions.context_length):
         say(sentence)
     if recipe.adapter != "none":
@@ -124,20 +123,20 @@ def finetune_checkpoint(
         "data": stream.fingerprint(),
         "length": length,
         "window": position_span,
-        "processes": accelerator.num_processes,
+        "processes": launch.world,
         "recipe": recipe.model_dump(mode="json", exclude={"stages"}),
     }
     with sole_use(output / run_folder.LOCK, output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
             run_folder.begin_run(output, settings, resume)
-        distributed.wait_for(accelerator, [0])
+        launch.wait([0])
         if (steps := finished_step(output)) is not None:
             say(f"{output} is already finished ({steps} steps).")
             if main:
                 clear_finished(output)
             return
         listener.on_phase("fine-tuning")
-        run = _Training(accelerator, recipe, stream, validation, output, listener, unread)
+        run = _Training(launch, recipe, stream, validation, output, listener, unread)
         wrapped = run.train(loss_of, optimizer, interrupt, settings)
         if unread and unread.files and recipe.adapter == "none":
             tensors = unread.gathered()
@@ -147,17 +146,17 @@ def finetune_checkpoint(
             finally:
                 deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
         else:
-            state = distributed.state_to_save(accelerator, wrapped, only_trained=recipe.adapter != "none")
+            state = launch.state_to_save(wrapped, only_trained=recipe.adapter != "none")
             if state is not None:
                 write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
-        distributed.wait_for(accelerator, [0])
+        launch.wait([0])
 
 
 @dataclass
 class _Training:
     """Adds the log, validation and divergence detection to the training loop."""
 
-    accelerator: "Accelerator"
+    launch: Launch
     recipe: Recipe
     stream: Stream
     validation: Validation | None
@@ -170,20 +169,20 @@ class _Training:
     ) -> torch.nn.Module:
         """Train from the newest checkpoint, or from the start. Returns the loss module as prepared by Accelerate."""
         recipe = self.recipe
-        self.wrapped, optimizer = distributed.prepare(self.accelerator, loss_of, optimizer)
+        self.wrapped, optimizer = self.launch.prepare(loss_of, optimizer)
         if self.unread:
             self.unread.read()
         if recipe.adapter != "none":
-            adapters.save_only_trained(self.accelerator)
+            adapters.save_only_trained(self.launch.accelerator)
         checkpoints = run_folder.TrainingCheckpoints(
-            self.accelerator,
+            self.launch,
             self.output / run_folder.CHECKPOINTS,
             recipe.save_every,
             recipe.keep_checkpoints,
             say=self.listener.say,
         )
         loop = TrainingLoop(
-            self.accelerator,
+            self.launch,
             self.wrapped,
             list(self.wrapped.parameters()),
             optimizer,
@@ -203,10 +202,10 @@ class _Training:
         done = checkpoints.restore()
         if done:
             self.listener.say(f"Resuming after step {done}.")
-        earlier = run_folder.from_main(self.accelerator, lambda: run_folder.losses_until(self.output, done))
+        earlier = self.launch.from_main(lambda: run_folder.losses_until(self.output, done))
         self.divergence = Divergence(recipe.max_loss_rise, self.output, earlier)
         checkpoints.spare = self.divergence.last_good
-        self.log = run_folder.RunLog(self.accelerator, self.output, done or None, settings)
+        self.log = run_folder.RunLog(self.launch, self.output, done or None, settings)
         if not done:
             self._validate(0)
         pass_size = f"A pass over {recipe.batch_size} × {self.stream.length} tokens"
@@ -220,7 +219,7 @@ class _Training:
 
     def _batches(self, step: int) -> list[Batch]:
         """This process's batches of a step, one per pass. Sequences are numbered by step, pass, process and row."""
-        rank, ranks = distributed.data_ranks(self.accelerator)
+        rank, ranks = self.launch.data_rank, self.launch.data_ranks
         passes, size = self.recipe.gradient_accumulation, self.recipe.batch_size
         starts = [((step * passes + part) * ranks + rank) * size for part in range(passes)]
         return [self.stream.batch(range(start, start + size)) for start in starts]
@@ -234,24 +233,22 @@ class _Training:
     def _validate(self, step: int) -> None:
         """Measure perplexity on held-out text if it is due; also before the first step."""
         if self.validation and self.validation.due(step):
-            measured = self.validation.run(self.accelerator, self.wrapped, step)
+            measured = self.validation.run(self.launch, self.wrapped, step)
             self.log.write(measured)
             perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
             self.listener.say(f"Step {step}: perplexity {perplexities}.")
 
 
-def _load(
-    checkpoint: Checkpoint, recipe: Recipe, accelerator: "Accelerator"
-) -> tuple["PreTrainedModel", UnreadModel | None]:
+def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreTrainedModel", UnreadModel | None]:
     """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype.
 
     Under FSDP2 and ZeRO-3 its weights are read only after sharding, and it is also returned as an UnreadModel.
     """
     dtype = "float32" if recipe.adapter == "none" else resolve_dtype_and_device()[0]
     quantized = adapters.quantization(recipe)
-    if shards_weights(accelerator) and not (quantized or "quantization_config" in checkpoint.config):
+    if launch.shards and not (quantized or "quantization_config" in checkpoint.config):
         # DeepSpeed's own dtype: its optimizer has float32 weights besides
-        half = accelerator.distributed_type == "DEEPSPEED" and recipe.mixed_precision == "bf16"
+        half = launch.engine == "zero-3" and recipe.mixed_precision == "bf16"
         unread = build_unread(checkpoint, dtype="bfloat16" if half else dtype, attn=recipe.attn)
         model = adapters.attach(unread.model, recipe)
         for parameter in model.parameters() if half else ():

@@ -12,6 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -25,7 +26,7 @@ from ropecli.data.stream import Batch
 from ropecli.errors import DivergedError, NotFiniteError
 from ropecli.resume import list_snapshots
 from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
-from ropecli.training.distributed import all_finite, averaged_over, clip_gradients, data_ranks, leave_group, local_batch
+from ropecli.training.launch import Launch
 from ropecli.training.run_folder import CHECKPOINTS, TrainingCheckpoints
 
 _STEPS = 8
@@ -42,12 +43,9 @@ class Interrupt:
         self._received_at = 0.0
         self._agreed = 0  # the same on all processes, which receive their signals at different times
 
-    def agreed(self, accelerator: Any) -> bool:
+    def agreed(self, launch: Launch) -> bool:
         """Return whether any process received a signal: the same on all processes, which call it at the same step."""
-        self._agreed = self._received
-        if accelerator.num_processes > 1:
-            received = torch.tensor([self._received], device=accelerator.device)
-            self._agreed = int(accelerator.gather(received).max())
+        self._agreed = -launch.least(-self._received)
         return self._agreed > 0
 
     def stop(self, message: str) -> NoReturn:
@@ -101,7 +99,7 @@ class TrainingLoop:
     interrupt: None ignores signals.
     """
 
-    accelerator: Any
+    launch: Launch
     loss_of: torch.nn.Module
     parameters: Sequence[torch.nn.Parameter]
     optimizer: Any
@@ -119,61 +117,77 @@ class TrainingLoop:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def train(self, done: int = 0) -> None:
-        """Train from step `done`, as checkpoints.restore returns. Raises NotFiniteError. A signal saves and stops."""
-        self._started, self._tokens = time.monotonic(), 0
-        while not self.ended(done):
-            progress = self._update(done)
-            done = progress.step
-            self.on_step(progress)
-            stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
-            due = self.checkpoints is not None and done % self.checkpoints.every == 0
-            if stopping or self.ended(done) or due:
-                # of other steps, the next loss tells
-                if not all_finite(self.accelerator, self.parameters):
-                    raise NotFiniteError(f"Step {done} gave weights that are not finite. {self.advice()}")
-                if self.checkpoints:
-                    self.checkpoints.save(done)
-            if self.interrupt and stopping:
-                leave_group(self.accelerator)
-                self.interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")
+        """Train from step `done`, as checkpoints.restore returns. Raises NotFiniteError. A signal saves and stops.
 
-    def _update(self, done: int) -> TrainingProgress:
+        Nothing within a step waits for the device: its numbers are read once, at the end, by one reduction, which also
+        counts the tokens of the next step's batches. These are made ahead in a thread.
+        """
+        self._started, self._tokens = time.monotonic(), 0
+        with ThreadPoolExecutor(1, "batches") as thread:
+            batches = self.batches(done)
+            counts = self.launch.total(*_counts(batches))
+            while not self.ended(done):
+                coming = thread.submit(self.batches, done + 1)
+                progress, batches, counts = self._update(done, batches, counts, coming.result)
+                done = progress.step
+                self._finish(progress)
+
+    def _finish(self, progress: TrainingProgress) -> None:
+        """Report a step, save if it is due, and stop after a signal."""
+        done = progress.step
+        self.on_step(progress)
+        stopping = self.interrupt is not None and self.interrupt.agreed(self.launch)
+        due = self.checkpoints is not None and done % self.checkpoints.every == 0
+        if stopping or self.ended(done) or due:
+            # of other steps, the next loss tells
+            if not self.launch.all_finite(self.parameters):
+                raise NotFiniteError(f"Step {done} gave weights that are not finite. {self.advice()}")
+            if self.checkpoints:
+                self.checkpoints.save(done)
+        if self.interrupt and stopping:
+            self.launch.leave()
+            self.interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")
+
+    def _update(
+        self, done: int, batches: list[Batch], counts: list[float], coming: Callable[[], list[Batch]]
+    ) -> tuple[TrainingProgress, list[Batch], list[float]]:
+        """Update the weights. counts: of the batches, over all processes. Returns the next batches and counts too."""
         before = self._tokens
         torch.manual_seed(self.seed + done)
         factor = self.schedule(done)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        batches = self.batches(done)
-        copies = self.accelerator.num_processes // data_ranks(self.accelerator)[1]  # processes that share a sequence
-        targets = self._sum(sum(int((batch.labels != UNSCORED).sum()) for batch in batches)) / copies
+        targets, weight = (count / self.launch.sequence_ranks for count in counts)
         # engines average over processes and passes; this scale makes that the mean over all scored tokens or documents
-        weight = self._sum(sum(batch.weight for batch in batches)) / copies
-        scale = averaged_over(self.accelerator) * len(batches) / weight
-        loss = self._sum(sum(self._pass(batch, scale) for batch in batches)) / targets
-        grad_norm = clip_gradients(self.accelerator, self.parameters, self.max_grad_norm)
+        scale = self.launch.averaged_over * len(batches) / weight
+        nll = sum(self._pass(batch, scale) for batch in batches)
+        norm = self.launch.clip(self.parameters, self.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        batches = coming()
+        total, *counts = self.launch.total(nll, *_counts(batches))
+        loss, grad_norm = total / targets, float(norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NotFiniteError(
                 f"The loss is {loss:g} and the gradient norm {grad_norm:g} at step {done + 1}; both must be finite. "
                 f"{self.advice()}"
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        tokens = (self._tokens - before) * self.accelerator.num_processes
-        speed = self._tokens * self.accelerator.num_processes / (time.monotonic() - self._started)
-        return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens)
+        tokens = (self._tokens - before) * self.launch.world
+        speed = self._tokens * self.launch.world / (time.monotonic() - self._started)
+        return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens), batches, counts
 
-    def _pass(self, batch: Batch, scale: float) -> float:
-        """Run forward and backward. Returns the summed, unweighted loss of this process's tokens, nats."""
-        with self.accelerator.accumulate(self.loss_of), local_batch(self.accelerator, batch) as share:
+    def _pass(self, batch: Batch, scale: float) -> torch.Tensor:
+        """Run forward and backward. Returns the summed, unweighted loss of this process's tokens, nats, float64."""
+        with self.launch.accelerator.accumulate(self.loss_of), self.launch.take(batch) as share:
             nll = self.loss_of(*share)
-            self.accelerator.backward(nll * scale)
+            self.launch.accelerator.backward(nll * scale)
         self._tokens += share.ids.numel()
-        return float(nll.detach())
+        return nll.detach().double()
 
-    def _sum(self, value: float) -> float:
-        if self.accelerator.num_processes == 1:
-            return value
-        return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
+
+def _counts(batches: Sequence[Batch]) -> tuple[int, float]:
+    """The number of scored tokens, and their weight."""
+    return sum(int((batch.labels != UNSCORED).sum()) for batch in batches), sum(batch.weight for batch in batches)
 
 
 class Divergence:

@@ -4,132 +4,69 @@ Most of these would silently train something else: sequence parallelism drops ev
 rotary tables that depend on the length would use each process's part of it.
 """
 
-import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ropecli.config.layers import CHUNKED, COMPRESSED, FULL, RECURRENT, SLIDING, SPARSE, attention_of
 from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
 from ropecli.live.rotary import varying_tables
+from ropecli.training.launch import Launch, launched_sizes
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
     from transformers import PreTrainedModel
 
 
-def is_launched_with(engine: str) -> bool:
-    """Return whether `accelerate launch` enabled this engine, FSDP or DEEPSPEED."""
-    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
-
-
-def _launched_sizes() -> tuple[int, int]:
-    """cp_size and sp_size of `accelerate launch`."""
-    cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
-    return cp, sp
-
-
-def refuse_launch() -> None:
-    """Raise RecipeError if `accelerate launch` lets processes share sequences by an engine that cannot."""
-    if not is_launched_with("PARALLELISM_CONFIG"):
-        return
-    cp, sp = _launched_sizes()
-    fsdp2 = is_launched_with("FSDP") and os.environ.get("FSDP_VERSION") == "2"
-    if (cp > 1 and not fsdp2) or (sp > 1 and not is_launched_with("DEEPSPEED")):
-        raise RecipeError(
-            "Context parallelism (cp_size) needs FSDP2; Ulysses (sp_size) needs DeepSpeed. This launch has cp_size "
-            f"{cp}, sp_size {sp} and another engine."
-        )
-
-
-def shards_weights(accelerator: "Accelerator") -> bool:
-    """Return whether the engine is FSDP2 or ZeRO-3."""
-    from accelerate import DistributedType
-
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return accelerator.state.deepspeed_plugin.zero_stage == 3
-    return accelerator.distributed_type == DistributedType.FSDP
-
-
-def ulysses_ranks(accelerator: "Accelerator") -> int:
-    """Number of processes that share each sequence by DeepSpeed Ulysses (sp_size)."""
-    return getattr(accelerator.parallelism_config, "sp_size", 1)
-
-
-def context_ranks(accelerator: "Accelerator") -> int:
-    """Number of processes that share each sequence by torch's context parallelism (cp_size)."""
-    return getattr(accelerator.parallelism_config, "cp_size", 1)
-
-
-def refuse_engine(accelerator: "Accelerator") -> None:
-    """Raise RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
-    from accelerate import DistributedType
-
-    kind = accelerator.distributed_type
-    sharded = is_launched_with("FSDP") or context_ranks(accelerator) > 1
-    if sharded and kind != DistributedType.FSDP and accelerator.device.type == "cpu":
-        # Accelerate silently falls back to data parallelism
-        raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin and plugin.fsdp_version != 2:
-        raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
-
-
-def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
+def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
     """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
-    from accelerate import DistributedType
-
     faults: list[str] = []
     if recipe.loss == "longce" and varying_tables(model, length):
         faults.append(
             "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
             "length. Use loss: next-token."
         )
-    if shards_weights(accelerator):
-        integers = any(not parameter.is_floating_point() for parameter in model.parameters())
-        engine: Any = "FSDP2" if accelerator.distributed_type == DistributedType.FSDP else "ZeRO-3"
-        faults += sharded_weight_faults(recipe, engine, integers=integers)
-    sizes = {"sp_size": ulysses_ranks(accelerator), "cp_size": context_ranks(accelerator)}
-    for name, size in ((name, size) for name, size in sizes.items() if size > 1):
-        context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)
-        varies = bool(varying_tables(model, max(length, context_length)))
-        faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
+    integers = any(not parameter.is_floating_point() for parameter in model.parameters())
+    context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)
+    varies = launch.sequence_ranks > 1 and bool(varying_tables(model, max(length, context_length)))
+    faults += launch_faults(launch, model, recipe, length, integers=integers, varies=varies)
     if faults:
         raise RecipeError(
             "\n  ".join(["This recipe cannot be trained with this model and launch configuration:", *faults])
         )
 
 
-def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
-    """Yield why a recipe cannot train with sharded weights, one sentence each.
+def launch_faults(
+    launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int, *, integers: bool, varies: bool
+) -> Iterator[str]:
+    """Yield why a recipe cannot train with sharded weights or shared sequences, one sentence each.
 
-    integers: whether some weights are integers, such as 4-bit weights.
+    model: may be on the meta device. integers: whether some weights are integers, such as 4-bit weights. varies:
+    whether rotary frequencies depend on the length.
     """
-    if engine == "FSDP2" and recipe.optimizer == "adamw-8bit":
+    if launch.engine == "fsdp2" and recipe.optimizer == "adamw-8bit":
         # its kernels do not support sharded tensors: bitsandbytes issue 1633, illegal memory access
         yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw, or DeepSpeed."
-    if integers:
+    if launch.shards and integers:
         # peft's guides to FSDP and DeepSpeed: bnb_4bit_quant_storage must be a floating dtype
-        hint = "Set zero_stage to 2." if engine == "ZeRO-3" else "Use DDP (MULTI_GPU), or adapter: lora."
+        zero = launch.engine == "zero-3"
+        hint = "Set zero_stage to 2." if zero else "Use DDP (MULTI_GPU), or adapter: lora."
+        engine = "ZeRO-3" if zero else "FSDP2"
         yield f"adapter: {recipe.adapter} stores weights as integers, which {engine} cannot shard. {hint}"
+    if launch.sequence_ranks > 1:
+        yield from _shared_sequence_faults(launch, model, recipe, length, varies=varies)
 
 
-def shared_sequence_faults(
-    model: "PreTrainedModel", recipe: Recipe, length: int, name: str, size: int, *, varies: bool
+def _shared_sequence_faults(
+    launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int, *, varies: bool
 ) -> Iterator[str]:
-    """Yield why processes cannot share the sequences of a recipe, one sentence each.
-
-    model: may be on the meta device. name: sp_size or cp_size. size: its value. varies: whether rotary frequencies
-    depend on the length.
-    """
-    ulysses = name == "sp_size"
+    """Yield why processes cannot share the sequences of a recipe."""
+    ulysses, size = launch.sp_size > 1, launch.sequence_ranks
+    name = "sp_size" if ulysses else "cp_size"
     hint = f"Set {name} to 1."
-    # context parallelism gives each process an early and a late part, to balance the work of attention
-    parts = size if ulysses else 2 * size
-    if length % parts:
-        yield f"length is {length}; expected a multiple of {parts} for {name} {size}."
+    if length % launch.parts:
+        yield f"length is {length}; expected a multiple of {launch.parts} for {name} {size}."
     if recipe.packs:
         # both drop the mask that separates packed documents (ulysses_sp.py; accelerate/big_modeling.py)
         yield f"sequences: packed needs a mask, which {name} {size} drops. Use long or concat."
@@ -189,7 +126,7 @@ def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping
         return "loss: longce"
     if saved is not None:
         return f"{saved.method} does not support packed documents"
-    if max(_launched_sizes()) > 1:
+    if max(launched_sizes()) > 1:
         return "processes share each sequence"
     if any(layer.attention == RECURRENT for layer in read_settings(config).layers):
         return "the model's layers carry a state along the sequence"

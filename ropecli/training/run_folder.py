@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -30,13 +30,12 @@ from ropecli.resume import (
     restore_newest,
     snapshot_path,
 )
-from ropecli.training.distributed import wait_for
+from ropecli.training.launch import Launch
 from ropecli.yaml12 import read_own_yaml
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 LOGS = "logs"
-T = TypeVar("T")
 LOCK = ".lock"
 # Keys that may change on resume: where the source is (its digest may not), and what does not affect the weights.
 _MAY_CHANGE = (
@@ -93,14 +92,14 @@ class RunLog:
     run's settings, for the tracker.
     """
 
-    def __init__(self, accelerator: Any, output: Path, done: int | None, run_values: Mapping[str, Any]) -> None:
-        self._accelerator = accelerator
+    def __init__(self, launch: Launch, output: Path, done: int | None, run_values: Mapping[str, Any]) -> None:
+        self._launch = launch
         self._path = output / METRICS
-        if accelerator.is_main_process:
+        if launch.is_main:
             kept = metrics_until(output, -1 if done is None else done)
             with new_file(self._path) as partial:
                 partial.write_text("".join(f"{json.dumps(values)}\n" for values in kept), encoding="utf-8")
-        if accelerator.log_with:
+        if launch.accelerator.log_with:
             (output / LOGS).mkdir(exist_ok=True)
             options = {
                 # hides what was logged earlier for steps that run again
@@ -108,18 +107,18 @@ class RunLog:
                 # set WANDB_RUN_ID and WANDB_RESUME to resume the same run in Weights & Biases
                 "wandb": {"name": output.name, "dir": str(output / LOGS), "config": dict(run_values)},
             }
-            accelerator.init_trackers("ropecli", init_kwargs=options)
+            launch.accelerator.init_trackers("ropecli", init_kwargs=options)
 
     def close(self) -> None:
-        for tracker in self._accelerator.trackers:
+        for tracker in self._launch.accelerator.trackers:
             tracker.finish()
 
     def write(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl and log its numbers; the tracker names perplexities like ppl/256."""
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
         numbers |= {f"ppl/{length}": ppl for length, ppl in values.get("ppl", {}).items()}
-        self._accelerator.log(numbers, step=values["step"])
-        if self._accelerator.is_main_process:
+        self._launch.accelerator.log(numbers, step=values["step"])
+        if self._launch.is_main:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
 
@@ -147,15 +146,6 @@ def losses_until(output: Path, step: int) -> dict[int, float]:
     return {values["step"]: values["loss"] for values in metrics_until(output, step) if "loss" in values}
 
 
-def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
-    """Return the main process's answer on all processes."""
-    from accelerate.utils import broadcast_object_list
-
-    value = answer() if accelerator.is_main_process else None
-    wait_for(accelerator, [0])
-    return broadcast_object_list([value])[0]
-
-
 @dataclass
 class TrainingCheckpoints:
     """Saves and restores Accelerate's state. All processes call it together, and fail together.
@@ -164,7 +154,7 @@ class TrainingCheckpoints:
     checkpoints, names one more to keep.
     """
 
-    accelerator: Any
+    launch: Launch
     folder: Path
     every: int
     keep: int = 1
@@ -178,14 +168,14 @@ class TrainingCheckpoints:
 
         def write() -> None:
             with quiet_transformers():
-                self.accelerator.save_state(str(partial))
+                self.launch.accelerator.save_state(str(partial))
 
         failure = (
             self._fault_of(lambda: begin_snapshot(self.folder, step), on_main=True)
             or self._fault_of(write)
             or self._fault_of(lambda: complete_snapshot(partial), on_main=True)
         )
-        main = self.accelerator.is_main_process
+        main = self.launch.is_main
         if failure:
             if main:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -204,12 +194,12 @@ class TrainingCheckpoints:
 
         def load(path: Path) -> None:
             with quiet_transformers():
-                self.accelerator.load_state(str(path))
+                self.launch.accelerator.load_state(str(path))
 
         def fault_of(path: Path) -> str | None:
-            return from_main(self.accelerator, lambda: manifest_fault(path)) or self._fault_of(lambda: load(path))
+            return self.launch.from_main(lambda: manifest_fault(path)) or self._fault_of(lambda: load(path))
 
-        return restore_newest(from_main(self.accelerator, lambda: list_snapshots(self.folder)), fault_of)
+        return restore_newest(self.launch.from_main(lambda: list_snapshots(self.folder)), fault_of)
 
     def _fault_of(self, action: Callable[[], Any], *, on_main: bool = False) -> str | None:
         """Return the error of the first process that failed, on all processes; None if none failed."""
@@ -217,9 +207,9 @@ class TrainingCheckpoints:
 
         failure = None
         try:
-            if self.accelerator.is_main_process or not on_main:
+            if self.launch.is_main or not on_main:
                 action()
         except Exception as error:  # a full disk or a mismatched state raises many types of errors
             failure = reason_of(error)
-        wait_for(self.accelerator, range(self.accelerator.num_processes))
+        self.launch.wait()
         return next(filter(None, gather_object([failure])), None)

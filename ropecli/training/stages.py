@@ -31,9 +31,9 @@ from ropecli.data.sampling import refuse_impossible_positions
 from ropecli.data.sources import refuse_held_out
 from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
-from ropecli.launch import read_launch
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.messages import size
+from ropecli.ranks import read_ranks
 from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import SILENT, Listener, finetune_checkpoint
@@ -195,7 +195,7 @@ def run_stages(
     those of patch_to and finetune_checkpoint.
     """
     stages = plan_stages(checkpoint, recipe)
-    first = read_launch().rank == 0
+    first = read_ranks().rank == 0
     listener = listener if first else SILENT
     if first:
         refuse_foreign(output, resume)

@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +23,9 @@ from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.live.rotary import reset_tables, unpatched_after, varying_tables
-from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
+from ropecli.training.launch import Launch
 from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.refusals import context_ranks
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 
 @dataclass(frozen=True)
@@ -50,14 +46,14 @@ class Validation:
         """Return True before the first step, every `every` steps, and after the last."""
         return step % self.every == 0 or step == self.steps
 
-    def run(self, accelerator: "Accelerator", wrapped: torch.nn.Module, step: int) -> dict[str, Any]:
+    def run(self, launch: Launch, wrapped: torch.nn.Module, step: int) -> dict[str, Any]:
         """Return a line for metrics.jsonl: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
 
         wrapped: the NextTokenLoss prepared by Accelerate. All processes call it together, between updates. Raises
         NotFiniteError, and RopecliError if memory runs out.
         """
-        with _evaluation_mode(accelerator, wrapped, self.lengths[-1]) as reset:
-            losses = {length: self._nll(accelerator, wrapped, length, reset) for length in self.lengths}
+        with _evaluation_mode(launch, wrapped, self.lengths[-1]) as reset:
+            losses = {length: self._nll(launch, wrapped, length, reset) for length in self.lengths}
         for length, nll in losses.items():
             if not math.isfinite(nll):
                 raise NotFiniteError(
@@ -72,28 +68,24 @@ class Validation:
             "tokens": len(self.documents.kept) * (self.protocol.targets or 0),
         }
 
-    def _nll(
-        self, accelerator: "Accelerator", wrapped: torch.nn.Module, length: int, reset: Callable[[], None]
-    ) -> float:
+    def _nll(self, launch: Launch, wrapped: torch.nn.Module, length: int, reset: Callable[[], None]) -> float:
         """Mean negative log-likelihood over all documents, nats per token."""
         total = torch.zeros(2, dtype=torch.float64)
         pass_size, remedy = f"Perplexity at {length} tokens", f"Remove {length} from eval_lengths."
         # all processes read the same number of documents, since they gather sharded weights together; if they do not
         # divide evenly, several read the same ones, which cancels in the mean
-        rank, ranks = data_ranks(accelerator)
-        parts = math.gcd(len(self.documents.kept), ranks)
-        for document in self.documents.kept[rank % parts :: parts]:
+        parts = math.gcd(len(self.documents.kept), launch.data_ranks)
+        for document in self.documents.kept[launch.data_rank % parts :: parts]:
             for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
                 reset()
                 labels = np.full((1, len(window.ids)), UNSCORED, dtype=np.int64)
                 labels[0, -1 - window.targets : -1] = window.ids[-window.targets :]
                 batch = Batch(window.ids[None], labels)
-                with local_batch(accelerator, batch) as part, explain_out_of_memory(pass_size, remedy):
+                with launch.take(batch) as part, explain_out_of_memory(pass_size, remedy):
                     nll = wrapped(*part)
                 total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
-        if accelerator.num_processes > 1:
-            total = accelerator.reduce(total.to(accelerator.device)).cpu()
-        return float(total[0] / total[1])
+        nll, targets = launch.total(*total)
+        return nll / targets
 
 
 def make_validation(
@@ -101,7 +93,7 @@ def make_validation(
     checkpoint: Checkpoint,
     tokenizer: Any,
     longest: int,
-    accelerator: "Accelerator",
+    launch: Launch,
     say: Callable[[str], None] = lambda message: None,
 ) -> Validation | None:
     """Read the recipe's eval_data, so that faults show before training; None without eval_data.
@@ -113,7 +105,7 @@ def make_validation(
         return None
     pretrained = read_state(checkpoint).positions.pretraining_length
     lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, longest))))
-    _refuse_unshared(lengths, checkpoint, accelerator)
+    _refuse_unshared(lengths, checkpoint, launch)
     try:
         source = Source(recipe.eval_data, recipe.eval_text_column or recipe.text_column, recipe.eval_split)
         documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
@@ -127,11 +119,9 @@ def make_validation(
     return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
 
 
-def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, accelerator: "Accelerator") -> None:
+def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, launch: Launch) -> None:
     """Raise RecipeError for what cannot be measured on processes that share sequences."""
-    ranks = sequence_ranks(accelerator)
-    # context parallelism gives each process an early and a late part
-    parts = 2 * ranks if context_ranks(accelerator) > 1 else ranks
+    ranks, parts = launch.sequence_ranks, launch.parts
     if ranks > 1 and section_of(checkpoint.config).get("attention_dropout"):
         raise RecipeError("eval_data does not support attention_dropout when processes share sequences.")
     if uneven := [length for length in lengths if length % parts]:
@@ -141,20 +131,18 @@ def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, accelerat
 
 
 @contextlib.contextmanager
-def _evaluation_mode(
-    accelerator: "Accelerator", wrapped: torch.nn.Module, longest: int
-) -> Iterator[Callable[[], None]]:
+def _evaluation_mode(launch: Launch, wrapped: torch.nn.Module, longest: int) -> Iterator[Callable[[], None]]:
     """Use evaluation mode without gradients inside the block; restore everything on exit.
 
     Yields a function to call before each window, because length-dependent rotary tables remember the longest one.
     """
     training = [module for module in wrapped.modules() if module.training]
-    model = accelerator.unwrap_model(wrapped).model
+    model = launch.accelerator.unwrap_model(wrapped).model
     with torch.no_grad(), unpatched_after(model):
         following = varying_tables(model, longest)
         # DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would treat its
         # part of the sequence as the whole. There, only the innermost modules, such as dropout, change their mode.
-        shared = sequence_ranks(accelerator) > 1
+        shared = launch.sequence_ranks > 1
         for module in wrapped.modules() if shared else [wrapped]:
             if not shared or not any(module.children()):
                 module.eval()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
 from ropecli.messages import Step, progress_bar
-from ropecli.training.distributed import make_accelerator
+from ropecli.training.launch import start_launch
 from ropecli.training.loop import TrainingLoop, TrainingProgress
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
 from ropecli.training.run_folder import TrainingCheckpoints
@@ -145,14 +145,14 @@ def learn(
         model.train()
         return score
 
-    accelerator = make_accelerator()
-    accelerator.state.device = model.device  # --device may differ from Accelerate's default
+    launch = start_launch()
+    launch.accelerator.state.device = model.device  # --device may differ from Accelerate's default
     learning = _Learning(parameters, sequences, settings, start, measure, on_score)
     optimizer = torch.optim.Adam([{"params": list(group), "lr": rate} for group, rate in groups])
-    _, optimizer = accelerator.prepare(learning, optimizer, device_placement=[False, False])
-    checkpoints = TrainingCheckpoints(accelerator, snapshots, EVALUATE_EVERY, keep=2) if snapshots else None
+    _, optimizer = launch.accelerator.prepare(learning, optimizer, device_placement=[False, False])
+    checkpoints = TrainingCheckpoints(launch, snapshots, EVALUATE_EVERY, keep=2) if snapshots else None
     loop = TrainingLoop(
-        accelerator,
+        launch,
         NextTokenLoss(model),
         parameters,
         optimizer,

@@ -75,7 +75,7 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
         assert read.training_script_args[0] == "finetune"
         assert read.num_processes == gpus
         assert read.mixed_precision == ("bf16" if precision == "bf16" else "no")
-        if one.engine == "ulysses":
+        if one.launch.sp_size > 1:
             assert read.parallelism_config_sp_size == gpus
 
 
@@ -105,7 +105,7 @@ def test_accelerate_accepts_the_launch_of_every_sharded_route(engine, config_alo
     gpus = 2
     estimator = MemoryEstimator(AutoConfig.from_pretrained(config_alone))
     routes = find_setups(estimator, Recipe(data="none is read"), 64, gpus, 10**12)
-    route = next(route for route in routes if route.engine == engine)
+    route = next(route for route in routes if route.launch.name == engine)
     words = shlex.split(launch_command(route, str(config_alone), 64, None, {}))
     words = words[words.index("launch") + 1 :]
     [name] = re.findall(r"\$\(ropecli recipe --path (.*)\)", words[words.index("--config_file") + 1])

@@ -6,7 +6,7 @@ Accelerate takes FSDP for something of GPUs, though torch splits weights over gl
 from unittest import mock
 
 from ropecli.cli.app import main
-from ropecli.training.distributed import make_accelerator
+from ropecli.training.launch import Launch, start_launch
 
 
 def forced(recipe, **options):
@@ -14,7 +14,7 @@ def forced(recipe, **options):
     from accelerate import DistributedType, FullyShardedDataParallelPlugin
     from accelerate.state import PartialState
 
-    accelerator = make_accelerator(recipe, **options)
+    accelerator = start_launch(recipe, **options).accelerator
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
@@ -27,9 +27,9 @@ def forced(recipe, **options):
     accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     assert accelerator.is_fsdp2
-    return accelerator
+    return Launch.of(accelerator)
 
 
 if __name__ == "__main__":
-    with mock.patch("ropecli.training.distributed.make_accelerator", forced):
+    with mock.patch("ropecli.training.finetuning.start_launch", forced):
         main()

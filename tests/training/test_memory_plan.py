@@ -5,6 +5,7 @@ import torch
 from scripts_by_path import load
 
 from ropecli.live.stock_transformers import build_model
+from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator, kv_cache, model_shape
 from ropecli.training.memory_plan.fake_step import AllocationCounter, RingAttention
 from ropecli.training.memory_plan.setups import best_setup, find_setups
@@ -69,7 +70,7 @@ def test_memory_of_all_layers_follows_from_two_of_each_kind(config_of):
     assert [len(layers) for layers in some.fake_steps.kinds] == [7, 1]
     every.fake_steps.kinds = [[layer] for layer in range(8)]
     keys = {"gradient_accumulation": 1, "offload_activations": True}
-    actual, expected = (estimator.estimate(recipe(**keys), 512, "fsdp2", 2) for estimator in (some, every))
+    actual, expected = (estimator.estimate(recipe(**keys), 512, Launch("fsdp2", 2)) for estimator in (some, every))
     assert actual.total == pytest.approx(expected.total, rel=1e-3)
     assert (actual.trained, actual.host) == (expected.trained, pytest.approx(expected.host, rel=1e-3))
 
@@ -91,18 +92,18 @@ def test_memory_of_a_long_sequence_follows_from_short_ones(model_type, config_of
 def test_setup_with_the_fewest_changes_that_fits_is_chosen(estimator):
     setups = find_setups(estimator, recipe(), 4096, 8, 80 * 10**9)
     chosen = best_setup(setups)
-    assert (chosen.engine, chosen.changes) == ("fsdp2", {})
+    assert (chosen.launch.engine, chosen.changes) == ("fsdp2", {})
     assert chosen.estimate.total <= 80 * 10**9
-    assert not any(setup.fits for setup in setups if setup.recipe.adapter == "none" and setup.engine == "ddp")
+    assert not any(setup.fits for setup in setups if setup.recipe.adapter == "none" and setup.launch.engine == "ddp")
     assert best_setup(find_setups(estimator, recipe(adapter="qlora"), 4096, 1, 3 * 10**9)) is None
 
 
 def test_auto_checkpoints_only_if_a_step_would_not_fit(estimator):
-    without = estimator.estimate(recipe(gradient_checkpointing=False), 4096, "fsdp2", 8).total
+    without = estimator.estimate(recipe(gradient_checkpointing=False), 4096, Launch("fsdp2", 8)).total
     for memory, checkpointing in ((1.2 * without, False), (1.05 * without, True)):
         chosen = find_setups(estimator, recipe(), 4096, 8, int(memory))[1]
         assert (chosen.recipe.gradient_checkpointing, chosen.changes) == (checkpointing, {})
-    resolved = estimator.resolve_checkpointing(recipe(offload_activations=True), 4096, "fsdp2", 8, 10**15)
+    resolved = estimator.resolve_checkpointing(recipe(offload_activations=True), 4096, Launch("fsdp2", 8), 10**15)
     assert resolved.gradient_checkpointing is True
 
 
@@ -117,7 +118,7 @@ def test_setups_that_finetune_refuses_are_not_advised(config_of):
 def test_tiled_mlps_lower_the_peak_of_a_long_sequence(estimator):
     """By most of the four values that an MLP computes for each token: 11,008 numbers in two bytes."""
     whole, tiled = (
-        estimator.estimate(recipe(offload_activations=True, tiled_mlp=tiled), 2**18, "ulysses", 8)
+        estimator.estimate(recipe(offload_activations=True, tiled_mlp=tiled), 2**18, Launch("zero-3", 8, sp_size=8))
         for tiled in (False, True)
     )
     assert whole.host == tiled.host

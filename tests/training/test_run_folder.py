@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ropecli.errors import RecipeError
+from ropecli.training.launch import Launch
 from ropecli.training.run_folder import LOGS, RunLog, begin_run, choose_tracker, losses_until
 
 
@@ -37,7 +38,7 @@ def open_log(tmp_path):
 
     def begin(done=None, tracker=None):
         accelerator = Accelerator(cpu=True, log_with=tracker, project_dir=str(tmp_path / LOGS))
-        return RunLog(accelerator, tmp_path, done, {"length": 48})
+        return RunLog(Launch.of(accelerator), tmp_path, done, {"length": 48})
 
     return begin
 
@@ -84,13 +85,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from ropecli.errors import OutputError
+from ropecli.training.launch import Launch
 from ropecli.training.run_folder import TrainingCheckpoints
 
 folder = pathlib.Path(sys.argv[1]) / "checkpoints"
 accelerator = Accelerator(cpu=True)
 model = torch.nn.Linear(4, 8)
 wrapped, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-checkpoints, first = TrainingCheckpoints(accelerator, folder, every=1, keep=3), accelerator.is_main_process
+checkpoints, first = TrainingCheckpoints(Launch.of(accelerator), folder, every=1, keep=3), accelerator.is_main_process
 checkpoints.save(1)
 checkpoints.save(2)
 

@@ -33,7 +33,7 @@ import os, time
 from datetime import timedelta
 from ropecli.cli.app import main
 from ropecli.data import stream
-from ropecli.training import distributed, run_folder
+from ropecli.training import launch, run_folder
 
 def slowly(action):
     def act(*arguments):
@@ -42,7 +42,7 @@ def slowly(action):
         return action(*arguments)
     return act
 
-distributed._SILENCE = timedelta(seconds=20)
+launch._SILENCE = timedelta(seconds=20)
 stream.open_store = slowly(stream.open_store)
 run_folder.complete_snapshot = slowly(run_folder.complete_snapshot)
 main()

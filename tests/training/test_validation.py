@@ -13,10 +13,10 @@ WINDOW, EXTENDED = 64, 128
 
 @pytest.fixture(scope="session")
 def prepared():
-    """prepared(checkpoint, say=..., key=value, ...) -> (evaluation, accelerator, the loss in training mode)."""
+    """prepared(checkpoint, say=..., key=value, ...) -> (evaluation, launch, the loss in training mode)."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.live.loading import load_model, load_tokenizer
-    from ropecli.training.distributed import make_accelerator
+    from ropecli.training.launch import start_launch
     from ropecli.training.loss import NextTokenLoss
     from ropecli.training.recipe_schema import make_recipe
     from ropecli.training.validation import make_validation
@@ -24,10 +24,10 @@ def prepared():
     def make(folder: Path, say=lambda message: None, **keys):
         recipe = make_recipe(None, {"data": "demo-train", **keys})
         checkpoint = open_checkpoint(folder)
-        accelerator = make_accelerator()
-        evaluation = make_validation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, accelerator, say)
+        launch = start_launch()
+        evaluation = make_validation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, launch, say)
         loss_of = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
-        return evaluation, accelerator, accelerator.prepare(loss_of.train())
+        return evaluation, launch, launch.accelerator.prepare(loss_of.train())
 
     return make
 
@@ -63,14 +63,14 @@ def test_measured_model_trains_to_the_same_bits(build, prepared, corpus):
     folder = build("llama", head_dim=32, attention_dropout=0.3, rope_parameters=parameters)
     trained = []
     for measures in (False, True):
-        evaluation, accelerator, loss_of = prepared(folder, eval_data=str(corpus), eval_documents=2)
-        optimizer = accelerator.prepare(torch.optim.AdamW(loss_of.parameters(), lr=1e-3))
+        evaluation, launch, loss_of = prepared(folder, eval_data=str(corpus), eval_documents=2)
+        optimizer = launch.accelerator.prepare(torch.optim.AdamW(loss_of.parameters(), lr=1e-3))
         torch.manual_seed(0)
         for step in range(3):
             if measures:
-                evaluation.run(accelerator, loss_of, step)
+                evaluation.run(launch, loss_of, step)
             ids = torch.randint(0, 500, (2, 48))
-            accelerator.backward(loss_of(ids, ids))
+            launch.accelerator.backward(loss_of(ids, ids))
             optimizer.step()
             optimizer.zero_grad()
         trained.append([parameter.detach().clone() for parameter in loss_of.parameters()])
@@ -80,32 +80,27 @@ def test_measured_model_trains_to_the_same_bits(build, prepared, corpus):
 def test_perplexity_that_is_not_finite_ends_the_run(prepared, patched_llama, corpus):
     import torch
 
-    evaluation, accelerator, loss_of = prepared(patched_llama, eval_data=str(corpus))
+    evaluation, launch, loss_of = prepared(patched_llama, eval_data=str(corpus))
     with torch.no_grad():
         loss_of.model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(NotFiniteError, match="After step 7"):
-        evaluation.run(accelerator, loss_of, 7)
+        evaluation.run(launch, loss_of, 7)
     assert loss_of.training
-
-
-class Grouped:
-    """Processes of which each group of two shares its sequences."""
-
-    class parallelism_config:  # noqa: N801
-        sp_size, cp_size = 2, 1
 
 
 def test_lengths_that_processes_cannot_share_are_refused(build, patched_llama):
     from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.training.launch import Launch
     from ropecli.training.validation import _refuse_unshared
 
+    shared = Launch("zero-3", world=4, sp_size=2)
     checkpoint = open_checkpoint(patched_llama)
-    _refuse_unshared((64, 128), checkpoint, Grouped())
+    _refuse_unshared((64, 128), checkpoint, shared)
     with pytest.raises(RecipeError, match="99 tokens"):
-        _refuse_unshared((64, 99), checkpoint, Grouped())
+        _refuse_unshared((64, 99), checkpoint, shared)
     dropping = open_checkpoint(build("llama", head_dim=32, attention_dropout=0.1))
     with pytest.raises(RecipeError, match="attention_dropout"):
-        _refuse_unshared((64, 128), dropping, Grouped())
+        _refuse_unshared((64, 128), dropping, shared)
 
 
 def test_run_with_validation_ends_in_the_same_bits(tune, patched_llama, corpus, uninterrupted, metrics, weights_of):

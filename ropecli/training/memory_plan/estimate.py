@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,17 +18,13 @@ from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
 from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS
 from ropecli.live.stock_transformers import build_model
+from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Engine = Literal["one", "ddp", "fsdp2", "fsdp2-cp", "ulysses"]
-SHARDED: tuple[Engine, ...] = ("fsdp2", "fsdp2-cp", "ulysses")
-"""Engines whose processes share weights, gradients and optimizer state."""
-SEQUENCE_SHARED: tuple[Engine, ...] = ("fsdp2-cp", "ulysses")
-"""Engines whose processes share each sequence: context parallelism under FSDP2, and DeepSpeed Ulysses."""
 GPUS = {
     "a100": 312e12,
     "h100": 989e12,
@@ -39,6 +35,7 @@ GPUS = {
     "rtx4090": 165e12,
 }
 """Dense bfloat16 operations per second, from the vendors' data sheets."""
+ONE = Launch()
 _CONTEXT = 2**30
 """Bytes that CUDA, cuBLAS and NCCL hold on a GPU in addition to tensors: an allowance, not a measurement."""
 _USABLE = 0.9
@@ -133,24 +130,23 @@ class MemoryEstimator:
         self.fake_steps = FakeSteps(self.model)
         self._steps: dict[Any, FakeStep] = {}
 
-    def estimate(
-        self, recipe: Recipe, length: int, engine: Engine = "one", world: int = 1, gpu: bool = True
-    ) -> MemoryEstimate:
-        """length: tokens of the whole sequence. gpu: whether an adapter's base is in bfloat16, as on a GPU.
+    def estimate(self, recipe: Recipe, length: int, launch: Launch = ONE, gpu: bool = True) -> MemoryEstimate:
+        """length: tokens of the whole sequence. launch: ZeRO-1 and 2 count as DDP, which needs more. gpu: whether an
+        adapter's base is in bfloat16, as on a GPU.
 
         gradient_checkpointing: auto counts as true; see resolve_checkpointing.
         """
-        shards = world if engine in SHARDED else 1
-        step = self._step(recipe, length, engine, world, gpu)
+        shards = launch.world if launch.shards else 1
+        step = self._step(recipe, length, launch, gpu)
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
         peak = max(step.peaks.values(), key=sum)
         return MemoryEstimate(
-            weights=self._weights(step, recipe, engine, gpu) // shards,
+            weights=self._weights(step, recipe, launch, gpu) // shards,
             gradients=peak.gradients // (shards if recipe.gradient_accumulation > 1 else 1),
             optimizer=int(2 * moment * step.trained) // shards,
             activations=peak.activations,
             working=peak.working,
-            engine=_copies(step, recipe, engine),
+            engine=_copies(step, recipe, launch),
             runtime=_CONTEXT if gpu else 0,
             host=step.host,
             trained=step.trained,
@@ -158,7 +154,7 @@ class MemoryEstimator:
         )
 
     def resolve_checkpointing(
-        self, recipe: Recipe, length: int, engine: Engine, world: int, memory: int, gpu: bool = True
+        self, recipe: Recipe, length: int, launch: Launch, memory: int, gpu: bool = True
     ) -> Recipe:
         """Replace gradient_checkpointing: auto by false if a step without it takes at most 90% of `memory`, else true.
 
@@ -168,14 +164,14 @@ class MemoryEstimator:
             return recipe
         without = recipe.model_copy(update={"gradient_checkpointing": False})
         fits = not recipe.offload_activations and (
-            self.estimate(without, length, engine, world, gpu).total <= _USABLE * memory
+            self.estimate(without, length, launch, gpu).total <= _USABLE * memory
         )
         return without if fits else recipe.model_copy(update={"gradient_checkpointing": True})
 
-    def _step(self, recipe: Recipe, length: int, engine: Engine, world: int, gpu: bool = True) -> FakeStep:
-        part = -(-length // world) if engine in SEQUENCE_SHARED else length
+    def _step(self, recipe: Recipe, length: int, launch: Launch, gpu: bool = True) -> FakeStep:
+        part = -(-length // launch.sequence_ranks)
         # gathered weights have the compute dtype, and so do hidden states
-        gathered = engine in SHARDED and recipe.mixed_precision == "bf16"
+        gathered = launch.shards and recipe.mixed_precision == "bf16"
         half = gathered or (gpu and recipe.adapter != "none")
         changes = {
             "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,  # same step
@@ -184,29 +180,28 @@ class MemoryEstimator:
         }
         recipe = recipe.model_copy(update=changes)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
-        shards = world if engine in SHARDED and recipe.gradient_accumulation == 1 else 1
-        ring = world if engine == "fsdp2-cp" else 1
-        key = (recipe.model_dump_json(), part, half, shards, ring)
+        shards = launch.world if launch.shards and recipe.gradient_accumulation == 1 else 1
+        key = (recipe.model_dump_json(), part, half, shards, launch.cp_size)
         if key not in self._steps:
             dtype = torch.bfloat16 if half else torch.float32
-            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, ring)
+            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, launch.cp_size)
         return self._steps[key]
 
-    def _weights(self, step: FakeStep, recipe: Recipe, engine: Engine, gpu: bool) -> int:
+    def _weights(self, step: FakeStep, recipe: Recipe, launch: Launch, gpu: bool) -> int:
         size = 4.0 * step.trained
         if recipe.adapter != "none":
             frozen = max(0, self.shape.total - step.trained)
             in_four_bits = step.quantizable if recipe.adapter == "qlora" else 0
             size += (2 if gpu else 4) * (frozen - in_four_bits) + _FOUR_BITS * in_four_bits
-        if engine == "ulysses" and recipe.mixed_precision == "bf16":
+        if launch.engine == "zero-3" and recipe.mixed_precision == "bf16":
             size += 2 * step.trained  # DeepSpeed keeps bfloat16 and float32 weights
         return int(size)
 
 
-def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
+def _copies(step: FakeStep, recipe: Recipe, launch: Launch) -> int:
     """Bytes that an engine holds in addition to its share of the weights."""
-    if engine in ("one", "ddp"):
-        return 4 * step.trained if engine == "ddp" else 0  # gradient buckets
+    if not launch.shards:
+        return 4 * step.trained if launch.world > 1 else 0  # gradient buckets
     # gathered weights of two layers, and one layer's gradients before and after reduction in float32
     compute = 2 if recipe.mixed_precision == "bf16" else 4
     reduced = compute + 4 if recipe.adapter == "none" else 0

@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from pydantic import ByteSize, TypeAdapter
 
 from ropecli.errors import CheckpointError, RecipeError, shown
-from ropecli.launch import read_launch
 from ropecli.live.devices import total_memory
 from ropecli.messages import size
-from ropecli.training.distributed import sequence_ranks
-from ropecli.training.memory_plan.estimate import SEQUENCE_SHARED, SHARDED, Engine, MemoryEstimate, MemoryEstimator
+from ropecli.ranks import read_ranks
+from ropecli.training.launch import Launch
+from ropecli.training.memory_plan.estimate import ONE, MemoryEstimate, MemoryEstimator
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.refusals import context_ranks, sharded_weight_faults, shards_weights, shared_sequence_faults
+from ropecli.training.refusals import launch_faults
 from ropecli.training.sharded_weights import is_converted
 from ropecli.training.tiled_mlp import untileable
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -41,14 +37,12 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 GPUS_PER_HOST = 8
 _FILE = 5 * 10**9
 """Bytes of a weight file, as checkpoints on the Hub are usually cut."""
-_CONFIGS: dict[Engine, str] = {
+_CONFIGS = {
     "one": "1-gpu",
     "fsdp2": "8-gpu-fsdp2",
     "fsdp2-cp": "8-gpu-fsdp2-cp",
     "ulysses": "8-gpu-ulysses",
 }
-_SIZES: dict[Engine, str] = {"fsdp2-cp": "cp_size", "ulysses": "sp_size"}
-"""Accelerate's name for the number of processes that share a sequence."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +64,19 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train: engine, changes of the recipe, and memory of a GPU and of its host.
+    """One way to train: launch, changes of the recipe, and memory of a GPU and of its host.
 
     recipe: changed, with gradient_checkpointing: auto resolved; that is not a change. refused: why `finetune` would
     refuse it.
     """
 
-    engine: Engine
-    world: int
+    launch: Launch
     changes: dict[str, Any]
     recipe: Recipe
     estimate: MemoryEstimate
     host: HostMemory
     fits: bool
     refused: str = ""
-
-    @property
-    def data_ranks(self) -> int:
-        return 1 if self.engine in SEQUENCE_SHARED else self.world
 
 
 def find_setups(
@@ -97,13 +86,16 @@ def find_setups(
 
     memory: bytes of one GPU. host: bytes of main memory of one machine. Raises CheckpointError.
     """
-    engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses", "fsdp2-cp")
+    launches = [ONE]
+    if gpus > 1:
+        ulysses, ring = Launch("zero-3", gpus, sp_size=gpus), Launch("fsdp2", gpus, cp_size=gpus)
+        launches = [Launch("ddp", gpus), Launch("fsdp2", gpus), ulysses, ring]
     # the recipe's own adapter, then those that need less memory
     smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
     return [
-        _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory=memory, host=host)
+        _smallest_change(estimator, recipe, adapter, launch, length, memory=memory, host=host)
         for adapter in (recipe.adapter, *smaller)
-        for engine in engines
+        for launch in launches
     ]
 
 
@@ -117,36 +109,37 @@ def alternatives_to(best: Setup, setups: list[Setup]) -> list[Setup]:
     return [
         setup
         for setup in setups
-        if setup.fits and setup is not best and (setup.changes, setup.data_ranks) == (best.changes, best.data_ranks)
+        if setup.fits and setup is not best and setup.changes == best.changes
+        if setup.launch.data_ranks == best.launch.data_ranks
     ]
 
 
 def _smallest_change(
-    estimator: MemoryEstimator, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, **limits: int
+    estimator: MemoryEstimator, recipe: Recipe, adapter: str, launch: Launch, length: int, **limits: int
 ) -> Setup:
     """limits: memory and host, bytes."""
     with_adapter = recipe.model_copy(update={"adapter": adapter})
-    if refused := next(refusals(estimator, with_adapter, length, engine, gpus), ""):
-        return Setup(engine, gpus, {}, with_adapter, MemoryEstimate(), HostMemory(), False, refused)
+    if refused := next(_refusals(estimator, with_adapter, length, launch), ""):
+        return Setup(launch, {}, with_adapter, MemoryEstimate(), HostMemory(), False, refused)
 
     def setup(base: Recipe, change: dict[str, Any]) -> Setup:
         changes = {} if adapter == recipe.adapter else {"adapter": adapter}
         changes |= {key: value for key, value in change.items() if getattr(base, key) != value}
         changed = base.model_copy(update=change)
-        estimate = estimator.estimate(changed, length, engine, gpus)
-        needed = estimate_host(estimator, estimate, changed, engine, gpus)
+        estimate = estimator.estimate(changed, length, launch)
+        needed = estimate_host(estimator, estimate, changed, launch)
         fits = estimate.total <= limits["memory"] and needed.most <= limits["host"]
-        return Setup(engine, gpus, changes, changed, estimate, needed, fits)
+        return Setup(launch, changes, changed, estimate, needed, fits)
 
     possible = [
         change
         for change in _CHANGES
-        if not any(refusals(estimator, with_adapter.model_copy(update=change), length, engine, gpus))
+        if not any(_refusals(estimator, with_adapter.model_copy(update=change), length, launch))
     ]
     recomputed = recipe.gradient_checkpointing == "auto"
     base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
     if setup(base, {}).estimate.total <= limits["memory"]:
-        base = estimator.resolve_checkpointing(with_adapter, length, engine, gpus, limits["memory"])
+        base = estimator.resolve_checkpointing(with_adapter, length, launch, limits["memory"])
     else:
         # with the most changes, and without tiles, whose copies may take more than they save
         most = [setup(base, change) for change in possible if {**change, "tiled_mlp": True} == possible[-1]]
@@ -161,19 +154,17 @@ def _smallest_change(
     return min(setups, key=lambda setup: setup.estimate.total)
 
 
-def estimate_host(
-    estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, engine: Engine, world: int
-) -> HostMemory:
-    """estimate: of one GPU. world: number of GPUs, of which a machine has at most eight."""
-    processes = min(world, GPUS_PER_HOST)
-    sharded = engine in SHARDED and not is_converted(estimator.model)
+def estimate_host(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> HostMemory:
+    """estimate: of one GPU, of which a machine has at most eight."""
+    processes = min(launch.world, GPUS_PER_HOST)
+    sharded = launch.shards and not is_converted(estimator.model)
     total, item, trained = estimator.shape.total, estimator.item, estimate.trained
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
-    if sharded and engine != "ulysses":
-        loading = 4 * largest * processes // world  # tensor by tensor, each process its own part
+    if sharded and launch.engine == "fsdp2":
+        loading = 4 * largest * processes // launch.world  # tensor by tensor, each process its own part
     elif sharded or recipe.adapter == "qlora":
         loading = 4 * largest * processes  # tensor by tensor
-    elif engine in SHARDED:
+    elif launch.shards:
         loading = 4 * total  # the main process converts the tensors and sends them to the others
     else:
         loading = (4 if recipe.adapter == "none" else 2) * total * processes
@@ -186,15 +177,12 @@ def estimate_host(
     return HostMemory(loading, estimate.host * processes, saving)
 
 
-def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
+def _refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch) -> Iterator[str]:
     """Yield the messages with which `finetune` would refuse a setup."""
-    integers = recipe.adapter == "qlora"
     if recipe.tiled_mlp and not estimator.fake_steps.tileable:
         yield untileable(estimator.model)
-    if engine in SHARDED:
-        yield from sharded_weight_faults(recipe, "ZeRO-3" if engine == "ulysses" else "FSDP2", integers=integers)
-    if size := _SIZES.get(engine):
-        yield from shared_sequence_faults(estimator.model, recipe, length, size, gpus, varies=estimator.varies)
+    integers = recipe.adapter == "qlora"
+    yield from launch_faults(launch, estimator.model, recipe, length, integers=integers, varies=estimator.varies)
 
 
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Path | None, given: dict[str, Any]) -> str:
@@ -209,21 +197,22 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
             words += ["--set", f"{key}={value}"]
-    config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(setup.engine)})"'
-    launch = ["--multi_gpu --num_machines 1" if setup.engine == "ddp" else config, f"--num_processes {setup.world}"]
-    if size := _SIZES.get(setup.engine):
-        launch.append(f"--parallelism_config_{size} {setup.world}")
-    launch.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
+    launch = setup.launch
+    config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(launch.name)})"'
+    options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
+    for name, ranks in (("sp_size", launch.sp_size), ("cp_size", launch.cp_size)):
+        options += [f"--parallelism_config_{name} {ranks}"] if ranks > 1 else []
+    options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     # the large tensors of long sequences find no room between others: TRL's guide long_context_training
-    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if setup.engine in SEQUENCE_SHARED else ""
+    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if launch.sequence_ranks > 1 else ""
     finetune = shlex.join(["finetune", *words, "--output", "OUTPUT"])
-    return f"{allocator}accelerate launch {' '.join(launch)} -m ropecli {finetune}"
+    return f"{allocator}accelerate launch {' '.join(options)} -m ropecli {finetune}"
 
 
 def resolve_checkpointing(
-    accelerator: "Accelerator", config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
+    launch: Launch, config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
 ) -> Recipe:
-    """Replace gradient_checkpointing: auto, the same on all processes, which call this together.
+    """Replace gradient_checkpointing: auto, as the main process estimates it. All processes call it together.
 
     config: the model's. length: tokens of the whole sequence. recorded: the value of the run that is resumed, if any,
     which is kept. say: called with the reason if layers are recomputed.
@@ -232,29 +221,25 @@ def resolve_checkpointing(
         return recipe
     if isinstance(recorded, bool):
         return recipe.model_copy(update={"gradient_checkpointing": recorded})
-    memory = total_memory(accelerator.device)
-    if accelerator.device.type == "cpu":
-        memory //= read_launch().local_count  # processes share the machine's memory
-    memory = int(accelerator.gather(torch.tensor([memory], device=accelerator.device)).min())
-    # ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more
-    engine: Engine = "one" if accelerator.num_processes == 1 else "ddp"
-    part, processes = -(-length // sequence_ranks(accelerator)), accelerator.num_processes
-    if shards_weights(accelerator):
-        engine = "fsdp2"
-        if context_ranks(accelerator) > 1:
-            engine, part = "fsdp2-cp", part * processes  # as if all shared one sequence: then attention gathers most
+    device = launch.accelerator.device
+    # processes share the machine's main memory
+    memory = launch.least(total_memory(device) // (read_ranks().local_count if device.type == "cpu" else 1))
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the estimate counts qlora itself
-    gpu = accelerator.device.type == "cuda"
-    try:
-        resolved = MemoryEstimator(config).resolve_checkpointing(recipe, part, engine, processes, memory, gpu)
-    except CheckpointError as error:
-        say(f"gradient_checkpointing: auto is on. {error}")
-        return recipe.model_copy(update={"gradient_checkpointing": True})
-    if resolved.gradient_checkpointing:
-        say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {size(memory)}.")
-    return resolved
+
+    def recompute() -> bool:
+        try:
+            estimator = MemoryEstimator(config)
+        except CheckpointError as error:
+            say(f"gradient_checkpointing: auto is on. {error}")
+            return True
+        resolved = estimator.resolve_checkpointing(recipe, length, launch, memory, device.type == "cuda")
+        if resolved.gradient_checkpointing:
+            say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {size(memory)}.")
+        return bool(resolved.gradient_checkpointing)
+
+    return recipe.model_copy(update={"gradient_checkpointing": launch.from_main(recompute)})
 
 
 def parse_size(text: str, name: str) -> int:

@@ -12,10 +12,10 @@ import yaml
 
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, RopecliError
-from ropecli.training import distributed
-from ropecli.training.distributed import averaged_over, data_ranks, local_batch, make_accelerator
+from ropecli.training import launch
+from ropecli.training.launch import Launch, refuse_engine, start_launch
 from ropecli.training.recipe_schema import make_recipe
-from ropecli.training.refusals import refuse_engine, refuse_unsuitable
+from ropecli.training.refusals import refuse_unsuitable
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
 LENGTH = 48
@@ -31,7 +31,7 @@ def sizes(sp_size=1, cp_size=1):
 
 
 def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=None, parallelism=None, batch_size=2, fsdp=None):
-    """What these functions ask an Accelerator of two or more processes for, without starting them."""
+    """A launch of two or more processes, without starting them."""
     from accelerate import DistributedType
 
     plugin = SimpleNamespace(
@@ -39,7 +39,7 @@ def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=None, parallelism=None
         deepspeed_config={"zero_optimization": zero or {"stage": 2}},
         get_value={"train_micro_batch_size_per_gpu": batch_size}.get,
     )
-    return SimpleNamespace(
+    accelerator = SimpleNamespace(
         distributed_type=DistributedType(kind),
         process_index=rank,
         num_processes=processes,
@@ -47,6 +47,7 @@ def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=None, parallelism=None
         parallelism_config=parallelism,
         state=SimpleNamespace(deepspeed_plugin=plugin, fsdp_plugin=fsdp),
     )
+    return Launch.of(accelerator)
 
 
 def ulysses(size=2, **options):
@@ -69,9 +70,9 @@ def model_of(build):
     return make
 
 
-def refusal(accelerator, model, length=LENGTH, **keys) -> str:
+def refusal(engine, model, length=LENGTH, **keys) -> str:
     with pytest.raises(RecipeError) as caught:
-        refuse_unsuitable(accelerator, model, recipe_of(**keys), length)
+        refuse_unsuitable(engine, model, recipe_of(**keys), length)
     return str(caught.value)
 
 
@@ -85,7 +86,7 @@ def batch():
 def test_fsdp_on_cpus_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(RecipeError, match="need a GPU"):
-        make_accelerator()
+        start_launch()
 
 
 @pytest.mark.parametrize("launch", [{"CP_SIZE": "2", "USE_DEEPSPEED": "true"}, {"SP_SIZE": "2", "USE_FSDP": "true"}])
@@ -93,19 +94,19 @@ def test_sequences_shared_by_an_engine_that_cannot_are_refused(monkeypatch, laun
     for name, value in {"USE_PARALLELISM_CONFIG": "true", **launch}.items():
         monkeypatch.setenv(f"{'PARALLELISM_CONFIG' if name.endswith('SIZE') else 'ACCELERATE'}_{name}", value)
     with pytest.raises(RecipeError, match=r"needs FSDP2; .* needs DeepSpeed"):
-        make_accelerator()
+        start_launch()
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "message"),
+    ("engine", "message"),
     [
         (engine_of("MULTI_CPU", parallelism=sizes(cp_size=2)), "cp_size need a GPU"),
         (engine_of("FSDP", fsdp=SimpleNamespace(fsdp_version=1)), "fsdp_version"),
     ],
 )
-def test_unusable_engines_are_refused(accelerator, message):
+def test_unusable_engines_are_refused(engine, message):
     with pytest.raises(RecipeError, match=message):
-        refuse_engine(accelerator)
+        refuse_engine(engine)
 
 
 @pytest.mark.parametrize(
@@ -118,15 +119,15 @@ def test_unusable_engines_are_refused(accelerator, message):
 )
 def test_layers_that_shared_sequences_would_change_are_refused(model_of, model_type, settings, message):
     model = model_of(model_type, **settings)
-    for accelerator in (ulysses(), context_parallel()):
-        assert message in refusal(accelerator, model)
+    for engine in (ulysses(), context_parallel()):
+        assert message in refusal(engine, model)
 
 
 def test_frequencies_that_follow_the_length_are_refused(model_of):
-    accelerator = context_parallel()
+    engine = context_parallel()
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = model_of("llama", rope_parameters=scaling)
-    assert "depend on the length" in refusal(accelerator, model, 2 * LENGTH)
+    assert "depend on the length" in refusal(engine, model, 2 * LENGTH)
     refuse_unsuitable(engine_of(), model, recipe_of(), 2 * LENGTH)  # each process has whole sequences
 
 
@@ -139,8 +140,8 @@ def test_heads_must_divide_evenly(model_of, heads, keys, message):
     if message:
         assert message in refusal(ulysses(), model)
     else:
-        for accelerator in (ulysses(), ulysses(4, processes=4), context_parallel()):
-            refuse_unsuitable(accelerator, model, recipe_of(mixed_precision="bf16"), LENGTH)
+        for engine in (ulysses(), ulysses(4, processes=4), context_parallel()):
+            refuse_unsuitable(engine, model, recipe_of(mixed_precision="bf16"), LENGTH)
         assert "mixed_precision: none" in refusal(context_parallel(), model)
 
 
@@ -171,36 +172,37 @@ def test_waits_last_as_long_as_the_other_process_lives(monkeypatch):
 
     store = HashStore()
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(distributed, "_SILENCE", timedelta(seconds=0.5))
-    monkeypatch.setattr(distributed, "_HEARTBEAT", 0.05)
+    monkeypatch.setattr(launch, "_SILENCE", timedelta(seconds=0.5))
+    monkeypatch.setattr(launch, "_HEARTBEAT", 0.05)
     first, second = (engine_of("MULTI_CPU", rank=rank) for rank in range(2))
-    distributed.show_life(second)
-    monkeypatch.setattr(distributed, "_waits", iter([7, 7, 8]))  # both threads have the counter of one process
-    late = threading.Timer(1.0, distributed.wait_for, [second, []])
+    launch.show_life(second)
+    monkeypatch.setattr(launch, "_waits", iter([7, 7, 8]))  # both threads have the counter of one process
+    late = threading.Timer(1.0, second.wait, [[]])
     late.start()
-    distributed.wait_for(first, [0, 1])  # twice the time that may pass without a sign of life
+    first.wait()  # twice the time that may pass without a sign of life
     late.join()
-    monkeypatch.setattr(distributed, "_HEARTBEAT", 1000.0)
+    monkeypatch.setattr(launch, "_HEARTBEAT", 1000.0)
     with pytest.raises(RopecliError, match="Process 1 of this run gave no sign of life"):
-        distributed.wait_for(first, [0, 1])
+        first.wait()
 
 
 def test_processes_that_share_a_sequence_have_the_same_rank():
-    ranks = [data_ranks(ulysses(2, rank=rank, processes=4)) for rank in range(4)]
-    assert ranks == [(0, 2), (0, 2), (1, 2), (1, 2)]
-    assert data_ranks(engine_of(rank=3, processes=4)) == (3, 4)
+    shared = [ulysses(2, rank=rank, processes=4) for rank in range(4)]
+    assert [(one.data_rank, one.data_ranks) for one in shared] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    own = engine_of(rank=3, processes=4)
+    assert (own.data_rank, own.data_ranks) == (3, 4)
 
 
 def test_divisor_of_each_engine():
     """test_processes.py compares them with the real engines."""
-    assert averaged_over(engine_of("MULTI_CPU", processes=4)) == 4
-    assert averaged_over(ulysses(2, processes=4)) == 2
-    assert averaged_over(ulysses(2, processes=4, zero={"stage": 3})) == 4
-    assert averaged_over(ulysses(2, processes=4, zero={"stage": 3, "reduce_scatter": False})) == 2
+    assert engine_of("MULTI_CPU", processes=4).averaged_over == 4
+    assert ulysses(2, processes=4).averaged_over == 2
+    assert ulysses(2, processes=4, zero={"stage": 3}).averaged_over == 4
+    assert ulysses(2, processes=4, zero={"stage": 3, "reduce_scatter": False}).averaged_over == 2
 
 
 def test_shared_sequence_has_no_gap_or_overlap(batch):
-    with local_batch(ulysses(rank=0), batch) as early, local_batch(ulysses(rank=1), batch) as late:
+    with ulysses(rank=0).take(batch) as early, ulysses(rank=1).take(batch) as late:
         assert early.ids.shape == (2, LENGTH // 2)
         for name in ("ids", "labels", "document_labels"):
             both = torch.cat([getattr(early, name), getattr(late, name)], dim=1)
@@ -225,3 +227,46 @@ def test_launch_configurations_are_valid_for_accelerate(path):
     product = np.prod([size for key, size in config.parallelism_config.items() if key.endswith("_size")])
     assert product in (1, config.num_processes)
     assert yaml.safe_load(text)["num_machines"] == (2 if path.stem == "2-nodes" else 1)
+
+
+def test_a_step_reads_the_device_at_its_end_however_many_passes_it_has(llama, monkeypatch):
+    """Each read of a value waits for a GPU. A step reads its loss and gradient norm; the last, whether all is finite."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers import AutoModelForCausalLM, masking_utils
+
+    from ropecli.training.finetuning import make_optimizer
+    from ropecli.training.loop import TrainingLoop
+    from ropecli.training.loss import NextTokenLoss
+
+    # transformers reads the positions of every pass
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+
+    class Reads(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+
+    def reads(passes):
+        recipe = recipe_of(gradient_accumulation=passes, gradient_checkpointing=False)
+        launch = start_launch(recipe)
+        loss_of = NextTokenLoss(AutoModelForCausalLM.from_pretrained(llama)).train()
+        wrapped, optimizer = launch.prepare(loss_of, make_optimizer(loss_of.named_parameters(), recipe))
+        ids = np.arange(2, 34).reshape(1, 32)
+        loop = TrainingLoop(
+            launch,
+            wrapped,
+            list(wrapped.parameters()),
+            optimizer,
+            schedule=lambda step: 1.0,
+            batches=lambda step: [Batch(ids, ids)] * passes,
+            ended=lambda done: done == 3,
+            max_grad_norm=1.0,
+            seed=0,
+        )
+        with Reads() as counted:
+            loop.train()
+        return counted.number
+
+    assert reads(passes=4) == reads(passes=1) == 2 * 3 + 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Launch:
+class Ranks:
     """rank, local_rank: of this process, among all and on its host. count, local_count: how many there are."""
 
     rank: int = 0
@@ -17,12 +17,12 @@ class Launch:
     local_count: int = 1
 
 
-def read_launch() -> Launch:
+def read_ranks() -> Ranks:
     """The launch of this process: of one, unless RANK is set and WORLD_SIZE is above 1."""
-    launch = Launch(
+    ranks = Ranks(
         _number("RANK", -1), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
     )
-    return launch if launch.rank >= 0 and launch.count > 1 else Launch()
+    return ranks if ranks.rank >= 0 and ranks.count > 1 else Ranks()
 
 
 def _number(name: str, default: int) -> int:

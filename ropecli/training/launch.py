@@ -1,0 +1,430 @@
+"""How the processes of a run share the work: DDP, FSDP2, DeepSpeed ZeRO, and sequence parallelism.
+
+Accelerate provides the engines, configured by `accelerate launch`; this file handles their differences. Processes meet
+in the methods of Launch. Sequence parallelism is DeepSpeed Ulysses (Jacobs et al. 2023, arXiv:2309.14509) with sp_size,
+or torch's context parallelism with cp_size.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+
+from ropecli.data.sequences import UNSCORED
+from ropecli.data.stream import Batch
+from ropecli.errors import RecipeError, RopecliError, reason_of
+from ropecli.training.recipe_schema import Recipe
+
+Engine = Literal["ddp", "fsdp2", "zero", "zero-3"]
+T = TypeVar("T")
+_SILENCE = timedelta(minutes=15)
+"""Time after which a process ends that hears nothing from one that it waits for: a host may have vanished."""
+_HEARTBEAT = 10.0
+"""Seconds between signs of life."""
+_LOOK = 1.0
+"""Seconds between looks at them: all processes ask one store."""
+_waits = itertools.count()
+_PLAIN = Recipe.model_validate({"data": "demo-train", "mixed_precision": "none", "gradient_accumulation": 1})
+"""For training without a recipe, as by `ropecli tune`."""
+
+
+class LocalBatch(NamedTuple):
+    """One process's part of a batch, on its device: the arguments of NextTokenLoss.forward.
+
+    ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
+    document_labels: the same shape, or None.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor | None
+    packed: bool
+    document_labels: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the processes of a run share the work. A planned one has no accelerator, and only says what is shared.
+
+    engine: zero is DeepSpeed's ZeRO-1 or 2. world: number of processes. sp_size, cp_size: processes that share each
+    sequence, by DeepSpeed Ulysses or by torch's context parallelism. rank: of this process.
+    """
+
+    engine: Engine = "ddp"
+    world: int = 1
+    sp_size: int = 1
+    cp_size: int = 1
+    rank: int = 0
+    accelerator: Any = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, accelerator: Any) -> "Launch":
+        from accelerate import DistributedType
+
+        engine: Engine = "ddp"
+        if accelerator.distributed_type == DistributedType.FSDP:
+            engine = "fsdp2"
+        elif accelerator.distributed_type == DistributedType.DEEPSPEED:
+            engine = "zero-3" if accelerator.state.deepspeed_plugin.zero_stage == 3 else "zero"
+        sp, cp = (getattr(accelerator.parallelism_config, name, 1) for name in ("sp_size", "cp_size"))
+        return cls(engine, accelerator.num_processes, sp, cp, accelerator.process_index, accelerator)
+
+    @property
+    def name(self) -> str:
+        if self.sequence_ranks > 1:
+            return "ulysses" if self.sp_size > 1 else f"{self.engine}-cp"
+        return "one" if self.world == 1 else self.engine
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def shards(self) -> bool:
+        """Whether processes share weights, gradients and optimizer state."""
+        return self.engine in ("fsdp2", "zero-3")
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Number of processes that share each sequence."""
+        return self.sp_size * self.cp_size
+
+    @property
+    def parts(self) -> int:
+        """A sequence's tokens must be a multiple of this."""
+        # context parallelism gives each process an early and a late part, to balance the work of attention
+        return self.sp_size * (2 * self.cp_size if self.cp_size > 1 else 1)
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of ranks that read different sequences."""
+        return self.world // self.sequence_ranks
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self.sequence_ranks  # sequence parallelism is the innermost dimension of both meshes
+
+    @property
+    def averaged_over(self) -> int:
+        """Divisor that the engine applies to the sum of all gradients: usually the number of processes.
+
+        DeepSpeed sums over the processes that share a sequence, without averaging. ZeRO-3 does so only without
+        reduce-scatter (stage_1_and_2.py and stage3.py of DeepSpeed 0.19: division by sequence_parallel_size, and none
+        in reduce_scatter_coalesced).
+        """
+        if self.sp_size == 1:
+            return self.world
+        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        if zero["stage"] == 3 and zero.get("reduce_scatter", True):
+            return self.world
+        return self.world // self.sp_size
+
+    def wait(self, ranks: Iterable[int] | None = None) -> None:
+        """Wait until these processes, or all, have called this as often as this one. All processes call it.
+
+        Unlike a collective operation it has no time limit while the others live, and signals are handled. Raises
+        RopecliError for a process without a sign of life, or if the store, which is on the first host, is gone.
+        """
+        if self.world == 1:
+            return
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store, call = _get_default_store(), next(_waits)
+        keys = {rank: f"ropecli/{call}/{rank}" for rank in (range(self.world) if ranks is None else ranks)}
+        heard: dict[int, tuple[bytes, float]] = {}
+        look = time.monotonic()
+        try:
+            store.set(f"ropecli/{call}/{self.rank}", "")
+            while not store.check([*keys.values()]):
+                time.sleep(0.05)
+                if time.monotonic() < look:
+                    continue
+                look = time.monotonic() + _LOOK
+                for rank in [rank for rank, key in keys.items() if not store.check([key])]:
+                    sign = store.get(f"ropecli/alive/{rank}") if store.check([f"ropecli/alive/{rank}"]) else b""
+                    last, since = heard.setdefault(rank, (sign, time.monotonic()))
+                    if sign != last:
+                        heard[rank] = sign, time.monotonic()
+                    elif time.monotonic() - since > _SILENCE.total_seconds():
+                        raise RopecliError(f"Process {rank} of this run gave no sign of life for {_SILENCE}.")
+        except RuntimeError as error:  # of the store
+            raise RopecliError(f"Lost the connection to the first process of this run: {reason_of(error)}") from error
+
+    @contextlib.contextmanager
+    def local_main_first(self) -> Iterator[None]:
+        """Run the block on the first process of each host, then on its others."""
+        first = self.rank - self.accelerator.local_process_index
+        if self.rank != first:
+            self.wait([first])
+        yield
+        if self.rank == first:
+            self.wait([first])
+
+    def from_main(self, answer: Callable[[], T]) -> T:
+        """Return the main process's answer on all processes."""
+        if self.world == 1:
+            return answer()
+        from accelerate.utils import broadcast_object_list
+
+        value = answer() if self.is_main else None
+        self.wait([0])
+        return broadcast_object_list([value])[0]
+
+    def total(self, *numbers: float | torch.Tensor) -> list[float]:
+        """The sums of these numbers over all processes, by one reduction, in float64."""
+        values = [float(number) for number in numbers]
+        if self.world == 1:
+            return values
+        return self.accelerator.reduce(
+            torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        ).tolist()
+
+    def prepare(self, loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        """Call accelerator.prepare with the settings that Accelerate would read from a bare transformers model."""
+        accelerator, model = self.accelerator, cast(Any, loss_of.model)
+        if self.engine == "fsdp2":
+            plugin = accelerator.state.fsdp_plugin
+            plugin.cpu_ram_efficient_loading = False  # sharded_weights.py reads the weights after sharding
+            if plugin.transformer_cls_names_to_wrap is None:
+                plugin.transformer_cls_names_to_wrap = sorted(model._no_split_modules or ())
+            if plugin.mixed_precision_policy is not None:
+                from torch.distributed.fsdp import MixedPrecisionPolicy
+
+                # Accelerate's default rounds the loss, a sum over many tokens, to bfloat16, and reduces gradients in it
+                plugin.mixed_precision_policy = MixedPrecisionPolicy(
+                    param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+                )
+        if self.engine == "zero-3":
+            import deepspeed
+
+            # partition now: DeepSpeed would first move the whole model to each device
+            deepspeed.zero.Init(module=model, config_dict_or_path=accelerator.state.deepspeed_plugin.deepspeed_config)
+        if self.sp_size > 1:
+            accelerator.parallelism_config.sp_handler.sp_attn_implementation = model.config._attn_implementation
+        return accelerator.prepare(loss_of, optimizer)
+
+    @contextlib.contextmanager
+    def take(self, batch: Batch) -> Iterator[LocalBatch]:
+        """Yield this process's part of a batch, on its device. Run the forward and backward pass inside the context.
+
+        Processes that share a sequence pass the same batch; its length must divide evenly among them.
+        """
+        if self.sp_size > 1:
+            batch = _filled(batch, self.accelerator.state.deepspeed_plugin.get_value("train_micro_batch_size_per_gpu"))
+        positions = batch.positions
+        if positions is None and self.sequence_ranks > 1:
+            positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
+        part = slice(None)
+        if self.sp_size > 1:
+            tokens = batch.ids.shape[1] // self.sp_size
+            first = self.rank % self.sp_size * tokens
+            part = slice(first, first + tokens)
+        device = self.accelerator.device
+
+        def placed(array: np.ndarray | None) -> torch.Tensor | None:
+            if array is None:
+                return None
+            tensor = torch.tensor(array[:, part])
+            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+        arrays = (placed(array) for array in (batch.ids, batch.labels, positions, batch.document_labels))
+        ids, labels, at, counts = cast(Any, arrays)
+        share = LocalBatch(ids, labels, at, batch.packed, counts)
+        if self.cp_size > 1:
+            # splits the tensors in place, and makes attention exchange keys and values
+            tensors = [tensor for tensor in share if isinstance(tensor, torch.Tensor)]
+            with self.accelerator.maybe_context_parallel(tensors, [1] * len(tensors), set(tensors)):
+                yield share
+        else:
+            yield share
+
+    def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float | torch.Tensor:
+        """Clip the gradient norm over all parameters and processes. Returns the norm before clipping.
+
+        DeepSpeed has already clipped and updated by then, in the backward pass of the step's last micro-batch.
+        """
+        norm = self.accelerator.clip_grad_norm_(parameters, max_norm)
+        full = getattr(norm, "full_tensor", None)  # FSDP2 returns a sharded tensor
+        return full() if full else norm
+
+    @torch.no_grad()
+    def all_finite(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Return whether all trained parameters are finite, on all processes, which call it together."""
+
+        def own_part(parameter: Any) -> torch.Tensor:
+            held = getattr(parameter, "ds_tensor", parameter)  # under ZeRO-3 the parameter itself is empty
+            return held.to_local() if hasattr(held, "to_local") else held
+
+        finite = [own_part(parameter).isfinite().all() for parameter in parameters if parameter.requires_grad]
+        return self.total(~torch.stack(finite).all()) == [0]
+
+    def least(self, number: int) -> int:
+        """The smallest of the processes' numbers."""
+        if self.world == 1:
+            return number
+        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).min())
+
+    def state_to_save(self, wrapped: torch.nn.Module, *, only_trained: bool = False) -> dict[str, torch.Tensor] | None:
+        """The inner model's full state on the CPU, on the main process; None on others. All processes must call it.
+
+        only_trained: omit frozen parameters, if FSDP2 shards them.
+        """
+        if only_trained and self.engine == "fsdp2":
+            parameters: Any = wrapped.named_parameters()
+            trained = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
+            state: dict[str, Any] = {name: shard.full_tensor().cpu() for name, shard in trained.items()}
+        else:
+            state = self.accelerator.get_state_dict(wrapped)
+        if self.engine in ("zero", "zero-3"):
+            from deepspeed.utils import safe_get_full_fp32_param
+
+            # float32 from its optimizer: in bf16 the model's own are rounded. All processes gather them together
+            state = dict(state or {})
+            for name, parameter in cast(Any, wrapped).module.named_parameters(remove_duplicate=False):
+                master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+                if self.is_main and master is not None:
+                    state[name] = master.view(getattr(parameter, "ds_shape", parameter.shape)).cpu()
+        if not self.is_main:
+            return None
+        inner = {name: value for name, value in state.items() if name.startswith("model.")}
+        return {name.removeprefix("model."): value.detach().cpu() for name, value in inner.items()}
+
+    def leave(self) -> None:
+        """Leave the process group before this process exits; otherwise gloo's threads may abort."""
+        self.accelerator.free_memory()
+        self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
+
+
+def start_launch(recipe: Recipe = _PLAIN, **options: Any) -> Launch:
+    """Start the engine chosen by `accelerate launch` or torchrun, with the recipe's settings.
+
+    options: other arguments of Accelerator. Raises RecipeError for an engine that cannot be used.
+    """
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
+
+    _refuse_sharing()
+    AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
+    cuda = torch.cuda.is_available()
+    deepspeed = _is_launched_with("DEEPSPEED")
+    # with cpu=True Accelerate ignores DeepSpeed, and without a backend it assumes one process
+    backend = "gloo" if deepspeed and not cuda else "nccl"  # nccl is Accelerate's name for the device's own
+    options["kwargs_handlers"] = [InitProcessGroupKwargs(backend=backend, timeout=_SILENCE)]
+    if deepspeed:
+        options["deepspeed_plugin"] = _deepspeed_plugin(recipe)
+    try:
+        accelerator = Accelerator(
+            mixed_precision="no" if recipe.mixed_precision == "none" else recipe.mixed_precision,
+            cpu=not cuda and not deepspeed,
+            # a plugin, since the launch's environment variables override a number
+            gradient_accumulation_plugin=GradientAccumulationPlugin(recipe.gradient_accumulation),
+            **options,
+        )
+    except (ValueError, NotImplementedError, ImportError) as error:
+        raise RecipeError(f"Accelerate cannot use this launch configuration: {reason_of(error)}") from error
+    launch = Launch.of(accelerator)
+    refuse_engine(launch)
+    show_life(launch)
+    if deepspeed:
+        from transformers.integrations import unset_hf_deepspeed_config
+
+        # otherwise transformers loads sharded weights under ZeRO-3, but the test of the head needs full ones
+        unset_hf_deepspeed_config()
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it logs to standard output
+    if cuda and recipe.mixed_precision == "bf16":
+        # use TF32 for the head, whose matrix products stay in float32 and are slow otherwise
+        torch.set_float32_matmul_precision("high")
+    return launch
+
+
+def _deepspeed_plugin(recipe: Recipe) -> Any:
+    """The launch's DeepSpeed config with the recipe's settings. DeepSpeed clips and accumulates itself."""
+    from accelerate import DeepSpeedPlugin
+
+    plugin = DeepSpeedPlugin()
+    settings = plugin.deepspeed_config
+    for key in ("optimizer", "scheduler"):
+        if key in settings:
+            raise RecipeError(f"The DeepSpeed config has {key!r}, which the recipe sets. Remove it there.")
+    settings.update(
+        train_micro_batch_size_per_gpu=recipe.batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        gradient_clipping=recipe.max_grad_norm,
+    )
+    settings.pop("train_batch_size", None)  # follows from these and the number of processes
+    settings["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    return plugin
+
+
+def _is_launched_with(engine: str) -> bool:
+    """Return whether `accelerate launch` enabled this engine, FSDP or DEEPSPEED."""
+    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
+
+
+def launched_sizes() -> tuple[int, int]:
+    """cp_size and sp_size of `accelerate launch`."""
+    cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
+    return cp, sp
+
+
+def _refuse_sharing() -> None:
+    """Raise RecipeError if `accelerate launch` lets processes share sequences by an engine that cannot."""
+    if not _is_launched_with("PARALLELISM_CONFIG"):
+        return
+    cp, sp = launched_sizes()
+    fsdp2 = _is_launched_with("FSDP") and os.environ.get("FSDP_VERSION") == "2"
+    if (cp > 1 and not fsdp2) or (sp > 1 and not _is_launched_with("DEEPSPEED")):
+        raise RecipeError(
+            "Context parallelism (cp_size) needs FSDP2; Ulysses (sp_size) needs DeepSpeed. This launch has cp_size "
+            f"{cp}, sp_size {sp} and another engine."
+        )
+
+
+def refuse_engine(launch: Launch) -> None:
+    """Raise RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
+    sharded = _is_launched_with("FSDP") or launch.cp_size > 1
+    if sharded and launch.engine != "fsdp2" and launch.accelerator.device.type == "cpu":
+        # Accelerate silently falls back to data parallelism
+        raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
+    plugin = getattr(launch.accelerator.state, "fsdp_plugin", None)
+    if plugin and plugin.fsdp_version != 2:
+        raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
+
+
+def show_life(launch: Launch) -> None:
+    """Start giving signs of life to processes that wait for this one."""
+    if launch.world == 1:
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, key = _get_default_store(), f"ropecli/alive/{launch.rank}"
+
+    def beat() -> None:
+        with contextlib.suppress(RuntimeError):  # the run has ended
+            for number in itertools.count():
+                store.set(key, str(number))
+                time.sleep(_HEARTBEAT)
+
+    threading.Thread(target=beat, daemon=True).start()
+
+
+def _filled(batch: Batch, rows: int) -> Batch:
+    """Add rows that are not scored: Ulysses needs batches of a fixed size."""
+    shape = (rows, batch.ids.shape[1])
+    labels = np.full(shape, UNSCORED)
+    labels[: len(batch.labels)] = batch.labels
+    positions, counts = (
+        None if rows is None else np.resize(rows, shape) for rows in (batch.positions, batch.document_labels)
+    )
+    return replace(batch, ids=np.resize(batch.ids, shape), labels=labels, positions=positions, document_labels=counts)
