@@ -12,6 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import coverage
 
 _COUNTS = ("num_hidden_layers", "num_key_value_heads")
+_SOMETIMES_NULL = (
+    *("head_dim", "max_window_layers", "num_key_value_heads", "sliding_window", "use_sliding_window"),
+    *("global_attn_every_n_layers", "kv_lora_rank", "qk_rope_head_dim"),
+)
 FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
 
 
@@ -106,6 +110,8 @@ def _describe(text: Any) -> dict[str, Any]:
         **{key: value for key in sizes if isinstance(value := _own(text, key), int)},
         **{key: value for key in _COUNTS if isinstance(value := getattr(type(text), key, None), int)},
         "head_dim": head_dim,
+        "never_null": _never_null(type(text)),
+        "whole_heads": _whole_heads(type(text)),
         "null_head_dim": not text.is_heterogeneous and getattr(type(text)(), "head_dim", 0) is None,
         "max_position_embeddings": getattr(text, "max_position_embeddings", None),
         "names": _names(text),
@@ -113,6 +119,23 @@ def _describe(text: Any) -> dict[str, Any]:
         "scaled": parameters.get("rope_type", "default") != "default",
     }
     return {**entry, **{key: value for key, value in fixed.items() if value}}
+
+
+def _never_null(kind: type) -> list[str]:
+    """Fields that the config class does not accept as null, of those that other classes do."""
+    kinds = {
+        key: value for each in reversed(kind.__mro__) for key, value in getattr(each, "__annotations__", {}).items()
+    }
+    return [key for key in _SOMETIMES_NULL if key in kinds and "None" not in str(kinds[key])]
+
+
+def _whole_heads(kind: type) -> bool:
+    """Return whether the config class requires num_attention_heads to divide hidden_size."""
+    try:
+        kind(hidden_size=65, num_attention_heads=2)
+    except Exception as error:  # config classes raise many kinds of errors
+        return "multiple of the number of attention" in str(error)
+    return False
 
 
 def _rotates_only_in(text: Any) -> str | None:

@@ -18,7 +18,6 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan, no_effect
 from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
-from ropecli.config.fields import mapping
 from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes, limit_of_far
 from ropecli.errors import Finding, RopecliError
 from ropecli.rope import RopeGeometry
@@ -108,6 +107,8 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
     """Sentences on the limits of the length, and the advice that follows."""
     count = Counter(layer.attention for layer in layers)
     yield _limit_of_positions(state, layers)
+    if default := state.settings.default_base:
+        yield default
     if count[RECURRENT]:
         yield f"No scaling changes the {count[RECURRENT]} recurrent layers, which have no positions."
     if chosen := next((layer.window for layer in layers if layer.attention == SPARSE and layer.window), None):
@@ -120,7 +121,7 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
             f"{count[COMPRESSED]} layers read distant tokens compressed, several as one: measure longer contexts, for "
             "example with `ropecli ruler`."
         )
-    if any("mrope_section" in (mapping(state.section, key) or {}) for key in ("rope_parameters", "rope_scaling")):
+    if any("mrope_section" in (state.section.get(key) or {}) for key in ("rope_parameters", "rope_scaling")):
         yield "The positions of an image grow more slowly than its tokens (mrope): images reach further than text."
 
 
@@ -128,7 +129,9 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
     name, positions, family = shlex.quote(state.checkpoint.name), state.positions, state.settings.family
     unknown = any(layer.attention is None for layer in layers)
     trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
-    if scaling.method.name != "none" and scaling.factor > 1:
+    if state.guesses_pretraining_length:
+        trained = f"scaled by {scaling.method} ×{scaling.factor:g} from a pretraining length that config.json lacks"
+    elif scaling.method.name != "none" and scaling.factor > 1:
         trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
     if unknown and not family.known:
         return (

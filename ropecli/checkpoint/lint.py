@@ -26,13 +26,15 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import ignores_top_level, is_known
 from ropecli.config.fields import first
+from ropecli.config.settings import DEFAULT_BASE
 from ropecli.errors import Finding, RopecliError, quoted, shown
 
-_READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}  # finetuned: a note of YaRN's
+_READ = {"rope_type", "type", "rope_theta", "mixed_b", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}
+# finetuned: a note of YaRN's; mixed_b: of `ntk`
 _USUAL_BASE = 10000.0
 # Methods with factor = target length / pretraining length; llama3's factor is not a ratio of lengths.
 _BY_RATIO = ("linear", "ntk-by-parts", "yarn")
-_NOT_FIXED = ("outside-text-config", "switches-with-length", "adapter-beside-model")
+_NOT_FIXED = ("outside-text-config", "switches-with-length", "adapter-beside-model", DEFAULT_BASE)
 """Rules whose findings a patch does not fix."""
 _SAME_RESULTS = ("context-below-scaling", "tokenizer-caps")
 """Rules whose findings change no result: readers stop earlier."""
@@ -42,7 +44,9 @@ def find_faults(state: CheckpointState) -> list[Finding]:
     """All findings about the files."""
     rules = (_only_new_dialect, _outside_of_text_config, _unread_keys, _lengths, _other_formats)
     found = [*state.findings, *(finding for rule in rules for finding in rule(state))]
-    fix = fix_command(state) if any(finding.rule not in _NOT_FIXED for finding in found) else None
+    rules_found = {finding.rule for finding in found}
+    # a patch would write the default base, and hide that it is one
+    fix = fix_command(state) if rules_found - {*_NOT_FIXED} and DEFAULT_BASE not in rules_found else None
     return [
         finding._replace(
             fix=None if finding.rule in _NOT_FIXED else fix, changes_results=finding.rule not in _SAME_RESULTS
@@ -213,7 +217,7 @@ def fix_command(state: CheckpointState) -> str | None:
 def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
     """Options that set the true pretraining length and keep the context length."""
     if state.guesses_pretraining_length:
-        return {"original_length": "N"}
+        return {"original_length": state.before.likely_length or "N"}
     main, written, reaches = state.positions.main, state.max_position_embeddings, state.positions.main.scaled_length
     if main.spec.method.name == "dynamic" or written == reaches or _stops_early(state):
         return {}

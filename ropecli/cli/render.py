@@ -177,7 +177,7 @@ def show_plan(plan: "TrainingPlan") -> None:
             *([("in training", size(host["training"]))] if host["training"] else []),
             ("at saving", size(host["saving"])),
         ],
-        [("KV cache of inference, bfloat16", size(report["kv_cache"]))],
+        [("KV cache of inference, bfloat16", size(report["kv_cache"]))] if report["kv_cache"] else [],
         [
             ("tokens per step", f"{report['tokens_per_step']:,}"),
             (f"tokens in {report['steps']} steps", f"{report['tokens']:,}"),

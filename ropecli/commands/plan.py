@@ -112,9 +112,12 @@ def _make_report(
     """memory, host: bytes of a GPU, of a machine. flops: per second, of a GPU. given: recipe keys set by the user."""
     from ropecli.checkpoint.lint import faults_in_results
     from ropecli.checkpoint.state import read_state
+    from ropecli.config.fields import section_of
+    from ropecli.config.layers import kv_cache_bytes
+    from ropecli.config.settings import read_settings
     from ropecli.live.stock_transformers import read_stock_config, stock_config_of
     from ropecli.training.memory_plan import setups
-    from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of, kv_cache
+    from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
 
     recipe, length = stage.recipe, stage.length
     patch = stage.in_effect  # of the recipe; None to train the checkpoint as it is
@@ -128,7 +131,8 @@ def _make_report(
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
     step_seconds = step_flops / (gpus * flops * mfu)
-    estimate = best.estimate
+    estimate, written = best.estimate, patch.config if patch else opened.config
+    settings = read_settings(written)
     return {
         "checkpoint": opened.name,
         "length": length,
@@ -140,7 +144,7 @@ def _make_report(
             "trained": estimate.trained,
             "active_per_token": estimator.shape.active,
         },
-        "kv_cache": kv_cache(estimator.shape, length),
+        "kv_cache": kv_cache_bytes(section_of(written), settings.family, settings.layers, length),
         "setting": _setup_name(best),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
         "tokens_per_step": step_tokens,

@@ -4,11 +4,12 @@ The dialects are `rope_parameters` of transformers 5, and the older, flat `rope_
 (+ `partial_rotary_factor`, and the names of bases by layer type in families.py).
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from ropecli.config.families import MSCALES, Family
-from ropecli.config.fields import first, mapping
+from ropecli.config.fields import first
 from ropecli.config.layers import layer_labels
 from ropecli.errors import CheckpointError, Finding, shown
 
@@ -34,11 +35,19 @@ NATIVE_KEYS = {
     "longrope": ("factor", ORIGINAL_LENGTH, "short_factor", "long_factor", "attention_factor", *MSCALES),
     "proportional": ("factor", "partial_rotary_factor"),
 }
+_REQUIRED = {
+    **dict.fromkeys(("linear", "dynamic", "yarn", "ntk", "deepseek_yarn", "telechat3-yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+    "proportional": ("rope_theta",),
+}
+"""rope_type -> the keys without which transformers refuses it."""
 # Further keys that a model's code or an inference engine reads.
 KEPT_KEYS = (
     "partial_rotary_factor",
     "mrope_section",
     "mrope_interleaved",
+    "xdrope_section",
     QUERY_SCALE,
     "max_position_embeddings",
     "attn_factor",  # vLLM's name for attention_factor
@@ -46,7 +55,20 @@ KEPT_KEYS = (
 )
 UNCLEAR = "unclear"
 """Rule of findings about missing or contradictory values."""
-_OLD_NAMES = {"su": "longrope", "mrope": "default"}
+_OTHER_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
+# rope_types that transformers does not know -> how ropecli reads it, and the engines that compute it (vLLM 0.33.0,
+# SGLang 0.5.23, mlx-lm 0.32.2).
+ENGINE_TYPES = {
+    "bailing_mrope": ("default", "vLLM computes", "unscaled frequencies, with an order of image axes of its own"),
+    "openpangu": ("default", "vLLM computes", "unscaled frequencies, with an order of image axes of its own"),
+    "deepseek_yarn": ("yarn", "vLLM, SGLang and mlx-lm compute", "yarn with DeepSeek's mscale"),
+    "telechat3-yarn": (
+        "yarn",
+        "vLLM and mlx-lm compute",
+        "vLLM's yarn with an attention factor of 0.07·ln s + 1 (mlx-lm: 0.1·ln s + 1)",
+    ),
+    "ntk": ("longrope", "vLLM computes", "a base of b·s and all frequencies divided by s^(2/d), or by mixed_b"),
+}
 
 Parameters = dict[str, Any]
 
@@ -60,10 +82,10 @@ def parameters_by_layer_type(
     names. Raises CheckpointError if the model type requires parameters by layer type, but config.json has one set for
     all.
     """
-    new, legacy = mapping(section, "rope_parameters"), mapping(section, "rope_scaling")
+    new, legacy = section.get("rope_parameters") or {}, section.get("rope_scaling") or {}
     theta = first(section, THETA_KEYS)
-    if theta is None and isinstance(section.get("attn_config"), dict):
-        theta = first(section["attn_config"], THETA_KEYS)
+    if theta is None:
+        theta = first(section.get("attn_config") or {}, THETA_KEYS)
         if theta is not None and "rope_theta" not in new:
             message = f"attn_config sets rope_theta to {theta}, but transformers 5 ignores it and uses 10000. A patch "
             findings.append(Finding(UNCLEAR, f"{message}writes it where it is read."))
@@ -94,9 +116,29 @@ def parameters_by_layer_type(
     findings += [Finding("two-scalings", message) for message in _contradictions(section, family, new, legacy)]
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
+        if parameters is not None and family.known:
+            _refuse_incomplete(parameters, family)
         if parameters is not None and parameters["rope_theta"] is None:
             parameters["rope_theta"] = _implicit_base(family, layer_type)
     return ropes
+
+
+def _refuse_incomplete(parameters: Parameters, family: Family) -> None:
+    """Refuse what transformers refuses: a rope_type without its keys, or one that the model type does not have."""
+    kind, rope_type = written_type_of(parameters), rope_type_of(parameters)
+    required = _REQUIRED.get(rope_type if kind in _OTHER_NAMES or family.rope_types else kind, ())
+    null = [key for key in ("rope_theta", ORIGINAL_LENGTH) if parameters.get(key, 0) is None]
+    required += (
+        (ORIGINAL_LENGTH,) if ORIGINAL_LENGTH in null and ORIGINAL_LENGTH in NATIVE_KEYS.get(rope_type, ()) else ()
+    )
+    if missing := [key for key in required if key not in parameters or key in null]:
+        raise CheckpointError(
+            f"rope_type {kind!r} in config.json has no {' and no '.join(missing)}, which transformers requires."
+        )
+    if family.rope_types and (rope_type not in family.rope_types or kind in ENGINE_TYPES):
+        raise CheckpointError(
+            f"rope_type in config.json is {kind!r}; {family.model_type} has only {', '.join(family.rope_types)}."
+        )
 
 
 def _refuse_mixed_bases(section: dict[str, Any]) -> None:
@@ -104,7 +146,7 @@ def _refuse_mixed_bases(section: dict[str, Any]) -> None:
     bases = section.get(LAYER_THETAS)
     if bases is None:
         return
-    named = [first(section, THETA_KEYS), mapping(section, "rope_parameters").get("rope_theta")]
+    named = [first(section, THETA_KEYS), (section.get("rope_parameters") or {}).get("rope_theta")]
     rotating = [base for base in [*named, *(bases if isinstance(bases, list) else [])] if base]
     if not isinstance(bases, list) or any(base != rotating[0] for base in rotating):
         raise CheckpointError(
@@ -176,7 +218,7 @@ def _contradictions(section: dict[str, Any], family: Family, new: Parameters, ol
     if base is not None and theta is not None and base != theta:
         yield f"rope_theta is {shown(theta)} at the top level and {shown(base)} in rope_parameters."
     if any(isinstance(value, dict) for value in new.values()):
-        new = mapping(new, "full_attention") if family.flat_means_full else {}
+        new = new.get("full_attention") or {} if family.flat_means_full else {}
     if not new or not old:
         return
     same_type = rope_type_of(new) == rope_type_of(old)
@@ -207,9 +249,9 @@ def _contradictions(section: dict[str, Any], family: Family, new: Parameters, ol
 def _dynamic_of_qwen(section: dict[str, Any]) -> Parameters:
     """The dynamic NTK of Qwen's own code, from seq_length to max_position_embeddings; empty if it is off."""
     lengths = section.get("seq_length"), section.get(MAX_POSITIONS)
-    if section.get("use_dynamic_ntk") is not True or not all(isinstance(length, int) for length in lengths):
+    if not section.get("use_dynamic_ntk") or None in lengths:
         return {}
-    return {"rope_type": "dynamic", "factor": max(1.0, lengths[1] / max(1, lengths[0]))}  # type: ignore[operator,type-var]
+    return {"rope_type": "dynamic", "factor": max(1.0, lengths[1] / lengths[0])}  # type: ignore[operator]
 
 
 def _implicit_base(family: Family, layer_type: str | None) -> float:
@@ -223,11 +265,27 @@ def _implicit_base(family: Family, layer_type: str | None) -> float:
 
 
 def rope_type_of(parameters: Parameters) -> str:
-    """The rope_type of the parameters, with old names replaced."""
-    rope_type = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    """The rope_type of the parameters as transformers calls it, if it has another name for it."""
+    rope_type = written_type_of(parameters)
     if rope_type == "yarn" and "long_factor" in parameters:  # an early Phi-3
         return "longrope"
-    return _OLD_NAMES.get(rope_type, rope_type)
+    return ENGINE_TYPES[rope_type][0] if rope_type in ENGINE_TYPES else _OTHER_NAMES.get(rope_type, rope_type)
+
+
+def written_type_of(parameters: Parameters) -> str:
+    return parameters.get("rope_type") or parameters.get("type") or "default"
+
+
+def translated(parameters: Parameters, width: int) -> Parameters:
+    """The parameters of an engine's own rope_type, as those of the rope_type that it is read as. width: rotary_dim."""
+    kind, factor = written_type_of(parameters), parameters.get("factor") or 1.0
+    if kind == "telechat3-yarn":
+        return {"attention_factor": 0.07 * math.log(max(1.0, factor)) + 1.0, **parameters}
+    if kind == "ntk":  # https://kexue.fm/archives/9706, fixed or mixed
+        pairs, power = width // 2, parameters.get("mixed_b") or 1.0
+        divisors = [factor ** ((pair / pairs) ** power) for pair in range(1, pairs + 1)]
+        return {"long_factor": divisors, "short_factor": divisors, "attention_factor": 1.0, **parameters}
+    return parameters
 
 
 def has_alpha(parameters: Parameters, family: Family) -> bool:

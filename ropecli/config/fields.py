@@ -1,14 +1,140 @@
-"""Reads values of config.json and checks their type and range. Invalid values raise CheckpointError."""
+"""The fields of config.json that ropecli reads: one table of their kinds, checked once, and what they say."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ropecli.config.families import Family
-from ropecli.errors import CheckpointError, shown
+from ropecli.errors import CheckpointError, did_you_mean, shown
 
 _WIDEST_HEAD = 2**16
 LATENT = "qk_rope_head_dim"
-_LARGEST = 1e15
-"""Far above any real count, base or factor; float64 cannot represent all larger integers."""
+LAYER_TYPES = (
+    *("full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention", "conv"),
+    *("compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "moe", "hybrid"),
+    *("hybrid_sliding", "reference_sliding_attention", "linear_attention"),
+    *("mamba", "attention", "deepseek_sparse_attention", "qwen_sparse_attention"),
+)
+"""The names that transformers 5 accepts in layer_types; the last four are older."""
+
+
+def _integer(low: int, high: int = 10**10) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value < high
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _or(*kinds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: any(fits(value) for fits in kinds)
+
+
+# fmt: off
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "a positive integer below 1e+10": (_integer(1),
+        "max_position_embeddings n_positions max_sequence_length max_seq_len seq_length "
+        "original_max_position_embeddings vocab_size hidden_size n_embd d_model head_dim attention_head_dim "
+        "global_head_dim swa_head_dim v_head_dim swa_v_head_dim rotary_dim num_attention_heads n_head n_heads "
+        "num_key_value_heads num_kv_heads kv_lora_rank num_global_key_value_heads swa_num_key_value_heads "
+        "qk_rope_head_dim"),
+    "an integer from 1 to 9999": (_integer(1, 10**4),
+        "num_hidden_layers n_layer n_layers num_layers attn_layer_period full_attention_interval "
+        "global_attn_every_n_layers"),
+    "an integer from 0 to 9999": (_integer(0, 10**4),
+        "attn_layer_offset first_k_dense_replace max_window_layers no_rope_layer_interval num_kv_shared_layers "
+        "prefix_dense_sliding_window_pattern"),
+    "an integer": (_integer(-(10**10)),
+        "sliding_window sliding_window_size attention_window_size local_attention attention_chunk_size index_topk "
+        "indexer_budget"),
+    "a positive number below 1e+15": (_positive,
+        "factor rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct alpha mixed_b"),
+    "a number, 0 or larger": (_number, "mscale mscale_all_dim long_mscale"),
+    "a number with a decimal point": (lambda value: isinstance(value, float), "rms_norm_eps"),
+    "a positive number, or a list by layer": (_or(_positive, _list_of(_number)),
+        "rope_theta swa_rope_theta compress_rope_theta global_rope_theta local_rope_theta"),
+    "true or false": (lambda value: isinstance(value, bool),
+        "use_sliding_window alibi multi_query new_decoder_architecture use_dynamic_ntk"),
+    "a name": (_text, "model_type rope_type type"),
+    "a list of names": (_list_of(_text), "architectures layer_types layers_block_type mlp_layer_types"),
+    "a list of integers": (_list_of(_integer(0)),
+        "mrope_section xdrope_section compress_ratios attn_layer_indices full_attn_idxs no_rope_layers "
+        "hybrid_layer_pattern"),
+    "a list of numbers": (_list_of(_or(_number, lambda value: value is None)),
+        "partial_rotary_factors attention_windows"),
+    "an integer from 1 to 9999, or letters": (_or(_integer(1, 10**4), _text), "sliding_window_pattern"),
+    "letters": (_text, "hybrid_override_pattern"),
+    "an object": (lambda value: isinstance(value, dict),
+        "rope_parameters rope_scaling text_config attn_config per_layer_config dual_chunk_attention_config "
+        "full_attention sliding_attention"),
+}
+# fmt: on
+_TABLE = {name: (expected, fits) for expected, (fits, names) in _KINDS.items() for name in names.split()}
+_BASES = _KINDS["a positive number, or a list by layer"][1].split()
+_NEVER_NULL = (
+    *("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size"),
+    *("rms_norm_eps", "num_kv_shared_layers"),
+)
+
+
+def check_fields(config: dict[str, Any], family: Family) -> None:
+    """Check every field that ropecli reads, null apart, which means that it is absent. Raises CheckpointError.
+
+    Refuses null, too, and fields that contradict one another, where transformers refuses them in this model type.
+    """
+    for key, value in entries(config):
+        expected, fits = _TABLE.get(key, ("", None))
+        in_list = key in _BASES and isinstance(value, list) and not family.lists_of_bases
+        if fits and value is not None and (in_list or not fits(value)):
+            raise CheckpointError(f"{key} in config.json is {shown(value)}; expected {expected}.")
+    if family.known:
+        _refuse_as_transformers(section_of(config), family)
+
+
+def _refuse_as_transformers(section: dict[str, Any], family: Family) -> None:
+    for key in (*_NEVER_NULL, *family.never_null):
+        if key in section and section[key] is None:
+            raise CheckpointError(f"{key} in config.json is null; expected {_TABLE[key][0]}.")
+    labels = None if family.own_layer_types else section.get("layer_types")
+    count = section.get("num_hidden_layers", family.num_hidden_layers)
+    if unknown := next((label for label in labels or () if label not in LAYER_TYPES), None):
+        raise CheckpointError(
+            f"layer_types in config.json has {shown(unknown)}, which transformers does not know."
+            f"{did_you_mean(unknown, LAYER_TYPES)}"
+        )
+    ratios = section.get("compress_ratios")
+    if ratios is not None and count and len(ratios) < count:
+        raise CheckpointError(
+            f"compress_ratios in config.json has {len(ratios)} entries; expected num_hidden_layers, {count}."
+        )
+    if labels is not None and count and len(labels) != count:
+        raise CheckpointError(
+            f"layer_types in config.json has {len(labels)} entries; expected num_hidden_layers, {count}."
+        )
+    width, heads = section.get("hidden_size"), section.get("num_attention_heads")
+    if family.whole_heads and width and heads and width % heads:
+        raise CheckpointError(
+            f"hidden_size in config.json is {width}; expected a multiple of num_attention_heads, {heads}."
+        )
+
+
+def entries(part: dict[str, Any], *, inside: bool = False) -> Iterable[tuple[str, Any]]:
+    """The fields of a part of config.json, and of the objects in it that have RoPE fields."""
+    for key, value in part.items():
+        yield key, value
+        if isinstance(value, dict) and (inside or key in _TABLE):
+            yield from entries(value, inside=key != "text_config")
 
 
 def section_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -22,58 +148,38 @@ def first(section: dict[str, Any], keys: tuple[str, ...]) -> Any:
     return next((section[key] for key in keys if section.get(key) is not None), None)
 
 
-def mapping(section: dict[str, Any], key: str) -> dict[str, Any]:
-    value = section.get(key) or {}
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{key} in config.json is {shown(value)}; expected an object.")
-    return value
-
-
-def whole_number(section: dict[str, Any], keys: tuple[str, ...]) -> int:
-    key = next((key for key in keys if section.get(key) is not None), " or ".join(keys))
-    value = section.get(key)
-    number = int(positive_number(key, value))
-    if number != value:
-        raise CheckpointError(f"{key} in config.json is {value}; expected a positive integer.")
-    return number
-
-
-def positive_number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
-        raise CheckpointError(f"{key} in config.json is {shown(value)}; expected a positive number below {_LARGEST:g}.")
-    return value
-
-
 def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = None) -> int:
     """Width of a head: MLA's rotary part, head_dim (possibly of the layer type), or hidden_size / attention heads."""
     names = family.names_of("head_dim")
     if section.get(LATENT) is not None and LATENT not in names:
-        return whole_number(section, (LATENT,))
+        return section[LATENT]
     by_type = family.layers.get(layer_type or "", {}).get("head_dim")
     if by_type is not None and section.get("per_layer_config") is None:  # Gemma 4, as shipped
         key = "global_head_dim" if family.sees_whole_context(layer_type) else "head_dim"
-        return whole_number({key: section.get(key, by_type)}, (key,))
-    own = of_layer(section, layer_type)
-    if first(own, names) is not None:
-        return whole_number(own, names)
+        return section.get(key) or by_type
+    if (width := first(of_layer(section, layer_type), names)) is not None:
+        return width
     if family.head_dim is not None and "head_dim" not in section:
         return family.head_dim
     return number_of(section, family, "hidden_size") // number_of(section, family, "num_attention_heads")
 
 
 def number_of(section: dict[str, Any], family: Family, key: str) -> int:
-    """The number under `key`, or the model type's default: parts of multimodal models often name only what differs."""
-    names, default = family.names_of(key), getattr(family, key)
-    return (
-        default if default is not None and not any(name in section for name in names) else whole_number(section, names)
-    )
+    """The number under `key`, or the model type's default: parts of multimodal models often name only what differs.
+
+    Raises CheckpointError if there is neither.
+    """
+    number = first(section, names := family.names_of(key)) or getattr(family, key)
+    if number is None:
+        raise CheckpointError(f"config.json has no {' or '.join(names)}; expected a positive integer.")
+    return number
 
 
 def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:
     """Width of the rotary part of a head: `share` of the head, or all of it."""
     if section.get(LATENT) is not None:
         share = 1.0  # `head` is the rotary part already; a share in config.json refers to the whole head
-    width = int(head * positive_number("partial_rotary_factor", 1.0 if share is None else share))
+    width = int(head * (1.0 if share is None else share))
     if not 2 <= width <= min(head, _WIDEST_HEAD) or width % 2:
         raise CheckpointError(
             f"The rotary part of a head is {width} wide; expected an even number from 2 to {min(head, _WIDEST_HEAD)}. "

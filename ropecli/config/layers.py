@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ropecli.config.families import Family
-from ropecli.config.fields import LATENT, first, head_dim, number_of, of_layer, whole_number
+from ropecli.config.fields import LATENT, first, head_dim, number_of, of_layer
 from ropecli.errors import CheckpointError
 
 FULL, SLIDING, CHUNKED, SPARSE, COMPRESSED = "full", "sliding", "chunked", "sparse", "compressed"
@@ -76,12 +76,12 @@ def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str |
     rotates = _rotates(section, family, labels, dense)
     longest = first(section, family.names_of("max_position_embeddings"))
     # if all layers are alike, a window as wide as the context limits nothing
-    unlimited = longest if isinstance(longest, int) and len(set(labels)) == 1 and None in ropes else math.inf
+    unlimited = longest if longest and len(set(labels)) == 1 and None in ropes else math.inf
 
     def layer(label: str, rotates: bool | None) -> Layer:
         attention = attention_of(label)
         window = first(section, WINDOWS.get(attention or "", ()))
-        window = window if isinstance(window, int) and window > 0 else None
+        window = window if window and window > 0 else None
         # where each kind has a rope, its name tells enough
         if attention in (SLIDING, CHUNKED) and None in ropes and _has_no_window(section, attention):
             attention = FULL
@@ -96,32 +96,31 @@ def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str |
 
 def _count(section: dict[str, Any], family: Family) -> int | None:
     """The number of layers; None if neither config.json nor the model type says it."""
-    count = first(section, _COUNTS)
-    return count if isinstance(count, int) and count > 0 else family.num_hidden_layers
+    return first(section, _COUNTS) or family.num_hidden_layers
 
 
 def layer_labels(section: dict[str, Any], family: Family) -> list[str]:
     """The name of each layer's kind, or one period of them. A name is empty where only the model's code knows it."""
     for key in ("layer_types", "layers_block_type"):
-        if isinstance(labels := section.get(key), list) and labels:
-            return [str(label) for label in labels]
+        if labels := section.get(key):
+            return list(labels)
     for key in ("hybrid_override_pattern", "sliding_window_pattern"):
         if isinstance(letters := section.get(key), str) and letters:
             return [_LETTERS.get(letter, "mlp") for letter in letters]
-    if isinstance(windows := section.get("attention_windows"), list) and windows:
+    if windows := section.get("attention_windows") or section.get("hybrid_layer_pattern"):
         return ["sliding_attention" if window else "full_attention" for window in windows]
-    if isinstance(ratios := section.get("compress_ratios"), list) and ratios:
+    if ratios := section.get("compress_ratios"):
         return [_RATIOS.get(ratio, "") for ratio in ratios]
     for key in ("attn_layer_indices", "full_attn_idxs"):
-        if isinstance(chosen := section.get(key), list):
+        if (chosen := section.get(key)) is not None:
             count = _count(section, family) or max(chosen, default=0) + 1
             return ["full_attention" if at in chosen else "linear_attention" for at in range(count)]
     if every := section.get("attn_layer_period"):
-        at = section.get("attn_layer_offset", 0)
+        at = section.get("attn_layer_offset") or 0
         return ["full_attention" if index == at else "linear_attention" for index in range(every)]
     window = section.get("sliding_window")
-    slides = isinstance(window, int) and window > 0 and section.get("use_sliding_window", True)
-    if slides and section.get("use_sliding_window") and isinstance(below := section.get("max_window_layers"), int):
+    slides = bool(window and window > 0 and section.get("use_sliding_window", True))
+    if slides and section.get("use_sliding_window") and (below := section.get("max_window_layers")) is not None:
         return ["full_attention"] * below + ["sliding_attention"] * ((_count(section, family) or below + 1) - below)
     if (every := first(section, _INTERVALS)) and "full_attention" in family.pattern and len(set(family.pattern)) == 2:
         labels = [next(label for label in family.pattern if label != "full_attention")] * every
@@ -135,13 +134,11 @@ def layer_labels(section: dict[str, Any], family: Family) -> list[str]:
 def _rotates(section: dict[str, Any], family: Family, labels: list[str], dense: int) -> Sequence[bool | None]:
     """Whether each layer rotates, or one period of it. dense: see _dense."""
     for key in ("no_rope_layers", "layer_rope_theta"):  # 0 for layers without positions
-        if isinstance(listed := section.get(key), list) and listed:
+        if listed := section.get(key):
             return [bool(value) for value in listed]
     if family.rotates:
         every = section.get("no_rope_layer_interval")
-        return (
-            [True] * (every - 1) + [False] if isinstance(every, int) and every > 0 else list(map(bool, family.rotates))
-        )
+        return [True] * (every - 1) + [False] if every else list(map(bool, family.rotates))
     only = family.rotates_only_in
     if only is None or _has_no_window(section, attention_of(only) or SLIDING):
         return [True if label else None for label in labels]
@@ -204,15 +201,15 @@ def cached_values(section: dict[str, Any], family: Family, layers: Sequence[Laye
 def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
     section = of_layer(section, layer.rope)
     if section.get("kv_lora_rank"):
-        return whole_number(section, ("kv_lora_rank",)) + whole_number(section, (LATENT,))
+        return section["kv_lora_rank"] + (section.get(LATENT) or 0)
     shares_one_head = section.get("multi_query") and not section.get("new_decoder_architecture")
-    names: tuple[str, ...] = ("num_global_key_value_heads",) if layer.far else ()
-    names += () if shares_one_head else ("num_key_value_heads", "num_kv_heads")
-    if first(section, names):
-        groups = whole_number(section, names)
-    else:
-        groups = (
-            1 if shares_one_head else family.num_key_value_heads or number_of(section, family, "num_attention_heads")
-        )
-    whole_heads = {**section, LATENT: None}  # not only the rotary part
-    return 2 * head_dim(whole_heads, family, layer.rope) * groups
+    names = ("num_key_value_heads", "num_kv_heads")
+    groups = first(section, ("num_global_key_value_heads" if layer.far else "swa_num_key_value_heads",))
+    if groups is None and shares_one_head:
+        groups = 1
+    elif groups is None:
+        groups = first(section, names) or (None if names[0] in section else family.num_key_value_heads)
+        groups = groups or number_of(section, family, "num_attention_heads")
+        groups *= 1 if layer.far else family.sliding_groups
+    width = head_dim({**section, LATENT: None}, family, layer.rope)  # not only the rotary part
+    return (width + (section.get("v_head_dim") or width)) * groups

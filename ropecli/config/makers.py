@@ -56,10 +56,12 @@ _QWEN2 = {"rope_theta": 1e6, "max_position_embeddings": _Above(32768)}
 _QWEN3 = {"rope_theta": 1e7, "max_position_embeddings": 262144}
 _MISTRAL = {"rope_theta": 1e4, "sliding_window": 4096, "max_position_embeddings": 32768}
 _GEMMA = {"scaling": {"linear"}, "factor": 8, "max_position_embeddings": _Above(131072)}
-_LLAMA4 = {"scaling": {"none", "llama3"}, "max_position_embeddings": _Above(262144)}
+_LLAMA4 = {"scaling": {"none", "llama3"}, "hidden_size": 5120, "vocab_size": 202048}
 _LLAMA3 = {"rope_theta": 5e5, "max_position_embeddings": 8192, "vocab_size": 128256}
 _LLAMA2 = {"rope_theta": 1e4, "vocab_size": 32000, "rms_norm_eps": 1e-5, "hidden_size": {4096, 5120, 8192}}
 _LLAMA2 |= {"pretraining_tp": 1}  # Llama 1 has none
+_LLAMA2_70B: dict[str, Any] = {"rope_theta": 1e4, "vocab_size": 32000, "hidden_size": 8192, "num_key_value_heads": 8}
+_LLAMA2_70B |= {"max_position_embeddings": {2048, 4096}}
 _LLAMA2_REPORT = "Llama 2 report, arXiv:2307.09288, table 1"
 _CODER = {"scaling": {"linear"}, "factor": 4, "rope_theta": 1e5, "max_position_embeddings": 16384}
 # fmt: off
@@ -84,7 +86,8 @@ _ROWS = (
     _Row("Gemma 3", ("gemma3_text",), _GEMMA, 32768, "Gemma 3 report, arXiv:2503.19786, section 2.1"),
     _Row("Llama 4", ("llama4_text",), _LLAMA4, 262144, "Meta's Llama 4 announcement, 2025"),
     _Row("Llama 3", ("llama",), _LLAMA3, 8192, "Llama 3 report, arXiv:2407.21783", _STAGES),
-    # the first revision on the Hub named 2048
+    # the first revisions on the Hub named 2048; Llama 1 has no groups of heads
+    _Row("Llama 2 70B", ("llama",), _LLAMA2_70B, 4096, _LLAMA2_REPORT),
     _Row("Llama 2", ("llama",), {**_LLAMA2, "max_position_embeddings": {2048, 4096}}, 4096, _LLAMA2_REPORT),
     _Row("Llama 2, extended", ("llama",), {**_LLAMA2, "scaling": {"linear"}}, 4096, _LLAMA2_REPORT),
     _Row("DeepSeek-Coder", ("llama",), _CODER, 4096, "DeepSeek-Coder report, arXiv:2401.14196"),
@@ -113,6 +116,17 @@ def find_makers(section: dict[str, Any], model_type: str | None, **read: object)
         if isinstance(length, int) and not isinstance(length, bool) and length > 0:
             return Makers(length, row.source, isinstance(row.length, str), row.extension)
     return None
+
+
+def released_bases(section: dict[str, Any], model_type: str | None) -> set[float]:
+    """The bases of the rows that match apart from base, scaling, and the length of models that their sizes tell."""
+    bases = set()
+    for row in _ROWS:
+        apart = {"rope_theta", *({"max_position_embeddings"} if "vocab_size" in row.fields else ())}
+        conditions = [(section.get(key), is_) for key, is_ in row.fields.items() if key not in apart]
+        if model_type in row.types and "rope_theta" in row.fields and all(_fits(*pair) for pair in conditions):
+            bases.add(row.fields["rope_theta"])
+    return bases
 
 
 def _fits(value: Any, expected: Any) -> bool:

@@ -2,11 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ropecli.config.dialects import (
+    ENGINE_TYPES,
+    LOCAL_THETA,
     MAX_POSITIONS,
     MSCALE_PAIR,
     NATIVE_KEYS,
@@ -19,11 +21,13 @@ from ropecli.config.dialects import (
     has_alpha,
     parameters_by_layer_type,
     rope_type_of,
+    translated,
+    written_type_of,
 )
 from ropecli.config.families import MSCALES, Family, family_of
-from ropecli.config.fields import first, head_dim, number_of, positive_number, rotary_dim, section_of, whole_number
+from ropecli.config.fields import check_fields, entries, first, head_dim, number_of, rotary_dim, section_of
 from ropecli.config.layers import OTHER, RECURRENT, Layer, read_layers
-from ropecli.config.makers import Makers, find_makers
+from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, Finding, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
@@ -31,6 +35,8 @@ from ropecli.scaling.spec import ScalingSpec
 
 NO_LENGTH = "no-pretraining-length"
 """Rule of the finding that max_position_embeddings is used as the pretraining length."""
+DEFAULT_BASE = "default-base"
+"""Rule of the finding that config.json names no base, and released models have another than the default."""
 _UNSCALED = " No scaling applies; its training and the memory limit its length."
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
@@ -52,7 +58,9 @@ class RopeSettings:
     """The RoPE settings of config.json. findings: about missing or contradictory values.
 
     makers: what the makers say of the model; None if they are not known, or --original-length overrules them.
-    config_length: the pretraining length that config.json alone gives, tokens. layers: see read_layers.
+    config_length: the pretraining length that config.json alone gives, tokens. likely_length: the makers' without the
+    scaling in config.json. layers: see read_layers. default_base: a sentence if no field names the base, unless a
+    finding says so.
     """
 
     ropes: tuple[ConfiguredRope, ...]
@@ -61,7 +69,9 @@ class RopeSettings:
     findings: tuple[Finding, ...]
     makers: Makers | None = None
     config_length: int = 0
+    likely_length: int | None = None
     layers: tuple[Layer, ...] = ()
+    default_base: str = ""
 
     @property
     def guesses_pretraining_length(self) -> bool:
@@ -96,6 +106,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
     invalid values.
     """
     section, family = section_of(config), family_of(config)
+    check_fields(config, family)
     _refuse_without_rope(config, section, family)
     findings: list[Finding] = []
     max_positions = number_of(section, family, MAX_POSITIONS)
@@ -104,10 +115,13 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         findings.append(Finding(UNCLEAR, message))
     by_layer_type = parameters_by_layer_type(section, family, findings, stock=stock)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
-    makers = None if original_length or stock else _find_makers(section, family, rotating, max_positions)
+    main, makers, unscaled = _main_parameters(family, rotating), None, None
+    if not original_length and not stock:
+        makers = _find_makers(section, family, main, max_positions)
+        unscaled = makers or _find_makers(section, family, main, max_positions, scaled=False)
     layers = read_layers(section, family, rotating)
     ropes = [
-        _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, findings)
+        _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, unscaled, findings)
         for layer_type, parameters in rotating.items()
     ]
     ropes = [replace(rope, far=_is_far(rope.geometry.layer_type, layers, family)) for rope in ropes]
@@ -119,8 +133,19 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
     ]
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
     config_length = next((length for length in named if length), in_config)
+    findings += _engine_types(rotating)
+    default_base, wrong_base = _default_base(section, family, main)
+    findings += [wrong_base] if wrong_base else []
     return RopeSettings(
-        tuple(ropes), max_positions, family, tuple(dict.fromkeys(findings)), makers, config_length, layers
+        ropes=tuple(ropes),
+        max_position_embeddings=max_positions,
+        family=family,
+        findings=tuple(dict.fromkeys(findings)),
+        makers=makers,
+        config_length=config_length,
+        likely_length=unscaled.pretraining_length if unscaled else None,
+        layers=layers,
+        default_base=default_base,
     )
 
 
@@ -132,22 +157,52 @@ def _is_far(layer_type: str | None, layers: Sequence[Layer], family: Family) -> 
     )
 
 
-def _find_makers(
-    section: dict[str, Any], family: Family, rotating: dict[str | None, Parameters], max_positions: int
-) -> Makers | None:
-    """Look up the makers by the parameters of the layers that see the whole context."""
+def _main_parameters(family: Family, rotating: Mapping[str | None, Parameters]) -> Parameters | None:
+    """The parameters of the layers that see the whole context, or else of the others; None if no layer rotates."""
     far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
-    parameters = next(iter(far or rotating.values()), None)
+    return next(iter(far or rotating.values()), None)
+
+
+def _find_makers(
+    section: dict[str, Any], family: Family, parameters: Parameters | None, max_positions: int, *, scaled: bool = True
+) -> Makers | None:
+    """Look up the makers. scaled: false to leave out the scaling in config.json."""
     if parameters is None:
         return None
     return find_makers(
         section,
         family.model_type,
-        scaling=_read_method(parameters, family),
-        factor=parameters.get("factor") or 1,
+        scaling=_read_method(parameters, family) if scaled else "none",
+        factor=(parameters.get("factor") or 1) if scaled else 1,
         rope_theta=parameters["rope_theta"],
         max_position_embeddings=max_positions,
     )
+
+
+def _default_base(section: dict[str, Any], family: Family, parameters: Parameters | None) -> tuple[str, Finding | None]:
+    """A sentence if no field names the base; or a finding, if released models have another one than the default."""
+    named = any(value and ("rope_theta" in key or key in (*THETA_KEYS, LOCAL_THETA)) for key, value in entries(section))
+    if named or parameters is None:
+        return "", None
+    base, others = parameters["rope_theta"], released_bases(section, family.model_type)
+    sentence = f"config.json names no base (rope_theta): {base:,.10g} is the default of {family.model_type}."
+    if not others or base in others:
+        return sentence, None
+    released = " or ".join(f"{other:,.10g}" for other in sorted(others))
+    advice = f"Released models of this kind have {released}. Write rope_theta into config.json."
+    return "", Finding(DEFAULT_BASE, f"{sentence} {advice}")
+
+
+def _engine_types(rotating: Mapping[str | None, Parameters]) -> Iterator[Finding]:
+    """Findings about a rope_type that only engines know."""
+    for kind in dict.fromkeys(map(written_type_of, rotating.values())):
+        if kind in ENGINE_TYPES:
+            read_as, engines, meaning = ENGINE_TYPES[kind]
+            yield Finding(
+                "engine-type",
+                f"transformers has no rope_type {kind!r}. {engines} it: {meaning}. ropecli reads it as {read_as}, and "
+                "cannot prove that.",
+            )
 
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
@@ -203,16 +258,17 @@ def _read_rope(
     max_positions: int,
     original_length: int | None,
     makers: Makers | None,
+    unscaled: Makers | None,
     findings: list[Finding],
 ) -> ConfiguredRope:
     head = head_dim(section, family, layer_type)
     share = rotary_share(section, family, parameters, layer_type)
     still = 0
     if rope_type_of(parameters) == "proportional":
-        still = head // 2 - int(positive_number("partial_rotary_factor", 1.0 if share is None else share) * head // 2)
+        still = head // 2 - int((1.0 if share is None else share) * head // 2)
         share = None
     width = rotary_dim(section, head, share)
-    method = _read_method(parameters, family)
+    parameters, method = translated(parameters, width), _read_method(parameters, family)
     original = original_length or _named_length(section, parameters, method, layer_type)
     if original is None:
         original = makers.pretraining_length if makers else max_positions
@@ -221,7 +277,8 @@ def _read_rope(
                 f", so it reads {round(max_positions * (parameters.get('factor') or 1))}" if method == "linear" else ""
             )
             message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
-            message += f"{max_positions}{read}. Correct it with patch --original-length."
+            named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
+            message += f"{max_positions}{read}. Correct it with patch --original-length{named}."
             findings.append(Finding(NO_LENGTH, message))
     theta = _base(parameters, family, width)
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
@@ -230,9 +287,9 @@ def _read_rope(
 
 
 def _base(parameters: Parameters, family: Family, width: int) -> float:
-    theta = positive_number("rope_theta", parameters["rope_theta"])
-    if has_alpha(parameters, family):
-        theta *= positive_number("alpha", parameters["alpha"]) ** (width / (width - 2))
+    theta = parameters["rope_theta"]
+    if has_alpha(parameters, family) and width > 2:
+        theta *= parameters["alpha"] ** (width / (width - 2))
     if not 1 < theta < math.inf:
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
     return theta
@@ -245,7 +302,7 @@ def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters
         defaults = family.layers.get(layer_type or "", {})
         share = defaults.get("partial_rotary_factor", family.partial_rotary_factor)
         if family.reads_rotary_dim and section.get("rotary_dim") is not None:
-            share = whole_number(section, ("rotary_dim",)) / head_dim(section, family, layer_type)
+            share = section["rotary_dim"] / head_dim(section, family, layer_type)
     return share
 
 
@@ -273,18 +330,15 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float, famil
     factor = parameters.get("factor")
     if factor is None:
         factor = max(1.0, implied_factor)
-    positive_number("factor", factor)
     params = {key: parameters[key] for key in find_method(method).signature if parameters.get(key) is not None}
     paired = all(parameters.get(key) for key in MSCALE_PAIR)
     for key in MSCALE_PAIR:
-        if paired:
-            positive_number(key, parameters[key])
         # one without the other has no effect, and in transformers attention_factor takes precedence
         if not paired or "attention_factor" in params:
             params.pop(key, None)
     reads_mscales = family.reads_mscales or not family.known
     if method == "longrope" and reads_mscales and parameters.get(MSCALES[1]) is not None:
-        params.setdefault("attention_factor", positive_number(MSCALES[1], parameters[MSCALES[1]]))
+        params.setdefault("attention_factor", parameters[MSCALES[1]])
     return ScalingSpec(find_method(method), factor, params)
 
 
@@ -295,10 +349,7 @@ def _named_length(section: dict[str, Any], parameters: Parameters, method: str, 
     # transformers 5 prefers the top-level key, except for ropes by layer type and for QUERY_SCALE
     by_layer_type = layer_type is not None and ORIGINAL_LENGTH in NATIVE_KEYS[rope_type_of(parameters)]
     places = (parameters,) if by_layer_type or method == "none" else (section, parameters)
-    for place in places:
-        if place.get(ORIGINAL_LENGTH) is not None:
-            return whole_number(place, (ORIGINAL_LENGTH,))
-    return None
+    return next((length for place in places if (length := place.get(ORIGINAL_LENGTH)) is not None), None)
 
 
 def _ignored_lengths(

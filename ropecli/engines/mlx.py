@@ -57,6 +57,10 @@ ENGINE = EngineTable(
     refused=(
         shared.LATENT_ATTENTION,
         Case(
+            lambda p: any(finding.rule == "engine-type" and "mlx-lm" not in finding.message for finding in p.findings),
+            "it does not know the rope_type in config.json. Write another: {p.fix}",
+        ),
+        Case(
             lambda p: p.nested and not _reads_layer_types(p),
             "of types with a RoPE per layer type, it was only checked with gemma3_text and gemma4_text, scaled in full "
             "attention layers. Serve the folder with vLLM.",

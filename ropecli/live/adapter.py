@@ -76,7 +76,7 @@ def merge_adapter(
                 f"{checkpoint.name} with the adapter has weights that are not finite. Train again with a lower "
                 "learning_rate or more warmup_steps."
             ) from error
-        raise _does_not_fit(checkpoint, reason_of(error)) from error
+        raise _does_not_fit(checkpoint, reason_of(error), f"Check {ADAPTER_CONFIG}.") from error
 
 
 def only_weights(checkpoint: Checkpoint) -> Checkpoint:
@@ -104,14 +104,14 @@ def _load_trained_in_full(checkpoint: Checkpoint, model: "PreTrainedModel", tens
             trained = tensors.get(PREFIX + tied)
             if trained is None or not torch.equal(trained, tensor):
                 raise _does_not_fit(
-                    checkpoint, f"it trains {name} and {tied} separately, but they are tied in the base"
+                    checkpoint,
+                    f"it trains {name} and {tied} separately, but they are tied in the base",
+                    "Train it again without one of them.",
                 )
         with torch.no_grad():
             target.copy_(tensor)
 
 
-def _does_not_fit(checkpoint: Checkpoint, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"The adapter does not fit {checkpoint.name}: {why}. Check {ADAPTER_CONFIG}, or set its base: ropecli merge "
-        "--base CHECKPOINT."
-    )
+def _does_not_fit(checkpoint: Checkpoint, why: str, advice: str = "") -> CheckpointError:
+    advice = advice or f"Check {ADAPTER_CONFIG}, or set its base: ropecli merge --base CHECKPOINT."
+    return CheckpointError(f"The adapter does not fit {checkpoint.name}: {why}. {advice}")

@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropecli.checkpoint.files import read_file
 from ropecli.errors import DataError, first_fault, shown
+from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import SCHEMA_VERSION, Report
 from ropecli.tuning.task import TuneReport
 
@@ -52,6 +53,32 @@ def _read_one(where: str, value: Any, kind: type[AnyReport]) -> AnyReport:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(value)
+        report: AnyReport = TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error
+    if isinstance(report, Report) and (fault := next(_faults(report), None)):
+        raise DataError(f"{where} is invalid: {fault}.")
+    return report
+
+
+def _faults(report: Report) -> Iterator[str]:
+    """What the types do not say: how the numbers of a report belong together."""
+    tasks = {"perplexity": PROTOCOLS, "recall": ("recall",), "scores": ("passkey", "needle", "ruler")}[report.kind]
+    if report.task not in tasks:
+        yield f"task {shown(report.task)} of kind {report.kind}; expected {', '.join(tasks)}"
+    reference = [report.reference.absent, report.reference.near] if report.reference else []
+    for cell in [*report.cells, *reference]:
+        where = f"{cell.task} at {cell.length} tokens"
+        if len(cell.weights) != len(cell.sums) or not sum(cell.weights) > 0:
+            yield f"{where} has {len(cell.sums)} sums; expected as many weights, not all 0"
+        elif report.kind == "scores" and any(
+            not 0 <= hits <= n for hits, n in zip(cell.sums, cell.weights, strict=True)
+        ):
+            yield f"{where} has a score above 1 or below 0"
+        if report.kind == "perplexity" and cell.low is not None and not 0 < cell.low <= (cell.high or 0):
+            yield f"{where} has the interval {cell.low:g} to {cell.high}; expected positive numbers, the lower first"
+    for length in report.lengths if report.kind == "recall" else ():
+        if missing := {"absent", "far"} - {cell.task for cell in report.cells_at(length)}:
+            yield f"recall at {length} tokens has no cell {sorted(missing)[0]!r}"
+    if report.kind == "recall" and report.reference is None:
+        yield "recall has no reference"

@@ -275,7 +275,8 @@ def _faults(error: ValidationError, prefix: str = "") -> list[str]:
         key = (prefix + ".".join(str(part) for part in fault["loc"])).strip(".") or "as a whole"
         line = f"  {key}: {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
-            line += "." + did_you_mean(str(fault["loc"][-1]), known)
+            name = str(fault["loc"][-1])
+            line += ". Set steps: training is counted in them." if "epoch" in name else "." + did_you_mean(name, known)
         elif fault["type"] != "missing" and not isinstance(fault["input"], dict):
             line += f" (given: {shown(fault['input'])})"
         lines.append(line)

@@ -148,15 +148,31 @@ def test_values_of_every_kind_in_every_field_that_is_read(name, tmp_path):
             assert len(message) < 600, one
 
 
-@pytest.mark.parametrize("field", ["num_key_value_heads", "kv_lora_rank", "max_position_embeddings"])
-def test_a_number_beyond_float64_is_refused_or_left_out(field, ropecli, tmp_path):
-    config = {**CONFIGS["both dialects"], "qk_rope_head_dim": 32 if field == "kv_lora_rank" else None}
-    (tmp_path / "config.json").write_text(json.dumps({**config, field: 10**400}))
-    outcome = ropecli("inspect", tmp_path)
-    if field == "max_position_embeddings":
-        outcome.is_refused(field, "expected a positive number")
-    else:
-        assert "KV cache" not in outcome.succeeds().out
+FIELDS = {
+    "a number beyond float64": ({"kv_lora_rank": 10**400}, "kv_lora_rank", "expected a positive integer"),
+    "negative": ({"num_key_value_heads": -1}, "num_key_value_heads in config.json is -1; expected a positive integer"),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers in config.json is 0; expected an integer from 1 to"),
+    "a fraction": ({"max_position_embeddings": 256.0}, "max_position_embeddings in config.json is 256.0"),
+    "a factor as text": ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor in config.json is '4'"),
+    "not finite": ({"rope_scaling": {"type": "linear", "factor": float("nan")}}, "factor in config.json is nan"),
+    "no list": ({"architectures": 5}, "architectures in config.json is 5; expected a list of names"),
+    "sections": ({"rope_scaling": {"type": "mrope", "mrope_section": 8}}, "mrope_section", "a list of integers"),
+    "too few layer types": (
+        {"layer_types": ["full_attention"]},
+        "layer_types",
+        "1 entries; expected num_hidden_layers",
+    ),
+    "unknown layer type": ({"layer_types": ["full_atention"] * 2}, "'full_atention'", "Did you mean 'full_attention'?"),
+    "null": ({"hidden_size": None}, "hidden_size in config.json is null; expected a positive integer"),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_is_refused_by_its_name(name, ropecli, tmp_path):
+    fields, *parts = FIELDS[name]
+    config = {**CONFIGS["both dialects"], "num_hidden_layers": 2, **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ropecli("inspect", tmp_path).is_refused(*parts)
 
 
 @pytest.mark.parametrize("value", ["ünï\x1b[31m\n", ["\x1b[31m"], {"\x1b[31m": 1}], ids=["text", "list", "key"])

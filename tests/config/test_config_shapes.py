@@ -10,7 +10,7 @@ from tiny_settings import TINY
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from ropecli.checkpoint.inspection import inspect_checkpoint
-from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.families import family_of
@@ -144,6 +144,37 @@ def test_layers_are_read_in_the_forms_of_released_configs(name):
     config, *kinds = FORMS[name]
     layers = read_layers(config, family_of(config))
     assert Counter(layer.attention for layer in layers) == {kind: count for count, kind in kinds}
+
+
+# The KV cache, in bytes of bfloat16 per token: at the start, and beyond the windows.
+
+MIMO = {
+    "model_type": "mimo_v2_flash",
+    "num_hidden_layers": 6,
+    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0],
+    "v_head_dim": 128,
+}
+MIMO |= {"num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "sliding_window": 128}
+KIMI = {"model_type": "kimi_k2", "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+CACHES = {
+    # keys are 192 wide and values 128; layers with a window have twice the heads
+    "MiMo-V2-Flash": (MIMO, 2 * (2 * 4 + 4 * 8) * (192 + 128), 2 * 2 * 4 * (192 + 128)),
+    "MiMo-V2-Flash with all fields": (
+        {**MIMO, "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128},
+        2 * (2 * 4 + 4 * 8) * (192 + 128),
+        2 * 2 * 4 * (192 + 128),
+    ),
+    # transformers reads its language model as deepseek_v3: a latent of 512, and 64 that rotate
+    "Kimi-K2.5": ({"model_type": "kimi_k25", "text_config": {**KIMI, "rope_theta": 5e4}}, 2 * 61 * 576, 2 * 61 * 576),
+}
+
+
+@pytest.mark.transformers("5.23", "the types are unknown")
+@pytest.mark.parametrize("name", CACHES)
+def test_the_kv_cache_of_released_models(name, tmp_path):
+    config, *expected = CACHES[name]
+    report = inspect_checkpoint(read_state(Checkpoint(name, tmp_path, config)))
+    assert [report["kv_cache_bytes_per_token"], report["kv_cache_bytes_per_token_beyond_windows"]] == expected
 
 
 # Keys with several names.

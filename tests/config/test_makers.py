@@ -21,7 +21,8 @@ LLAMA2 = {"model_type": "llama", "max_position_embeddings": 2048, "vocab_size": 
 LLAMA2 |= {"hidden_size": 4096, "num_attention_heads": 32}
 MISTRAL = {"model_type": "mistral", "rope_theta": 1e4, "sliding_window": 4096, "max_position_embeddings": 32768}
 MISTRAL |= SIZES
-LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "head_dim": 128, "attention_chunk_size": 8192, **SIZES}
+LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "head_dim": 128, "attention_chunk_size": 8192}
+LLAMA4 |= {"hidden_size": 5120, "num_attention_heads": 40, "vocab_size": 202048}
 GEMMA3 = {"model_type": "gemma3_text", "head_dim": 128, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, **SIZES}
 STEP = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
 STEP |= {"original_max_position_embeddings": 8192}
@@ -46,10 +47,15 @@ KNOWN = {
     "Mistral v0.2": known(MISTRAL, 32768, 32768, rope_theta=1e6, sliding_window=None),
     "Gemma 3": known({"model_type": "gemma3", "text_config": GEMMA3}, 32768, 131072, ("linear", 8)),
     "Llama 4": known(LLAMA4, 262144, 10485760, ("llama3", 16), max_position_embeddings=10485760, rope_scaling=STEP),
+    "Llama 4 with a shorter context": known(LLAMA4, 262144, 131072, max_position_embeddings=131072),
+    "Llama 2 70B's first revision": known(LLAMA2, 4096, 2048, hidden_size=8192, num_key_value_heads=8),
     "Llama 2's first revision": known(LLAMA2, 4096, 2048, pretraining_tp=1),
     "Llama 1": known(LLAMA2, 2048, 2048),
     "DeepSeek-Coder": known(LLAMA, 4096, 16384, ("linear", 4), max_position_embeddings=16384, **LINEAR),
     "vicuna-16k": known(LLAMA2, 4096, 16384, ("linear", 4), pretraining_tp=1, max_position_embeddings=4096, **LINEAR),
+    "Qwen3 without its length beside yarn": known(
+        QWEN3, 40960, 40960, ("yarn", 4), rope_scaling={"type": "yarn", "factor": 4.0}
+    ),
     "not known": known(LLAMA, 4096, 16384, ("linear", 4), **LINEAR),
 }
 
@@ -70,6 +76,36 @@ def test_inspect_names_both_lengths_their_source_and_the_makers_extension(config
     assert "Qwen" in report["pretraining_length_source"]
     assert report["config_pretraining_length"] == report["max_position_embeddings"]
     assert report["findings"] == []
+
+
+def test_the_fix_of_a_missing_length_names_the_makers(tmp_path):
+    config, *_ = KNOWN["Qwen3 without its length beside yarn"]
+    report = inspect_checkpoint(read_state(Checkpoint("model", tmp_path, config)))
+    assert "--original-length 32768" in report["findings"][0]["fix"]
+    assert "scaled by yarn ×4 from a pretraining length that config.json lacks" in report["limits"][0]
+
+
+NO_BASE = {"rope_type": "default"}
+BASES = {  # what inspect says, and the base of released models if it finds that a problem
+    "Llama 3": ({"model_type": "llama", "vocab_size": 128256, "max_position_embeddings": 16384}, "500,000"),
+    "Qwen2": ({"model_type": "qwen2", "max_position_embeddings": 32768}, "1,000,000"),
+    "Llama 2": ({**LLAMA2, "pretraining_tp": 1}, None),
+    "not known": ({"model_type": "llama", "max_position_embeddings": 4096}, None),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_default_base_is_called_one(name, tmp_path):
+    config, released = BASES[name]
+    state = read_state(Checkpoint("model", tmp_path, {**SIZES, **config, "rope_parameters": NO_BASE}))
+    report = inspect_checkpoint(state)
+    sentence = f"config.json names no base (rope_theta): 10,000 is the default of {config['model_type']}."
+    if released is None:
+        assert (sentence in report["limits"], report["findings"]) == (True, [])
+    else:
+        [finding] = [finding for finding in report["findings"] if finding["rule"] == "default-base"]
+        assert finding["message"].startswith(f"{sentence} Released models of this kind have {released}.")
+        assert (finding["fix"], finding["changes_results"]) == (None, True)
 
 
 NATIVE = {"factor": 4.0, "original_max_position_embeddings": 32768}

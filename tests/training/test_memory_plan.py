@@ -1,12 +1,16 @@
 """The plan's counts and sizes by hand, and its peak memory against real training steps."""
 
+import json
+
 import pytest
 import torch
 from scripts_by_path import load
 
+from ropecli.config.layers import kv_cache_bytes
+from ropecli.config.settings import read_settings
 from ropecli.live.stock_transformers import build_model
 from ropecli.training.launch import Launch
-from ropecli.training.memory_plan.estimate import MemoryEstimator, kv_cache, model_shape
+from ropecli.training.memory_plan.estimate import MemoryEstimator, model_shape
 from ropecli.training.memory_plan.fake_step import AllocationCounter, RingAttention
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe_schema import Recipe
@@ -43,6 +47,12 @@ def shape_of(config):
         return model_shape(build_model(config))
 
 
+def kv_cache(config, length):
+    section = json.loads(config.to_json_string(use_diff=False))
+    settings = read_settings(section)
+    return kv_cache_bytes(section, settings.family, settings.layers, length)
+
+
 def test_parameters_by_hand(estimator, config_of):
     layer = 4 * 4096**2 + 3 * 4096 * 11008
     assert estimator.shape.total == estimator.shape.active == 6_738_415_616
@@ -52,15 +62,15 @@ def test_parameters_by_hand(estimator, config_of):
     assert (mixtral.total, mixtral.active) == (46_702_792_704, 12_879_925_248)
 
 
-def test_kv_caches_by_hand(estimator, config_of):
-    assert kv_cache(estimator.shape, 4096) == 2 * 2**30
+def test_kv_caches_by_hand(llama2_7b, config_of):
+    assert kv_cache(llama2_7b, 4096) == 2 * 2**30
     latent = config_of("deepseek_v3")  # 512 values and 64 that rotate, a token and layer, in two bytes
-    assert kv_cache(shape_of(latent), 1000) == (512 + 64) * 2 * 61 * 1000
+    assert kv_cache(latent, 1000) == (512 + 64) * 2 * 61 * 1000
     config = config_of(
         "gemma3_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=128, hidden_size=64
     )
     tokens = 5 * 128 + 4096  # five layers slide, the sixth sees all
-    assert kv_cache(shape_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
+    assert kv_cache(config, 4096) == 2 * 2 * 32 * 2 * tokens
 
 
 def test_memory_of_all_layers_follows_from_two_of_each_kind(config_of):

@@ -21,13 +21,14 @@ def recipe_file(tmp_path):
 
 
 def test_all_faults_are_listed_at_once(recipe_file):
-    path = recipe_file("lenght: 3\nsteps: 0\nlearning_rate: .nan\nschedule: step\n")
+    path = recipe_file("lenght: 3\nepochs: 3\nsteps: 0\nlearning_rate: .nan\nschedule: step\n")
     with pytest.raises(RecipeError) as caught:
         make_recipe(path, {"batch_size": -1})
     message = str(caught.value)
     assert str(path) in message
     faults = [line.strip().split(":")[0] for line in message.splitlines()[1:]]
-    assert sorted(faults) == ["batch_size", "learning_rate", "lenght", "schedule", "steps"]
+    assert sorted(faults) == ["batch_size", "epochs", "learning_rate", "lenght", "schedule", "steps"]
+    assert "epochs: Extra inputs are not permitted. Set steps: training is counted in them." in message
     assert "Did you mean 'length'?" in message
 
 

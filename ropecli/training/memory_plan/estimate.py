@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ropecli.config.layers import BFLOAT16, CHUNKED, OTHER, RECURRENT, SLIDING, cached_values
+from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
@@ -50,14 +50,13 @@ class ModelShape:
     """Numbers of values. total: parameters, tied ones once. active: parameters used per token.
 
     matmul: in the matrices that a token is multiplied by, with the head but without the embeddings. attention: for each
-    attention layer, heads × (query width + value width), the values that it caches per token, and the window in tokens
-    or None.
+    attention layer, heads × (query width + value width), and the window in tokens or None.
     """
 
     total: int
     active: int
     matmul: int
-    attention: tuple[tuple[int, int, int | None], ...]
+    attention: tuple[tuple[int, int | None], ...]
 
 
 def model_shape(model: "PreTrainedModel") -> ModelShape:
@@ -217,23 +216,20 @@ def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> flo
     """
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no weight gradient
     attended = 0.0
-    for width, _, window in shape.attention:
+    for width, window in shape.attention:
         seen = min(length, window or length)
         attended += width * seen * (1 - seen / (2 * length))  # the average number of keys that a query attends to
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
 
 
-def _attention(config: Any) -> Iterator[tuple[int, int, int | None]]:
-    section = json.loads(config.to_json_string(use_diff=False))
-    settings = read_settings(section)
-    cached = cached_values(section, settings.family, settings.layers)
+def _attention(config: Any) -> Iterator[tuple[int, int | None]]:
+    settings = read_settings(json.loads(config.to_json_string(use_diff=False)))
     # the configs of the layers, which may differ; before transformers 5.23 they do not
     configs = getattr(config, "per_layer_config", None) or repeat(config)
-    for layer, values, layer_config in zip(settings.layers, cached, configs, strict=False):
+    for layer, layer_config in zip(settings.layers, configs, strict=False):
         if layer.attention not in (RECURRENT, OTHER):
             yield (
                 _width(layer_config) * (1 + settings.family.two_attentions),
-                values,
                 layer.window if layer.attention in (SLIDING, CHUNKED) else None,
             )
 
@@ -244,8 +240,3 @@ def _width(config: Any) -> int:
     if getattr(config, "kv_lora_rank", None):
         return heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
     return heads * 2 * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-
-
-def kv_cache(shape: ModelShape, length: int) -> int:
-    """Bytes for one sequence of `length` tokens. Layers with a sliding window keep only the window."""
-    return sum(BFLOAT16 * values * min(length, window or length) for _, values, window in shape.attention)
