@@ -15,6 +15,7 @@ PLACEHOLDERS = {
     "BASE": "demo",
     "CHECKPOINT": "demo",
     "DIR": "out",
+    "DRAFTER": "demo",
     "SOURCE": "demo",
     "FILE": "file.yaml",
     "FILE.html": "page.html",

@@ -47,6 +47,7 @@ _QWEN_VISION = {"depth": 1, "num_heads": 2, "patch_size": 4}
 _QWEN_IDS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
 _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
 _INTERLEAVED = {**_MROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+_PART_OF_A_HEAD = {**_INTERLEAVED, "mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}
 MULTIMODAL = {
     "llava": {  # a language model under text_config
         "text_config": {**TINY, "model_type": "llama"},
@@ -64,6 +65,20 @@ MULTIMODAL = {
             **_QWEN_VISION,
             **{"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 64},
             **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        },
+        **_QWEN_IDS,
+    },
+    "qwen3_5": {  # interleaved mrope in part of a head, in one of two layers; with a layer that drafts
+        "text_config": {
+            **{**TINY, "head_dim": 32, "rope_parameters": _PART_OF_A_HEAD},
+            **{"layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2},
+            **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+            **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),  # as vLLM's kernel for CPUs needs
+            "mtp_num_hidden_layers": 1,
+        },
+        "vision_config": {
+            **{**_QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 64},
+            **{"num_position_embeddings": 16, "deepstack_visual_indexes": []},
         },
         **_QWEN_IDS,
     },

@@ -20,12 +20,15 @@ def export(
     engine: Annotated[
         str,
         Flag("--engine", "-e"),
-        Doc("To serve: vllm, sglang, llama.cpp, ollama or mlx. To fine-tune: trl or axolotl. To evaluate: lm-eval."),
+        Doc(
+            "To serve: vllm, sglang, llama.cpp, ollama or mlx. To fine-tune: axolotl, llama-factory, ms-swift, trl or "
+            "unsloth. To evaluate: lm-eval."
+        ),
     ],
     output: Annotated[
         str | Path | None,
         Flag("--output", "-o", metavar="FILE"),
-        Doc("trl, axolotl, ollama: write the config file here, and print the command that reads it."),
+        Doc("Trainers, ollama: write the config file here, and print the command that reads it."),
         OUTPUT,
     ] = None,
     revision: Revision = None,

@@ -8,6 +8,8 @@ from ropecli.errors import CheckpointError, did_you_mean, shown
 
 _WIDEST_HEAD = 2**16
 LATENT = "qk_rope_head_dim"
+_DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
+_DRAFTERS = ("Eagle", "Draft", "Speculator", "DFlash", "DSpark", "MTP", "Medusa")
 LAYER_TYPES = (
     *("full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention", "conv"),
     *("compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "moe", "hybrid"),
@@ -146,6 +148,18 @@ def section_of(config: dict[str, Any]) -> dict[str, Any]:
 def first(section: dict[str, Any], keys: tuple[str, ...]) -> Any:
     """The value of the first of `keys` that is present and not null; otherwise None."""
     return next((section[key] for key in keys if section.get(key) is not None), None)
+
+
+def draft_layers(section: dict[str, Any]) -> int:
+    """The number of layers for multi-token prediction (MTP), which draft tokens for speculative decoding."""
+    count = first(section, _DRAFT_LAYERS)
+    return count if isinstance(count, int) else 0
+
+
+def is_drafter(config: dict[str, Any]) -> bool:
+    """Whether the model only drafts tokens for another one, its target, as EAGLE-3 does."""
+    names = " ".join(map(str, config.get("architectures") or ()))
+    return "draft_vocab_size" in config or "speculators_config" in config or any(name in names for name in _DRAFTERS)
 
 
 def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = None) -> int:

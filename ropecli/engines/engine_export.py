@@ -39,15 +39,21 @@ class Export:
         return {**values, "findings": [finding._asdict() for finding in self.findings]}
 
 
-_ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx", "lm_eval": "lm-eval"}
+_ENGINE_NAMES = {
+    **{"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx", "lm_eval": "lm-eval"},
+    **{"llamafactory": "llama-factory", "swift": "ms-swift"},
+}
 ENGINES = {
     "axolotl": trainers.AXOLOTL,
+    "llama-factory": trainers.LLAMA_FACTORY,
     "llama.cpp": llama_cpp.LLAMA_CPP,
     "lm-eval": lm_eval.ENGINE,
     "mlx": mlx.ENGINE,
+    "ms-swift": trainers.MS_SWIFT,
     "ollama": llama_cpp.OLLAMA,
     "sglang": sglang.ENGINE,
     "trl": trainers.TRL,
+    "unsloth": trainers.UNSLOTH,
     "vllm": vllm.ENGINE,
 }
 

@@ -21,7 +21,7 @@ from ropecli.config.dialects import (
     parameters_by_layer_type,
 )
 from ropecli.config.encoding import native_parameters
-from ropecli.config.fields import LATENT, first
+from ropecli.config.fields import LATENT, draft_layers, first, is_drafter
 from ropecli.errors import Finding, PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.spec import ScaledRope
@@ -44,8 +44,9 @@ class EngineInput:
     RoPE fields, None for the top level; text_type: its model_type. parameters: `rope_parameters` including rope_theta,
     by layer type; key None where all layers share them. written_length: the context length in config.json, under
     length_key. sections: whether config.json splits the pairs into sections for multimodal positions. latent: whether
-    attention is multi-head latent. older_fields: whether rope_theta and rope_scaling have all that rope_parameters has.
-    fix: the command that writes them. findings: those of `inspect` that change what is computed.
+    attention is multi-head latent. draft_layers: for multi-token prediction. older_fields: whether rope_theta and
+    rope_scaling have all that rope_parameters has. fix: the command that writes them. findings: those of `inspect`
+    that change what is computed.
     """
 
     checkpoint: str
@@ -62,6 +63,7 @@ class EngineInput:
     tokenizer_length: float
     sections: bool
     latent: bool
+    draft_layers: int
     older_fields: bool
     fix: str | None
     findings: tuple[Finding, ...]
@@ -154,6 +156,11 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
 
     Raises CheckpointError for a config without rotary embeddings, PatchError for positions that no engine supports.
     """
+    if is_drafter(checkpoint.config) and not trains:
+        raise PatchError(
+            f"{checkpoint.name} drafts tokens for another model. Export that one, and give this folder to the engine "
+            "as its draft model."
+        )
     state = read_state(checkpoint)
     section, family, positions, rope = state.section, state.settings.family, state.positions, state.positions.main
     written = parameters_by_layer_type(section, family, [])
@@ -188,6 +195,7 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         fix=fix_command(state),
         sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
         latent=section.get(LATENT) is not None,
+        draft_layers=draft_layers(section),
         findings=faults_in_results(state),
     )
 

@@ -10,14 +10,18 @@ llama.cpp, checked in the source of llama-cpp-python 0.3.36 (llama.cpp commit 0c
   nothing for dynamic. It stores YaRN's betas and attention factor, but the loader ignores them (except grok,
   mistral3). Of mscale_all_dim, deepseek2 and mistral3 store what transformers computes for mscale = mscale_all_dim.
 - Layers (src/models/*.cpp): the flags do not reach sliding-window layers, which read base and scale from the file.
-- The server caps a request at the file's context_length.
+- The server caps a request at the file's context_length. Since 30 August 2026, yarn by a factor that the file does not
+  store raises that to the pretraining length × factor.
+- qwen3_5 (qwen35.cpp) reads yarn with the sections of multimodal positions. Its MTP layers, and a draft model in a
+  file of its own, get the same --rope options (common_base_params_to_speculative).
 
-Ollama, checked in the source of release 0.33.0-rc2 (llm/{server,llama_server}.go, convert/*.go):
+Ollama, checked in the source of release 0.33.0-rc2 (llm/{server,llama_server}.go, convert/*.go, x/models):
 - It runs the llama-server of llama.cpp b10488 with `-c num_ctx` and without --rope options: the scaling is what the
   GGUF stores. `num_ctx` defaults to 4k, 32k or 256k, by the GPU's memory; it is cut to the file's context_length with
   only a line in the server's log.
 - `FROM` a folder of safetensors uses Ollama's own converter. For Llama it stores linear and llama3 and silently drops
-  yarn, longrope and dynamic.
+  yarn, longrope and dynamic; for Qwen3 and Qwen3.5 it stores yarn without the pretraining length.
+- Its MLX runner, for imported safetensors, ignores every scaling of llama, qwen3 and qwen3_5.
 """
 
 import math
@@ -36,6 +40,8 @@ _CONVERTER = "convert_hf_to_gguf.py"
 _ARCHITECTURES = {
     **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
     **{name: name for name in ("qwen2", "qwen3", "gemma", "phi3", "olmo", "granite", "stablelm")},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "qwen35"),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), "qwen35moe"),
     "phi": "phi2",
 }
 # Types whose layers differ: the flags reach only some of them. -> rope_type of the layers that see the whole context,
@@ -263,6 +269,15 @@ LLAMA_CPP = EngineTable(
     notes=(
         Case(lambda p: not _flags(p), f"{_MODEL} contains all of RoPE: the command needs no --rope options."),
         *_CONVERSION_NOTES,
+        Case(
+            lambda p: p.rope_type == "yarn" and bool(_flags(p)),
+            "With these options a file of the unpatched model gives the same. Builds older than 30 August 2026 stop at "
+            "its context_length.",
+        ),
+        Case(
+            lambda p: bool(p.scaled) and p.draft_layers > 0,
+            "To draft with the MTP layers, add --spec-type draft-mtp. The draft gets the same --rope options.",
+        ),
     ),
 )
 
@@ -297,7 +312,8 @@ OLLAMA = EngineTable(
         *_CONVERSION_NOTES,
         Case(
             lambda p: p.rope_type in ("yarn", "longrope"),
-            f"Keep FROM ./{_MODEL}: Ollama's own converter of safetensors folders silently drops {{p.rope_type}}.",
+            f"Keep FROM ./{_MODEL}: Ollama's own converter of safetensors folders, and its MLX runner, silently drop "
+            "{p.rope_type} or a part of it.",
         ),
         Case(
             lambda p: p.has_two_factor_lists,

@@ -3,6 +3,7 @@
 - `hf` loads the folder by `AutoModelForCausalLM`, so the patch applies. The attention of a distance method must be
   registered before, by `import ropecli.attention`.
 - `max_length` counts the prompt and its answer (`max_gen_toks`); of a longer prompt the beginning is cut off silently.
+  So it is raised above the context length, and an answer after a full prompt is read beyond that.
 - The tasks of RULER make prompts of the lengths in the metadata `max_seq_lengths`, 4,096 by default.
 """
 
@@ -38,8 +39,8 @@ ENGINE = EngineTable(
     notes=(
         "Replace TASKS, for example by niah_single_1,ruler_vt. The metadata set the lengths of RULER's prompts.",
         (
-            f"max_length is the context length and {_ROOM} tokens for the answer. lm-eval silently cuts the beginning "
-            "of a prompt that does not fit with its answer."
+            f"max_length is the context length and {_ROOM} tokens for the answer, which may lie beyond the context "
+            "length. Otherwise lm-eval silently cuts the beginning of a prompt that does not fit with its answer."
         ),
     ),
 )

@@ -8,6 +8,8 @@
 - longrope ignores attention_factor (√(1 + ln s / ln L)) and always uses long_factor.
 - dynamic computes a base for each chunk of a prompt, so keys of one prompt are rotated by different bases.
 - There are no options, and no limit from max_position_embeddings.
+- qwen3_5 reads yarn and drops the MTP layers; only the multimodal type has a class. mlx-vlm 0.7.10 (models/qwen3_5),
+  which other programs use for multimodal folders, reads only the base.
 """
 
 import math
@@ -20,7 +22,7 @@ from ropecli.scaling.yarn import yarn_attention_factor
 AS_RELEASED = {"deepseek_v3", "gemma3_text", "gemma4_text", "kimi_k2", "minicpm3", "ministral3", "olmo3"}
 READ = {
     *("exaone4", "gemma3_text", "granite", "llama", "ministral3", "mistral", "olmo2", "olmoe", "qwen2", "qwen3"),
-    *("seed_oss", "smollm3"),
+    *("qwen3_5", "seed_oss", "smollm3"),
 }
 # model_type of classes that gave the logits of the unscaled model.
 BASE_ONLY = {
@@ -61,6 +63,10 @@ ENGINE = EngineTable(
             "it does not know the rope_type in config.json. Write another: {p.fix}",
         ),
         Case(
+            lambda p: p.model_type in ("qwen3_5_text", "qwen3_5_moe_text"),
+            "it has no class for {p.model_type}, only for the multimodal type. Convert the patched multimodal folder.",
+        ),
+        Case(
             lambda p: p.nested and not _reads_layer_types(p),
             "of types with a RoPE per layer type, it was only checked with gemma3_text and gemma4_text, scaled in full "
             "attention layers. Serve the folder with vLLM.",
@@ -97,6 +103,10 @@ ENGINE = EngineTable(
         Case(
             lambda p: p.revision is not None,
             "mlx_lm.server has no --revision: `hf download {p.quoted}` prints the folder to give as --model.",
+        ),
+        Case(
+            lambda p: p.section is not None and bool(p.scaled),
+            "Serve it with mlx-lm, for text: mlx-vlm 0.7.10 reads only the base of qwen3_5, and ignores the scaling.",
         ),
         Case(
             lambda p: p.model_type not in READ | {"phi3"} and (p.patched or p.text_type not in AS_RELEASED),

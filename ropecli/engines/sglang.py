@@ -11,6 +11,8 @@
 - Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
 - Of parameters by layer type, gemma3 reads those of full attention and the base of sliding layers; gemma4 reads base,
   rope_type and partial_rotary_factor; deepseek_v4 reads the fields as released.
+- qwen3_5 reads yarn with the sections of multimodal positions.
+- A draft gets the same overrides, also one in a folder of its own (ModelConfig.from_server_args).
 """
 
 from typing import Any
@@ -22,7 +24,7 @@ from ropecli.engines.engine_table import Case, EngineInput, EngineTable, Same
 _PASSED_ON = {
     *("deepseek_v2", "deepseek_v3", "exaone", "exaone4", "gemma3_text", "gemma4_text", "gpt_oss", "granite"),
     *("internlm2", "kimi_k2", "llama", "llama4_text", "minicpm3", "ministral3", "mistral", "nemotron-nas", "qwen2"),
-    *("qwen2_moe", "qwen3", "qwen3_moe"),
+    *("qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
 }
 # model_type of classes that read parameters by layer type -> rope_type of the layers that see the whole context.
 _BY_LAYER_TYPE = {"gemma3_text": ("default", "linear", "yarn"), "gemma4_text": ("default", "proportional")}
@@ -98,6 +100,10 @@ ENGINE = EngineTable(
     without_options=_without_options,
     notes=(
         shared.FROM_CONFIG,
+        Case(
+            lambda p: bool(p.scaled) and p.draft_layers > 0,
+            "To draft with the MTP layers, add --speculative-algorithm NEXTN. The draft gets the same options.",
+        ),
         Case(
             lambda p: bool(p.scaled) and p.text_type not in _PASSED_ON,
             "SGLang's class for {p.model_type} was not checked: it may ignore rope_parameters. Compare a long answer "

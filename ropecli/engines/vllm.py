@@ -8,6 +8,9 @@
 - longrope ignores attention_factor and reads short_mscale and long_mscale, which ropecli also writes into config.json.
 - dynamic uses one table, from max_trained_positions and max_position_embeddings.
 - Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
+- A draft (config/speculative.py) does not get the values of `--hf-overrides`. MTP layers read config.json; beyond its
+  max_position_embeddings nothing is drafted. EAGLE-3 drafters read their own; vLLM raises its length, never scales it.
+- qwen3_5 reads yarn with the sections of multimodal positions. There is no dual-chunk attention since 0.11.
 """
 
 from typing import Any
@@ -83,6 +86,12 @@ ENGINE = EngineTable(
             lambda p: p.tokenizer_length < p.length,
             "tokenizer_config.json has model_max_length {p.tokenizer_length:g}, which vLLM uses as a limit: raise "
             "it to {p.length}.",
+        ),
+        Case(
+            lambda p: bool(p.scaled) and p.draft_layers > 0,
+            "To draft with the MTP layers, add --speculative-config "
+            """'{{"method": "mtp", "num_speculative_tokens": 1}}'. """
+            "The draft reads config.json, not --hf-overrides, and drafts nothing beyond its {p.written_length} tokens.",
         ),
         Case(
             lambda p: p.nested,

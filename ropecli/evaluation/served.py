@@ -327,13 +327,15 @@ def _next_tokens(
     endpoint: Endpoint, ids: Sequence[int], ids_by_text: Callable[[], Mapping[str, int]]
 ) -> dict[int, float]:
     """ln p of the server's most probable next tokens, by id; without those whose text does not tell the id."""
-    logprobs = logprobs_of(endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP))
+    choice = endpoint.complete(ids, max_tokens=1, logprobs=_SERVER_TOP)
+    logprobs = logprobs_of(choice)
     if entries := logprobs.get("content"):  # llama-server
         values = [(entry.get("id", -1), entry["logprob"]) for entry in entries[0]["top_logprobs"]]
     else:
         by_text = (logprobs.get("top_logprobs") or [None])[-1] or {}
         values = [(ids_by_text().get(text, -1), value) for text, value in by_text.items()]
-    if not values:
+    # llama-server gives none for a part of a character, which it writes as U+FFFD
+    if not values and "\ufffd" not in str(choice.get("text")):
         raise EndpointError(
             f"{endpoint.url} gives no log-probabilities of the next token. Start the server with log-probabilities."
         )

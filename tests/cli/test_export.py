@@ -38,7 +38,7 @@ def test_a_finding_of_inspect_that_changes_results_is_repeated(llama, edited, ro
     assert ropecli("export", folder, "--engine", "vllm", "--json").json()["findings"] == [finding]
 
 
-@pytest.mark.parametrize("engine", ["axolotl", "ollama", "trl"])
+@pytest.mark.parametrize("engine", ["axolotl", "ollama", "unsloth"])
 def test_a_config_file_is_printed_or_written(engine, yarn, ropecli, tmp_path):
     """Standard output is the file, to be redirected; with --output it is written, and the command is printed."""
     printed, path = ropecli("export", yarn, "--engine", engine), tmp_path / "its config"
@@ -48,7 +48,7 @@ def test_a_config_file_is_printed_or_written(engine, yarn, ropecli, tmp_path):
     report = ropecli("export", yarn, "--engine", engine, "--json").json()
     assert set(report) == KEYS
     assert f"then run: {report['command']}" in printed.err
-    assert 256 in report["overrides"].values()
+    assert "256" in str(report["overrides"])
 
 
 def test_the_embedded_checkpoint_is_named_by_its_folder(ropecli):

@@ -1,13 +1,16 @@
 """Shared by the tests of `ropecli export`: the demo checkpoint patched ×4, and folders with only a config.json."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tiny_settings import MULTIMODAL
 
 import ropecli
+from ropecli import demo
 from ropecli.attention.patching import patch_to
 
 WINDOW, TARGET = 256, 1024
@@ -93,3 +96,38 @@ def transformers_logits():
             return model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
 
     return read
+
+
+@pytest.fixture(scope="session")
+def qwen(build, tmp_path_factory):
+    """qwen("qwen3_5") -> folder of a tiny model for 256 tokens, with the demo's tokenizer; qwen("qwen3_5", 4): yarn ×4.
+
+    Qwen3.5 is multimodal, and has the weights of a layer that drafts, which transformers does not load.
+    """
+    from safetensors.torch import load_file, save_file
+
+    made = {}
+
+    def make(model_type: str, factor: float = 1) -> Path:
+        if (model_type, factor) not in made and factor > 1:
+            made[model_type, factor] = tmp_path_factory.mktemp("qwen") / "patched"
+            source = str(make(model_type))
+            ropecli.patch(source, method="yarn", factor=factor, output=made[model_type, factor], weights="copy")
+        elif (model_type, factor) not in made:
+            sizes = {"max_position_embeddings": WINDOW, "vocab_size": 2048}
+            text = {**MULTIMODAL.get(model_type, {}).get("text_config", {}), **sizes}
+            settings = {"text_config": text} if model_type in MULTIMODAL else {**text, "head_dim": 32}
+            folder = made[model_type, factor] = build(model_type, **settings)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copyfile(demo.FOLDER / name, folder / name)
+            if model_type in MULTIMODAL:
+                weights, layer = load_file(folder / "model.safetensors"), "model.language_model.layers.1."
+                draft = {f"mtp.layers.0.{n.removeprefix(layer)}": t for n, t in weights.items() if n.startswith(layer)}
+                norm = weights["model.language_model.norm.weight"]
+                names = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+                draft |= {f"mtp.{name}.weight": norm.clone() for name in names}
+                draft["mtp.fc.weight"] = weights["lm_head.weight"][:64].repeat(1, 2)
+                save_file(draft, folder / "model-mtp.safetensors", metadata={"format": "pt"})
+        return made[model_type, factor]
+
+    return make

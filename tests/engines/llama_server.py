@@ -1,6 +1,7 @@
 """Runs where xllamacpp and gguf are: writes a demo-like Llama as a GGUF, and serves one with llama-server's own code.
 
 python llama_server.py convert JOB.json             weights.npz, config.json, tokenizer.json -> a GGUF
+python llama_server.py from-folder LLAMA.CPP DIR ...  the same by llama.cpp's converter, told what the tokenizer is
 python llama_server.py serve llama-server -m ...    the flags of a command line; prints the address, ends with stdin
 """
 
@@ -94,6 +95,17 @@ def neighbours(tensor: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(tensor.reshape(heads, 2, -1, width).swapaxes(1, 2).reshape(-1, width))
 
 
+def from_folder(source: str, words: list[str]) -> None:
+    """source: the folder of llama.cpp. words: the command line of convert_hf_to_gguf.py."""
+    sys.path[:0] = [source, f"{source}/gguf-py"]
+    import convert_hf_to_gguf
+    from conversion import base
+
+    base.TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+    sys.argv = ["convert_hf_to_gguf.py", *words]
+    convert_hf_to_gguf.main()
+
+
 def serve(words: list[str]) -> None:
     """words: a llama-server command line. The KV cache is float32, so that rounding does not hide a difference."""
     import xllamacpp
@@ -123,6 +135,8 @@ def serve(words: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(sys.argv[2:])
+    elif sys.argv[1] == "from-folder":
+        from_folder(sys.argv[2], sys.argv[3:])
     else:
         with open(sys.argv[2], encoding="utf-8") as file:  # noqa: PTH123
             convert(json.load(file))

@@ -1,6 +1,6 @@
 """Runs where a trainer is, and knows nothing of ropecli: loads folders by the trainer's own code.
 
-    python run_trainer.py trl|axolotl HOME       HOME/NAME.yaml for each name in HOME/job.json -> HOME/result.json
+    python run_trainer.py trl|axolotl|... HOME       HOME/NAME.yaml for each name in HOME/job.json -> HOME/result.json
 
 A result is, by name, tables ({layer type: {inv_freq, attention_factor}}) and max_length; of TRL also `packing`, the
 largest difference between a document's logits alone and in its packed batch.
@@ -68,8 +68,64 @@ def by_axolotl(home: Path, name: str) -> dict:
     return {"tables": tables(model), "max_length": cfg.sequence_len}
 
 
+def by_llama_factory(home: Path, name: str) -> dict:
+    import yaml
+    from llamafactory.hparams import get_train_args
+    from llamafactory.model import load_model, load_tokenizer
+
+    written = yaml.safe_load((home / f"{name}.yaml").read_text())
+    here = {"flash_attn": "sdpa", "bf16": False, "output_dir": str(home / "out"), "report_to": "none"}
+    model_args, data_args, _, finetuning_args, _ = get_train_args({**written, **here})
+    model = load_model(load_tokenizer(model_args)["tokenizer"], model_args, finetuning_args, is_trainable=True)
+    return {"tables": tables(model), "max_length": data_args.cutoff_len}
+
+
+def by_ms_swift(home: Path, name: str) -> dict:
+    from swift.arguments import PretrainArguments
+    from swift.cli.main import parse_yaml_args
+    from swift.utils import parse_args
+
+    model_type = name.partition("-")[0].replace("phi", "phi2")  # several types share an architecture
+    words = [str(home / f"{name}.yaml"), "--attn_impl", "sdpa", "--packing", "false", "--torch_dtype", "float32"]
+    words += [
+        "--model_type",
+        model_type,
+        "--template",
+        "default",
+        "--output_dir",
+        str(home / "out"),
+        "--report_to",
+        "none",
+    ]
+    parse_yaml_args(words)
+    args, unknown = parse_args(PretrainArguments, words)
+    assert not unknown, unknown
+    return {"tables": tables(args.get_model_processor()[0]), "max_length": args.max_length}
+
+
+def by_unsloth(home: Path, name: str) -> dict:
+    """Its own class for GPUs takes the frequencies and the attention factor from `_compute_config_rope_inv_freq`."""
+    from unsloth import FastLanguageModel  # before transformers, which it patches
+    from unsloth.models import llama
+    from unsloth_cli.config import load_config
+
+    cfg = load_config(home / f"{name}.yaml")
+    model, _ = FastLanguageModel.from_pretrained(
+        cfg.model,
+        max_seq_length=cfg.training.max_seq_length,
+        load_in_4bit=cfg.training.load_in_4bit,
+        full_finetuning=cfg.training.training_type == "full",
+        dtype=torch.float32,
+    )
+    results = tables(model)
+    if "" in results:
+        inv_freq, factor = llama._compute_config_rope_inv_freq(model.config, model.config.rope_parameters)
+        assert results[""] == {"inv_freq": inv_freq.double().tolist(), "attention_factor": factor}
+    return {"tables": results, "max_length": cfg.training.max_seq_length}
+
+
 if __name__ == "__main__":
     trainer, home = sys.argv[1], Path(sys.argv[2])
-    load = {"trl": by_trl, "axolotl": by_axolotl}[trainer]
+    load = globals()[f"by_{trainer.replace('-', '_')}"]
     results = {name: load(home, name) for name in json.loads((home / "job.json").read_text())}
     (home / "result.json").write_text(json.dumps(results))

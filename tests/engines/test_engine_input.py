@@ -19,8 +19,8 @@ AT_REVISION = {
     "vllm": "vllm serve someone/model --revision v1 --hf-overrides",
     "ollama": "hf download someone/model --revision v1 ",
     "mlx": "hf download someone/model --revision v1`",
-    "trl": "model_revision: v1",
-    "axolotl": "model_revision: v1",
+    **dict.fromkeys(("axolotl", "llama-factory", "ms-swift", "trl"), "model_revision: v1"),
+    "unsloth": "hf download someone/model --revision v1`",
     "lm-eval": '"revision": "v1"',
 }
 TRAINERS = {name for name, engine in ENGINES.items() if engine.trains}
@@ -131,6 +131,10 @@ REFUSED = [  # engines, rope_scaling, other fields of config.json, part of the m
     (("mlx",), {**YARN, "truncate": False}, {}, "truncate=false"),
     (("mlx",), None, IN_NEW_FIELDS, r"which config.json lacks\. Write them: ropecli patch .* --method yarn"),
     (("axolotl",), DYNAMIC, {}, "raises max_position_embeddings to 512"),
+    (("mlx",), None, {"model_type": "qwen3_5_text"}, "no class for qwen3_5_text"),
+    (("unsloth",), LINEAR, {"model_type": "gemma2"}, "gemma2 silently drops the scaling"),
+    (("unsloth",), YARN, {}, f"by linear where max_seq_length, {TARGET}, is above max_position_embeddings, {WINDOW}"),
+    ((*SERVING, "lm-eval"), None, {"architectures": ["LlamaForCausalLMEagle3"]}, "drafts tokens for another model"),
 ]
 
 

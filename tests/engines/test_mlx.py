@@ -37,6 +37,7 @@ SETTINGS = {
     "gpt_neox": {"intermediate_size": 256},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": []},
 }
+WITH_SECTIONS = {"qwen3_5": ("none", "ntk", "yarn")}  # other scalings drop the sections of multimodal positions
 READ = sorted(mlx.READ - {"ministral3"} | {"phi3"})  # ministral3 is scaled as it ships
 AGREES, DIFFERS = 5e-3, 0.01
 
@@ -79,7 +80,7 @@ def folders(build, transformers_logits, tmp_path_factory) -> tuple[Path, dict[st
             config = json.loads((source / "config.json").read_text())
             (source / "config.json").write_text(json.dumps({**config, "num_experts": 4}))
         pairs = read_state(ropecli.open_checkpoint(source)).positions.main.geometry.rotary_dim // 2
-        for method in METHODS if model_type in READ else ("linear", "ntk"):
+        for method in WITH_SECTIONS.get(model_type, METHODS if model_type in READ else ("linear", "ntk")):
             params = {"long_factor": np.geomspace(1, 4, pairs).tolist()} if method == "longrope" else METHODS[method]
             name = f"{model_type}-{method}"
             plan = ropecli.make_plan(

