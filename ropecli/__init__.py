@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ropecli.attention import load_model as load_model
+    from ropecli.attention.loaded import check_loaded as check_loaded
     from ropecli.attention.patching import live_patch as live_patch
     from ropecli.checkpoint.opening import open_checkpoint as open_checkpoint
     from ropecli.checkpoint.patch_plan import PatchPlan as PatchPlan
@@ -47,6 +48,7 @@ _HOMES = {
     "ropecli.tuning.task": "TuneReport",
     # for notebooks: the mathematics, and a model patched in memory
     "ropecli.attention": "load_model",
+    "ropecli.attention.loaded": "check_loaded",
     "ropecli.attention.patching": "live_patch",
     "ropecli.checkpoint.opening": "open_checkpoint",
     "ropecli.live.loading": "load_tokenizer",

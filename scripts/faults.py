@@ -136,7 +136,7 @@ FAULTS: list[tuple[str, str]] = [
     ("before = None if original is None else require_reading(original)", "before = None"),
     ("return self.inv_freq, self.attention_factor if exact else applied", "return self.inv_freq, self.attention_factor"),
     ("require_reading(self.checkpoint.config, model)", "pass"),
-    ("angles = positions[axes] * pairs", "angles = positions[0] * pairs"),
+    ("positions.tolist(), positions[axes]", "positions.tolist(), positions[0]"),
     ("return AutoModelForMultimodalLM, AutoModelForCausalLM, AutoModelForMaskedLM", "return AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForMaskedLM"),
     ("factors = scaled.geometry.powers(scaled.rope_theta) / scaled.inv_freq", "factors = scaled.inv_freq / scaled.geometry.powers()"),
     ("(legacy or new or _dynamic_of_qwen(section))", "(new or legacy or _dynamic_of_qwen(section))"),

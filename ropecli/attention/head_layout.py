@@ -8,7 +8,7 @@ Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 
 _TOKENS = 24
-# Relative to a head's norm. Rounding gives about 1e-7 (float32), 5e-4 (float16), 4e-3 (bfloat16); a wrong layout, 0.5.
-_ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+"""Differences relative to a head's norm. Rounding gives about 1e-7 (float32), 5e-4 (float16), 4e-3 (bfloat16); a wrong
+layout, 0.5."""
 
 _NAME = "ropecli:layout"
 # arguments that do not change the attention or that the methods support
@@ -169,7 +170,7 @@ class _Seen(NamedTuple):
     @property
     def rotates(self) -> bool:
         pairs = ((self.before.query, self.after.query), (self.before.key, self.after.key))
-        return any(_difference(first, second) > _ALLOWED[first.dtype] for first, second in pairs)
+        return any(difference(first, second) > ALLOWED[first.dtype] for first, second in pairs)
 
 
 def find_layout(model: "PreTrainedModel") -> HeadLayout:
@@ -240,7 +241,7 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
                 "No layer uses transformers' attention interface: the model has its own attention code, which cannot "
                 "be replaced."
             )
-        _double(rotary_tables(model))
+        change_positions(rotary_tables(model), lambda positions: 2 * positions)
         probe.replay()
         output_of_second, second = _run(model), probe.calls
     layers = [_Seen(*calls) for calls in zip(first, second, strict=True)]
@@ -250,9 +251,9 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
                 f"{before.name} has queries, keys or values that are not finite: some weights are not finite, or "
                 f"{str(before.query.dtype).removeprefix('torch.')} overflows."
             )
-        if _difference(before.value, after.value) > _ALLOWED[before.value.dtype]:
+        if difference(before.value, after.value) > ALLOWED[before.value.dtype]:
             raise PatchError(f"{before.name}: the values depend on the positions, not only queries and keys.")
-    if _difference(*(logits.reshape(1, 1, 1, -1) for logits in (output, output_of_second))) > _ALLOWED[output.dtype]:
+    if difference(*(logits.reshape(1, 1, 1, -1) for logits in (output, output_of_second))) > ALLOWED[output.dtype]:
         raise PatchError("Some layers use the rotary tables without calling the attention function.")
     return layers
 
@@ -269,13 +270,13 @@ def _run(model: "PreTrainedModel") -> Tensor:
         ) from error
 
 
-def _double(tables: list[RotaryTable]) -> None:
-    """Double the positions that rotary modules receive. Doubling the tables would miss modules that ignore them."""
+def change_positions(tables: list[RotaryTable], change: Callable[[Tensor], Tensor]) -> None:
+    """Change the positions that rotary modules receive. Changing the tables would miss modules that ignore them."""
 
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if "position_ids" in named:
-            return arguments, {**named, "position_ids": 2 * named["position_ids"]}
-        return (arguments[0], 2 * arguments[1], *arguments[2:]), named
+            return arguments, {**named, "position_ids": change(named["position_ids"])}
+        return (arguments[0], change(arguments[1]), *arguments[2:]), named
 
     for module in modules_of(tables):
         module.register_forward_pre_hook(before_pass, with_kwargs=True)
@@ -305,11 +306,11 @@ def _rotates_by(layer: _Seen, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
         return False
     rotation, by = Rotation(inv_freq, *layout), np.arange(tokens)
     pairs = ((before.query, after.query), (before.key, after.key))
-    return all(_difference(rotation.rotate(first, by), second) <= _ALLOWED[first.dtype] for first, second in pairs)
+    return all(difference(rotation.rotate(first, by), second) <= ALLOWED[first.dtype] for first, second in pairs)
 
 
-def _difference(first: Tensor, second: Tensor) -> float:
-    """Largest difference of a head, relative to its norm. Shapes: (batch, heads, tokens, width)."""
+def difference(first: Tensor, second: Tensor) -> float:
+    """Largest difference of a head, relative to its norm in `first`. Shapes: (batch, heads, tokens, width)."""
     first, second = first.cpu().double(), second.cpu().double()  # MPS has no float64
     norm = first.norm(dim=(2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
     return float(((first - second).norm(dim=(2, 3)) / norm).max())

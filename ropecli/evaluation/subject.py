@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropecli.attention import load_model
+from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
@@ -267,6 +268,8 @@ class LiveReaderFactory(ReaderFactory):
     def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[LiveReader]:
         """Yield a reader; the model is unpatched afterwards.
 
+        Without a plan, warns of rotary tables that differ from the checkpoint's files.
+
         scalings: all subjects of this checkpoint, tried before the first is measured. Raises PatchError if the model
         does not support one of them.
         """
@@ -279,4 +282,7 @@ class LiveReaderFactory(ReaderFactory):
         model = self._loaded[1]
         with unpatched_after(model):
             follows = subject.patch(model)
+            if subject.plan is None:
+                for difference in check_tables(model, subject.checkpoint).differences:
+                    warn(difference)
             yield LiveReader(model, chunk=self.chunk, batch_size=self.batch_size, follows_length=follows)

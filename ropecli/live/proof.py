@@ -30,8 +30,10 @@ _RELATIVE = 2e-6
 _RELATIVE_TO_BASE = 2e-7
 # Radians per token. longrope's factor of 1e30 leaves about 1e-33 for pairs that should not rotate.
 NO_ROTATION = 1e-25
-# Absolute difference of a cos or sin at a position below 10.
+# Absolute difference of a cos or sin at a small position, and per token of the position: float32 rounds the angle.
 _SAME_ANGLE = 1e-5
+_ANGLE_PER_TOKEN = 2.0**-22
+_STOCK = ("in stock transformers", "in ropecli")
 
 
 def prove(
@@ -47,7 +49,7 @@ def prove(
     before = None if original is None else require_reading(original)
     tables = rotary_tables(build_without_weights(folder))
     for number, table in enumerate(tables):
-        _compare(table, ropes, before[number] if before else table)
+        compare(table, ropes, before[number] if before else table)
     return len(tables)
 
 
@@ -75,7 +77,7 @@ def prove_reading(
         ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in settings.ropes}
         tables = rotary_tables(build_without_weights(stock_config_of(config)) if model is None else model)
         for table in tables:
-            _compare(table, ropes, table)
+            compare(table, ropes, table)
     except ProofError as error:
         raise ProofError(
             f"ropecli does not read this config.json as transformers does, so a patch would start from a wrong base. "
@@ -86,7 +88,17 @@ def prove_reading(
     return tables, ""
 
 
-def _compare(table: RotaryTable, ropes: Mapping[str | None, ScaledRope], unpatched: RotaryTable) -> None:
+def compare(
+    table: RotaryTable,
+    ropes: Mapping[str | None, ScaledRope],
+    unpatched: RotaryTable,
+    sides: tuple[str, str] = _STOCK,
+) -> None:
+    """Compare a table, and the cos and sin that its module computes, with the rope of its layer type.
+
+    unpatched: the same table before a patch. sides: words for `table` and `ropes` in messages. Raises ProofError, and
+    PatchError if the module cannot compute. The module keeps the table of the longest length.
+    """
     rope = ropes.get(table.layer_type)
     if rope is None:
         raise ProofError(
@@ -97,14 +109,17 @@ def _compare(table: RotaryTable, ropes: Mapping[str | None, ScaledRope], unpatch
         pretrained = rope.geometry.original_max_position_embeddings
         for length in sorted({1, pretrained, min(pretrained + 1, rope.scaled_length), rope.scaled_length}):
             expected = scale(rope.geometry, rope.spec, length) if varies else rope
-            _compare_table(f"{table.name} at length {length}", *table.at_length(length), expected)
+            _compare_table(f"{table.name} at length {length}", *table.at_length(length), expected, sides)
     else:
-        _compare_table(table.name, table.inv_freq, table.attention_factor, rope)
+        _compare_table(table.name, table.inv_freq, table.attention_factor, rope, sides)
     if table.axes > 1:
-        _compare_axes(table, unpatched, rope)
+        _compare_axes(table, unpatched, rope, sides)
+    else:
+        position = rope.scaled_length - 1
+        _compare_angles(table, [position], np.array(position), rope, sides)
 
 
-def _compare_axes(table: RotaryTable, unpatched: RotaryTable, rope: ScaledRope) -> None:
+def _compare_axes(table: RotaryTable, unpatched: RotaryTable, rope: ScaledRope, sides: tuple[str, str]) -> None:
     """Compare the cos and sin of a token whose positions on the axes differ, as in an image (mrope)."""
     axes, before = _axes(table), _axes(unpatched)
     if not np.array_equal(axes, before):
@@ -113,14 +128,26 @@ def _compare_axes(table: RotaryTable, unpatched: RotaryTable, rope: ScaledRope) 
             f"{before.tolist()} before the patch. Check mrope_section in config.json."
         )
     positions = np.arange(2, 2 + table.axes)
+    _compare_angles(table, positions.tolist(), positions[axes], rope, sides)
+
+
+def _compare_angles(
+    table: RotaryTable, positions: list[int], by_dimension: np.ndarray, rope: ScaledRope, sides: tuple[str, str]
+) -> None:
+    """Compare the cos and sin of a token. positions: one per axis. by_dimension: that of each dimension, or of all."""
     if varies_with_length(rope):
-        rope = scale(rope.geometry, rope.spec, int(positions.max()) + 1)
-    cos_sin = table.angles_at(*positions.tolist())
-    for pairs in (np.tile(rope.inv_freq, 2), np.repeat(rope.inv_freq, 2)):  # both layouts that transformers has
-        angles = positions[axes] * pairs
-        if np.allclose(cos_sin, rope.attention_factor * np.stack([np.cos(angles), np.sin(angles)]), atol=_SAME_ANGLE):
-            return
-    raise ProofError(f"{table.name}: the cos and sin of a token in an image differ from those of ropecli.")
+        rope = scale(rope.geometry, rope.spec, max(positions) + 1)
+    cos_sin, factor = table.angles_at(*positions), rope.attention_factor
+    allowed = factor * (_SAME_ANGLE + _ANGLE_PER_TOKEN * max(positions))
+    for pairs in (np.tile(rope.inv_freq, 2), np.repeat(rope.inv_freq, 2), rope.inv_freq):  # layouts of transformers
+        if cos_sin.shape[1] == pairs.size:
+            angles = by_dimension * pairs
+            if np.allclose(cos_sin, factor * np.stack([np.cos(angles), np.sin(angles)]), rtol=0, atol=allowed):
+                return
+    raise ProofError(
+        f"{table.name}: the cos and sin of a token at {', '.join(map(str, positions))} {sides[0]} differ from those "
+        f"{sides[1]}."
+    )
 
 
 def _axes(table: RotaryTable) -> np.ndarray:
@@ -129,22 +156,22 @@ def _axes(table: RotaryTable) -> np.ndarray:
     return np.abs([table.angles_at(*row.tolist())[1] for row in alone]).argmax(axis=0)
 
 
-def _compare_table(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:
+def _compare_table(
+    name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope, sides: tuple[str, str]
+) -> None:
+    here, there = sides
     if inv_freq.shape != rope.inv_freq.shape:
-        raise ProofError(
-            f"{name}: {inv_freq.size} pairs rotate in stock transformers, but {rope.inv_freq.size} in ropecli."
-        )
+        raise ProofError(f"{name}: {inv_freq.size} pairs rotate {here}, but {rope.inv_freq.size} {there}.")
     error = np.abs(inv_freq - rope.inv_freq)
     allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + NO_ROTATION
     if (error > allowed).any():
         pair = int((error / allowed).argmax())
         relative = error[pair] / max(rope.inv_freq[pair], np.finfo(np.float32).tiny)
         raise ProofError(
-            f"{name}: pair {pair} rotates by {inv_freq[pair]:.6g} radians per token in stock transformers, but by "
-            f"{rope.inv_freq[pair]:.6g} in ropecli (relative difference {relative:.2g})."
+            f"{name}: pair {pair} rotates by {inv_freq[pair]:.6g} radians per token {here}, but by "
+            f"{rope.inv_freq[pair]:.6g} {there} (relative difference {relative:.2g})."
         )
     if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:
         raise ProofError(
-            f"{name}: the attention factor is {attention_factor:.6g} in stock transformers, but "
-            f"{rope.attention_factor:.6g} in ropecli."
+            f"{name}: the attention factor is {attention_factor:.6g} {here}, but {rope.attention_factor:.6g} {there}."
         )

@@ -45,6 +45,10 @@ class RotaryTable:
         return getattr(self.module, self._prefix + _TABLE).detach().cpu().double().numpy()
 
     @property
+    def dtype(self) -> torch.dtype:
+        return getattr(self.module, self._prefix + _TABLE).dtype
+
+    @property
     def attention_factor(self) -> float:
         shared = getattr(self.module, "attention_scaling", 1.0)
         return float(getattr(self.module, f"{self._prefix}attention_scaling", shared))
@@ -55,9 +59,12 @@ class RotaryTable:
         return str(kind.get(self.layer_type, "default") if isinstance(kind, dict) else kind)
 
     def at_length(self, length: int) -> tuple[np.ndarray, float]:
-        """(inv_freq, attention factor) in a first pass over `length` tokens, computed by stock transformers."""
-        reset_tables([self])
-        cos_sin = torch.stack([part.abs().double().flatten() for part in _tensors(self._cos_sin(length - 1))])
+        """(inv_freq, attention factor) in a pass over `length` tokens, computed by the module.
+
+        If frequencies follow the length, ask in ascending order from a length within the pretraining length on, which
+        resets dynamic NTK.
+        """
+        cos_sin = torch.stack([part.abs().cpu().double().flatten() for part in tensors_of(self._cos_sin(length - 1))])
         applied = float(cos_sin.norm(dim=0).max())  # phimoe applies another factor than its attribute, which is exact
         exact = math.isclose(applied, self.attention_factor, rel_tol=1e-6)
         return self.inv_freq, self.attention_factor if exact else applied
@@ -81,10 +88,13 @@ class RotaryTable:
         return len(sections) if sections else 1
 
     def angles_at(self, *positions: int) -> np.ndarray:
-        """cos, then sin, of a token with one position per axis, from stock transformers. Shape (2, rotary_dim)."""
-        reset_tables([self])
-        given = self._cos_sin(torch.tensor(positions).reshape(-1, 1, 1))
-        return torch.stack([part.flatten() for part in _tensors(given)]).double().numpy()
+        """cos, then sin, of a token with one position per axis, computed by the module.
+
+        Shape (2, rotary_dim), or (2, rotary_dim/2) of modules that give each pair once. See at_length for the order.
+        """
+        given = tensors_of(self._cos_sin(torch.tensor(positions).reshape(-1, 1, 1)))
+        parts = (given[0].real, given[0].imag) if given[0].is_complex() else given
+        return torch.stack([part.flatten().cpu().double() for part in parts]).numpy()
 
     def _cos_sin(self, position: int | torch.Tensor) -> Any:
         """The cos and sin of one token at `position`, in the form that the module returns. Raises PatchError."""
@@ -105,7 +115,7 @@ class RotaryTable:
             setattr(self.module, self._prefix + _TABLE, torch.full_like(buffer, value))
             outputs.append(self._cos_sin(1))
         setattr(self.module, self._prefix + _TABLE, buffer)
-        if all(torch.equal(*pair) for pair in zip(*map(_tensors, outputs), strict=True)):
+        if all(torch.equal(*pair) for pair in zip(*map(tensors_of, outputs), strict=True)):
             raise PatchError(
                 f"{self.name} computes its frequencies again in each pass, so it cannot be patched in memory. "
                 "Write the patch to a folder instead."
@@ -182,7 +192,8 @@ def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -
     return before_pass
 
 
-def _tensors(output: Any) -> tuple[torch.Tensor, ...]:
+def tensors_of(output: Any) -> tuple[torch.Tensor, ...]:
+    """What a rotary module returns: cos and sin, or one complex tensor."""
     return (output,) if isinstance(output, torch.Tensor) else tuple(output)
 
 

@@ -15,10 +15,11 @@ import torch
 
 from ropecli.atomic import sole_use
 from ropecli.attention import load_model
+from ropecli.attention.loaded import check_tables
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
 from ropecli.data.stream import Batch, Stream, open_stream
-from ropecli.errors import RecipeError
+from ropecli.errors import ProofError, RecipeError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
@@ -136,7 +137,7 @@ def finetune_checkpoint(
                 clear_finished(output)
             return
         listener.on_phase("fine-tuning")
-        run = _Training(launch, recipe, stream, validation, output, listener, unread)
+        run = _Training(checkpoint, launch, recipe, stream, validation, output, listener, unread)
         wrapped = run.train(loss_of, optimizer, interrupt, settings)
         if unread and unread.files and recipe.adapter == "none":
             tensors = unread.gathered()
@@ -156,6 +157,7 @@ def finetune_checkpoint(
 class _Training:
     """Adds the log, validation and divergence detection to the training loop."""
 
+    checkpoint: Checkpoint
     launch: Launch
     recipe: Recipe
     stream: Stream
@@ -172,6 +174,8 @@ class _Training:
         self.wrapped, optimizer = self.launch.prepare(loss_of, optimizer)
         if self.unread:
             self.unread.read()
+        if differences := check_tables(self.wrapped, self.checkpoint).differences:  # of what the engine made of it
+            raise ProofError(" ".join(differences))
         if recipe.adapter != "none":
             adapters.save_only_trained(self.launch.accelerator)
         checkpoints = run_folder.TrainingCheckpoints(

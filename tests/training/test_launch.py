@@ -230,7 +230,7 @@ def test_launch_configurations_are_valid_for_accelerate(path):
 
 
 def test_a_step_reads_the_device_at_its_end_however_many_passes_it_has(llama, monkeypatch):
-    """Each read of a value waits for a GPU. A step reads its loss and gradient norm; the last, whether all is finite."""
+    """Each read of a value waits for a GPU. A step reads loss and gradient norm; the last, whether all is finite."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from transformers import AutoModelForCausalLM, masking_utils
 
