@@ -1,4 +1,4 @@
-"""A table of text, for the terminal, the HTML page and the model card, where it is Markdown.
+"""A table of text: for a terminal and the HTML page, and in Markdown for files, pipes and the model card.
 
 The renderers clean every cell, so a table may hold names from strangers as they are.
 """
@@ -12,7 +12,7 @@ from ropecli.errors import shortened
 
 
 class Bold(str):
-    """A cell to emphasize."""
+    """A cell to emphasize; or a note that says what is emphasized."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,16 @@ def _is_forged(character: str) -> bool:
 
 
 def markdown(table: Table) -> str:
-    """The title as a heading, the rows, and the notes as a list."""
+    """The title as a heading, the rows, with a star after emphasized cells, and the notes as a list."""
     heads, *rows = ([escaped(cell) for cell in cells] for cells in (table.heads, *table.rows))
     rule = ["---"] * table.names + ["---:"] * (len(heads) - table.names)
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
-    title, notes = f"### {escaped(table.title)}" * bool(table.title), [f"- {escaped(note)}" for note in table.notes]
+    title, star = f"### {escaped(table.title)}" * bool(table.title), r"\*: "
+    notes = [f"- {star * isinstance(note, Bold)}{escaped(str(note))}" for note in table.notes]
     return "\n\n".join(filter(None, [title, lines, "\n".join(notes)]))
 
 
 def escaped(value: object) -> str:
     """A value in Markdown text or in a cell of a table."""
     text = re.sub(r"([\\`*|<\[\]])", r"\\\1", clean(str(value), LONGEST_TEXT))
-    return f"**{text}**" if isinstance(value, Bold) else text
+    return f"{text}*" if isinstance(value, Bold) else text

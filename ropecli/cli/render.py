@@ -240,13 +240,9 @@ def _suggest_measuring(output: Path, base: str, *options: str) -> None:
 
 
 def show_measured(result: "Reports") -> None:
-    """A single report, or the comparison of several; the tables of each if verbose."""
-    from ropecli.reporting.report_tables import comparison_tables, report_tables
+    from ropecli.reporting.report_tables import measured_tables
 
-    several = len(result.reports) > 1
-    alone = [] if several and not out.verbose and result.reports[0].kind != "scores" else result.reports
-    tables = [table for report in alone for table in report_tables(report, verbose=out.verbose)]
-    show_tables([*tables, *(comparison_tables(result.reports, verbose=out.verbose) if several else [])])
+    show_tables(measured_tables(result.reports, verbose=out.verbose))
     if result.plot:
         tell(f"plot: {result.plot}")
 

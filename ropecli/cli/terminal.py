@@ -19,7 +19,7 @@ from ropecli.config.changes import ABSENT
 from ropecli.errors import shortened
 from ropecli.messages import Span, Step, command_line, duration, plain_text, progress_bars
 from ropecli.ranks import read_ranks
-from ropecli.table import LONGEST_TEXT, Bold, Table, clean
+from ropecli.table import LONGEST_TEXT, Bold, Table, clean, markdown
 
 # Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
@@ -87,9 +87,10 @@ def show_spans(console: Console, spans: Sequence[Span]) -> None:
 
 
 def show_tables(tables: Iterable[Table]) -> None:
-    """Print tables, each after an empty line but the first."""
+    """Print tables, each after an empty line but the first; in a pipe or file, as Markdown."""
     for number, table in enumerate(tables):
-        out.print(*[""] * bool(number), TerminalTable(table), sep="\n")
+        shown = TerminalTable(table) if out.is_terminal else Text(markdown(table))
+        out.print(*[""] * bool(number), shown, sep="\n", soft_wrap=not out.is_terminal)
 
 
 class TerminalTable:
@@ -120,7 +121,7 @@ class TerminalTable:
                     shown = []
                 shown.append(column)
             yield self._block(shown, names, _NARROW)
-        yield from map(_text, self.table.notes)
+        yield from (_text(f"bold: {note}" if isinstance(note, Bold) else note) for note in self.table.notes)
 
     def _block(self, columns: Sequence[int], names: int, widest: int) -> RichTable:
         """These columns, without empty rows. names, widest: characters of all names together, and of a column."""

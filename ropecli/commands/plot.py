@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _FACTOR = 4.0
 """The default factor, as in compare."""
-_STUDY = Only("kind", ("frequencies", "decay"))
+_DEFAULT_METHODS = {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}}
+_THEORY = "frequencies"
+_STUDY = Only("kind", (_THEORY,))
 
 
 @command
@@ -35,16 +37,13 @@ def plot(
     kind: Annotated[
         str | None,
         Flag("--kind", "-k"),
-        OneOf(("perplexity", "comparison", "scores", "frequencies", "decay")),
-        Doc(
-            "For reports: perplexity, comparison, scores. Default: what fits the reports. For a checkpoint: "
-            "frequencies, decay (score by distance)."
-        ),
+        OneOf(("lengths", "scores", _THEORY)),
+        Doc("For reports: lengths, scores. Default: what fits the reports. For a checkpoint: frequencies."),
     ] = None,
     methods: Annotated[
         Sequence[str] | None,
         Flag("--methods"),
-        Doc("Methods, separated by commas. Default: those that show the kind best."),
+        Doc("Methods, separated by commas. Default: six that differ."),
         _STUDY,
         request.SCALING,
     ] = None,
@@ -59,15 +58,14 @@ def plot(
     **shared: Unpack[request.ParameterOptions],
 ) -> DrawnFile:
     """Draw a plot of reports, or of the theory of a checkpoint."""
-    from ropecli.reporting.figures.study_plots import STUDY_KINDS
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
 
     picture = options.optional_path(output)
     refuse_unknown_ending(picture)
     refuse_unusable(drawn=picture)
-    if kind in STUDY_KINDS:
+    if kind == _THEORY:
         scaling = {"methods": methods, "factor": factor, "revision": revision, **shared}
-        figure, beside = _draw_study(kind, subjects, scaling), Path(f"{kind}.png")
+        figure, beside = _draw_study(subjects, scaling), Path(f"{kind}.png")
     else:
         figure = _draw_reports(kind, subjects)
         beside = options.as_path(subjects[0]).with_suffix(".png")
@@ -80,44 +78,40 @@ def plot(
 
 def _draw_reports(kind: str | None, subjects: Sequence[str]) -> Any:
     from ropecli.evaluation.report import Report
-    from ropecli.reporting.figures.report_plots import choose_kind
-    from ropecli.reporting.figures.study_plots import STUDY_KINDS
-    from ropecli.reporting.lines import data_note
+    from ropecli.reporting.figures.plots import choose_kind
+    from ropecli.reporting.lines import DATA_NOTE, sets_of
     from ropecli.reporting.report_files import read_reports
 
     paths = [options.as_path(name) for name in subjects]
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
-        raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with --kind {' or '.join(STUDY_KINDS)}.")
+        raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with --kind {_THEORY}.")
     reports = read_reports(paths)
     draw = choose_kind(reports, kind)
     measured = [report for report in reports if isinstance(report, Report)]
-    if measured and (note := data_note(measured)):
-        warn(f"{note}.")
+    if measured and len(sets_of(measured)) > 1:
+        warn(f"{DATA_NOTE}.")
     return draw(reports)
 
 
-def _draw_study(kind: str, subjects: Sequence[str], scaling: Mapping[str, Any]) -> Any:
+def _draw_study(subjects: Sequence[str], scaling: Mapping[str, Any]) -> Any:
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
     from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
-    from ropecli.reporting.figures.study_plots import DEFAULT_METHODS, STUDY_KINDS
+    from ropecli.reporting.figures.plots import draw_frequencies
 
     if len(subjects) > 1:
-        raise DataError(f"--kind {kind} draws one checkpoint; {len(subjects)} were given.")
+        raise DataError(f"--kind {_THEORY} draws one checkpoint; {len(subjects)} were given.")
     checkpoint = open_checkpoint(subjects[0], revision=scaling["revision"])
     factor = _FACTOR if scaling["factor"] is None else scaling["factor"]
     if scaling["methods"] is not None:
         specs = method_specs(scaling["methods"], [factor], scaling["settings"], scaling["factors_file"])
         study = make_study(checkpoint, specs, scaling["original_length"])
     else:
-        default = DEFAULT_METHODS[kind]
-        if not default and scaling["factor"] is not None:
-            default = {"none": {}}  # the factor sets the target
-        study = make_study(checkpoint, _default_specs(default, checkpoint, factor))
+        study = make_study(checkpoint, _default_specs(_DEFAULT_METHODS, checkpoint, factor))
     for finding in study.findings:
         warn(finding.message)
-    return STUDY_KINDS[kind](study)
+    return draw_frequencies(study)
 
 
 def _default_specs(

@@ -1,98 +1,83 @@
-"""The lines of a table or chart: one per report and distinct baseline, in sets of the same data.
+"""The lines of a table or plot: one per subject, in sets of the same data.
 
-The lines of a set were measured on the same tokens or prompts in the same way, so their differences are paired. A table
-or a pair of axes shows one set.
+A subject is a checkpoint as it is, or with a method patched in memory. The lines of a set were measured on the same
+tokens or prompts in the same way, so their differences are paired. A table or a pair of axes shows one set. All sets
+have one reference, the base.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ropecli.errors import shortened
-from ropecli.evaluation.report import Change, Report, headlines
+from ropecli.evaluation.report import Change, Report
+from ropecli.reporting.figures import style
 from ropecli.reporting.wording import change_words, measured_by, number, sample_count
-from ropecli.table import clean
+from ropecli.table import Bold, clean
 
 AS_GOOD = 1e-5
 """Relative difference of equal perplexities; the precision of float32."""
-BEST_NOTE = "best, or not worse by the paired 95% interval"
-HEADLINES_NOTE = "Percentages: change of perplexity, negative is better. In brackets: 95% interval, paired by document."
-_FEW = 4
-"""Lines of which each has its headlines."""
+MIN_SAMPLES = 8
+"""Documents or prompts; the intervals of fewer are not trusted."""
+BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
+DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
+Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """axis: label with the unit. of: the value of a report at a length. best: words for the best value.
+    """of: the value of a report at a length.
 
     logarithmic: on an axis; then a paired change is a ratio. scale: of the value to that of other changes. places:
-    decimals. unit: after a value. changes: the unit of a change in words. limits: of values.
+    decimals. unit: after a value. changes: the unit of a change in words.
     """
 
-    axis: str
     of: Callable[[Report, int], float]
-    best: str
     higher: bool = True
     logarithmic: bool = False
     scale: float = 1.0
     places: int = 2
     unit: str = ""
     changes: str = ""
-    limits: tuple[float, float] = (-math.inf, math.inf)
 
-    def changed(self, value: float, change: float) -> float:
-        """The value after a paired change."""
-        if self.logarithmic:
-            return value * (1 + change)
-        return min(max(value + self.scale * change, self.limits[0]), self.limits[1])
-
-    def is_worse(self, change: Change) -> bool | None:
-        """Whether the change, with its interval, is one for the worse; None without an interval."""
-        if change.low is None or change.high is None:
-            return None
-        return change.high < 0 if self.higher else change.low > AS_GOOD
+    def plotted(self, change: float) -> float:
+        """A paired change on an axis: a ratio, or a difference in the unit of the value."""
+        return 1 + change if self.logarithmic else self.scale * change
 
     def change_words(self, change: Change) -> str:
         """In percent, in percentage points, or in the metric's own unit."""
-        return change_words(change, places=None if self.changes else self.places)
+        return change_words(change, self.changes, places=None if self.changes else self.places)
 
 
 _METRICS = {
     "perplexity": Metric(
-        "perplexity (lower is better), logarithmic",
-        lambda report, length: report.cells_at(length)[0].ppl,
-        "lowest perplexity",
-        higher=False,
-        logarithmic=True,
-        changes=" in percent",
+        lambda report, length: report.cells_at(length)[0].ppl, higher=False, logarithmic=True, changes="%"
     ),
     "scores": Metric(
-        "score (%, higher is better)",
-        lambda report, length: 100 * report.mean(length)[0],
-        "highest score",
-        scale=100,
-        places=1,
-        unit="%",
-        changes=" in percentage points",
-        limits=(0, 100),
+        lambda report, length: 100 * report.mean(length)[0], scale=100, places=1, unit="%", changes=" points"
     ),
-    "recall": Metric(
-        "recall (higher is better)", lambda report, length: report.recall(length).change, "highest recall"
-    ),
+    "recall": Metric(lambda report, length: report.recall(length).change),
 }
 """By kind of report."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """name: unique in its set.
-
-    method: the report's label, plus "as shipped" where another line has the same method patched in memory.
-    """
+class Subject:
+    """A checkpoint, as it is or with a method in memory: the same in every set. look: its style in figures."""
 
     name: str
-    method: str
+    key: Key
+    is_base: bool
+    look: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """name: that of the subject, unique in its set."""
+
+    name: str
     report: Report
+    subject: Subject
 
     @property
     def metric(self) -> Metric:
@@ -101,150 +86,151 @@ class Line:
     def at(self, length: int) -> float | None:
         return self.metric.of(self.report, length) if length in self.report.lengths else None
 
-    def shown(self, length: int) -> str:
+    def shown(self, length: int, unit: str = "") -> str:
         """The value as text, or a dash."""
         value = self.at(length)
-        return "–" if value is None else number(value, self.metric.places)
+        return "–" if value is None else number(value, self.metric.places) + unit
 
-    def change_from(self, base: "Line", length: int) -> Change | None:
+    def samples(self, length: int) -> int:
+        """Documents or prompts."""
+        cells = self.report.cells_at(length)
+        return sum(cell.samples for cell in cells) if self.report.kind == "scores" else cells[0].samples
+
+    def change_from(self, base: "Line | None", length: int) -> Change | None:
         """The paired change from a line of the same set; None if one of them lacks the length."""
-        both = length in self.report.lengths and length in base.report.lengths
-        return self.report.change_from(base.report, length) if both else None
+        both = base is not None and length in self.report.lengths and length in base.report.lengths
+        return self.report.change_from(base.report, length) if base and both else None
 
-    def span(self, base: "Line", length: int) -> tuple[float, float] | None:
-        """The paired 95% interval of the difference from `base`, around the base's value; None if it is unknown."""
-        value, change = base.at(length), self.change_from(base, length)
-        if self is base or value is None or change is None or change.low is None or change.high is None:
+    def certainly_worse(self, other: "Line", length: int) -> bool | None:
+        """Whether the paired interval says so; None without an interval, and of few samples."""
+        change = self.change_from(other, length)
+        if change is None or change.low is None or change.high is None or self.samples(length) < MIN_SAMPLES:
             return None
-        low, high = (self.metric.changed(value, end) for end in (change.low, change.high))
-        return None if self.metric.logarithmic and low == 0 else (low, high)  # 0: a change of more than float64 holds
+        return change.high < -AS_GOOD if self.metric.higher else change.low > AS_GOOD
 
 
 def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
-    """The lines of each set of comparable reports: the first report, then by checkpoint in order of appearance.
+    """The lines of each set of comparable reports: the base, then by checkpoint in order of appearance.
 
-    A report that is in several files, as that of a baseline, is one line.
+    A report that is in several files, as that of a baseline, is one line, and so is a checkpoint with the same method
+    patched in memory that gives the same numbers.
     """
+    reports = list(reports)
     sets: list[list[Report]] = []
+    twins: dict[Key, Key] = {}
     for report in reports:
         members = next((members for members in sets if all(map(report.is_comparable, members))), None)
+        twin = next((member for member in members or () if _is_same(report, member)), None)
         if members is None:
             sets.append([report])
-        elif not any(_is_same(report, member) for member in members):
+        elif twin is None:
             members.append(report)
-    return [_lines(members) for members in sets]
+        else:
+            if report.digest != twin.digest:  # the subject is the checkpoint, not the model patched in memory
+                patched, saved = sorted((report, twin), key=lambda each: not each.in_memory)
+                twins[_key(patched)] = _key(saved)
+            members[members.index(twin)] = max(twin, report, key=lambda each: len(each.cells))
+    subjects = {key: report for report in reports if (key := _key(report)) not in twins}
+    base = _key(_base(reports))
+    shown = _named(subjects, twins.get(base, base))
+    return [_lines(members, [shown[twins.get(_key(member), _key(member))] for member in members]) for members in sets]
+
+
+def _key(report: Report) -> Key:
+    return report.digest, report.label
 
 
 def _is_same(first: Report, second: Report) -> bool:
-    keys = [(report.digest, report.label, report.in_memory, report.cells) for report in (first, second)]
-    return keys[0] == keys[1]
+    """Whether they are of one model. A baseline may be measured at fewer lengths."""
+    is_copy = first.digest == second.digest or first.in_memory or second.in_memory
+    lengths = set(first.lengths) & set(second.lengths)
+    if first.label != second.label or not is_copy or lengths not in (set(first.lengths), set(second.lengths)):
+        return False
+    pairs = (zip(*(report.cells_at(length) for report in (first, second)), strict=False) for length in lengths)
+    return all(math.isclose(cell.value, other.value, rel_tol=AS_GOOD) for cells in pairs for cell, other in cells)
 
 
-def _lines(reports: Sequence[Report]) -> list[Line]:
+def _base(reports: Sequence[Report]) -> Report:
+    """What --baseline named, else an unscaled model, else a checkpoint as it is, else the first report."""
+    commands = {" ".join(report.command).replace("--baseline=", "--baseline ") + " " for report in reports}
+
+    def order(report: Report) -> tuple[bool, bool, bool]:
+        named = any(f" --baseline {report.checkpoint} " in command for command in commands)
+        return not named, report.method != "none", report.in_memory
+
+    return min(reports, key=order)
+
+
+def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
+    patched = {report.checkpoint for report in subjects.values() if report.in_memory and report.method != "none"}
+    several = len({report.checkpoint for report in subjects.values()}) > 1
+
+    def name(key: Key, report: Report) -> str:
+        checkpoint, label = clean(report.checkpoint, 40), clean(report.label)
+        if key == base:
+            return f"{checkpoint} (base)" if several else "base"
+        if report.method == "none":
+            return checkpoint
+        if report.in_memory:
+            return f"{checkpoint}, {label}" if len(patched) > 1 else label
+        return f"{checkpoint} ({label})"
+
+    if len(subjects) == 1 and subjects[base].method != "none":
+        base = ("", "")  # nothing is compared with it
+    names = numbered(name(*item) for item in subjects.items())
+    kinds = [report.checkpoint if report.method == "none" else report.method for report in subjects.values()]
+    looks = style.looks("" if key == base else kind for key, kind in zip(subjects, kinds, strict=True))
+    return {
+        key: Subject(name, key, key == base, style.BASE_LOOK if key == base else look)
+        for key, name, look in zip(subjects, names, looks, strict=True)
+    }
+
+
+def _lines(reports: Sequence[Report], subjects: Sequence[Subject]) -> list[Line]:
     order = list(dict.fromkeys(report.digest for report in reports))
-    reports = [reports[0], *sorted(reports[1:], key=lambda report: order.index(report.digest))]
-    patched = {(report.digest, report.label) for report in reports if report.in_memory}
-    several = len({report.checkpoint for report in reports}) > 1
-    labels = len({report.label for report in reports}) > 1
-    methods, names = [], []
-    for report in reports:
-        shipped = not report.in_memory and (report.digest, report.label) in patched
-        methods.append(clean(report.label) + (", as shipped" if shipped else ""))
-        parts = [clean(report.checkpoint, 40)] * several + [methods[-1]] * (labels or not several)
-        names.append(clean(", ".join(parts)))
-    return [Line(*line) for line in zip(numbered(names), methods, reports, strict=True)]
+    names = numbered(subject.name for subject in subjects)
+    lines = [Line(*parts) for parts in zip(names, reports, subjects, strict=True)]
+    return sorted(lines, key=lambda line: (not line.subject.is_base, order.index(line.report.digest)))
 
 
 def numbered(names: Iterable[str]) -> list[str]:
     """Append a number to repeated names."""
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return unique
+    names = list(names)
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [name + f" ({count})" * (count > 1) for name, count in zip(names, counts, strict=True)]
+
+
+def base_of(lines: Sequence[Line]) -> Line | None:
+    """The reference of all sets, if the set has others to compare with it."""
+    return lines[0] if len(lines) > 1 and lines[0].subject.is_base else None
 
 
 def lengths_of(lines: Iterable[Line]) -> list[int]:
     return sorted({length for line in lines for length in line.report.lengths})
 
 
-def _ranked(lines: Sequence[Line], length: int) -> list[int]:
-    """Indices of the lines with a value at a length, best first."""
-    values = {index: value for index, line in enumerate(lines) if (value := line.at(length)) is not None}
-    return sorted(values, key=lambda index: values[index], reverse=lines[0].metric.higher)
+def ranked(lines: Sequence[Line], length: int) -> list[Line]:
+    """The lines with a value at a length, best first."""
+    values = {line: value for line in lines if (value := line.at(length)) is not None}
+    return sorted(values, key=values.__getitem__, reverse=lines[0].metric.higher)
 
 
-def best_of(lines: Sequence[Line], length: int) -> set[int]:
-    """Indices of the best line and of those that are not worse by the paired 95% interval.
+def best_of(lines: Sequence[Line], length: int) -> list[Line]:
+    """The best line, and those that are not worse by the paired 95% interval.
 
-    Empty for a single line, and if there is no interval.
+    Empty for a single line, for few samples, and if there is no interval.
     """
-    ranked = _ranked(lines, length)
-    worse = {}
-    for index in ranked[1:]:
-        change = lines[index].change_from(lines[ranked[0]], length)
-        worse[index] = change and lines[0].metric.is_worse(change)
+    lines = ranked(lines, length)
+    worse = {line: line.certainly_worse(lines[0], length) for line in lines[1:]}
     if not worse or None in worse.values():
-        return set()
-    return {ranked[0], *(index for index in ranked[1:] if not worse[index])}
-
-
-def headline_sentences(lines: Sequence[Line]) -> list[str]:
-    """Cost and gain of one extended model, or of a few: changes of perplexity against the first line.
-
-    "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; negative is lower.
-    """
-    if lines[0].report.kind != "perplexity" or not 1 < len(lines) <= _FEW:
         return []
-    sentences = []
-    for line in lines[1:]:
-        for headline in headlines(line.report, lines[0].report):
-            where = f" at {headline.length} tokens"
-            if headline.length != headline.base_length:
-                where = f": {headline.length} tokens against the baseline's {headline.base_length}"
-            name = f"{line.name}: " if len(lines) > 2 else ""
-            sentences.append(f"{name}{headline.name}: {change_words(headline.change, '%')}{where}")
-    return sentences
+    return [line for line in lines if not worse.get(line)]
 
 
-def verdict(lines: Sequence[Line]) -> list[str]:
-    """The headlines, and the best line at the longest length of several with whether that is certain.
-
-    Empty for a single line. Two lines with headlines need no more: these tell which is better.
-    """
-    sentences = headline_sentences(lines)
-    lengths = [length for length in lengths_of(lines) if len(_ranked(lines, length)) > 1]
-    if not lengths or (len(lines) == 2 and sentences):
-        return sentences
-    length, metric = lengths[-1], lines[0].metric
-    ranked, best = _ranked(lines, length), best_of(lines, length)
-    names = [lines[index].name for index in ranked[1:] if index in best]
-    if not best:
-        certain = "one document gives no interval, so this may be chance"
-    elif not names:
-        certain = "by the paired 95% intervals, every other is worse"
-    elif len(names) == len(ranked) - 1:
-        certain = "by the paired 95% intervals, no other is worse"
-    else:
-        certain = f"by the paired 95% intervals, not worse: {shortened(', '.join(names), 200)}"
-    first = lines[ranked[0]]
-    value = first.shown(length) + metric.unit
-    return [*sentences, f"At {length} tokens, {first.name} has the {metric.best}, {value}; {certain}."]
-
-
-def data_note(reports: Sequence[Report]) -> str | None:
-    """A warning if the reports are of several sets of data, else None."""
-    several = len(sets_of(reports)) > 1
-    return "different data: the numbers of different tables and panels are not comparable" if several else None
-
-
-def title_of(reports: Sequence[Report], what: str) -> str:
-    """Checkpoint, `what`, protocol, data and number of documents of one set, or of one report."""
-    report = reports[0]
-    checkpoints, sources = ({getattr(report, key) for report in reports} for key in ("checkpoint", "source"))
-    checkpoint = clean(report.checkpoint, 120) if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
-    if len(reports) == 1 and report.in_memory:
+def title_of(lines: Sequence[Line], what: str) -> str:
+    """Checkpoint, `what`, protocol, data and number of documents of one set."""
+    report, checkpoints = lines[0].report, {line.report.checkpoint for line in lines}
+    checkpoint = f"{len(checkpoints)} checkpoints" if len(checkpoints) > 1 else clean(report.checkpoint, 120)
+    if len(lines) == 1 and report.in_memory:
         checkpoint += f", {clean(report.label)} in memory"
-    source = clean(report.source, 120) if len(sources) == 1 else f"{len(sources)} sources"
-    return f"{checkpoint}{what}, {measured_by(report)}, data {source}, {sample_count(report)}"
+    return f"{checkpoint}{what}, {measured_by(report)}, data {clean(report.source, 120)}, {sample_count(report)}"

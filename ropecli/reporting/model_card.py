@@ -26,7 +26,7 @@ from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
 from ropecli.evaluation.report import Report
 from ropecli.reporting.report_files import read_reports
-from ropecli.reporting.report_tables import comparison_tables, report_tables
+from ropecli.reporting.report_tables import measured_tables
 from ropecli.reporting.rope_tables import inspection_table
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import label_of
@@ -278,11 +278,10 @@ def _folded(title: str, body: str, language: str) -> str:
 def _describe_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
     """The tables of one file, the command, and the versions."""
     of_checkpoint = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
-    if len(reports) > 1:
-        named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
-        yield from map(markdown, comparison_tables(named, verbose=False))
-    for report in of_checkpoint:
-        yield from map(markdown, report_tables(report, verbose=False))
+    named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
+    yield from map(markdown, measured_tables(named))
+    if len(reports) > 1 and of_checkpoint[0].kind != "scores":
+        yield from (markdown(table) for report in of_checkpoint for table in measured_tables([report]))
     first = of_checkpoint[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.environment.items())
     yield f"Data: {_code(first.source)}; {escaped(first.dtype)} on {escaped(first.device)}; {escaped(versions)}."

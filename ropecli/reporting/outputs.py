@@ -76,10 +76,9 @@ class Outputs:
         if not workers.first:
             return result
         if self.plot:
-            from ropecli.reporting.figures.report_plots import choose_kind
+            from ropecli.reporting.figures.plots import choose_kind
 
-            draw = choose_kind(reports)
-            save(draw(reports), self.plot)
+            save(choose_kind(reports)(reports), self.plot)
         if self.report:
             write_report(self.report, result.as_json())
             remove_state(self.report)

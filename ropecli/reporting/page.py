@@ -1,38 +1,31 @@
 """Writes reports as one self-contained HTML page, without scripts or external resources.
 
-The template escapes everything that comes from a report; pictures are embedded as data.
+The template escapes everything that comes from a report; figures are SVG elements in the colours of the page.
 """
 
-import base64
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
 from ropecli.errors import shortened
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import Report
-from ropecli.reporting.figures.report_plots import choose_kind
-from ropecli.reporting.figures.style import as_png
-from ropecli.reporting.lines import Line, headline_sentences, sets_of, verdict
+from ropecli.reporting.figures import style
+from ropecli.reporting.figures.plots import panels
+from ropecli.reporting.lines import base_of, sets_of
 from ropecli.reporting.report_files import AnyReport
-from ropecli.reporting.report_tables import report_tables, set_tables, tuning_runs, tuning_table
-from ropecli.reporting.wording import (
-    measured_by,
-    reference_sentence,
-    ruler_sentences,
-    sample_count,
-    score_words,
-    task_name,
-)
+from ropecli.reporting.report_tables import Percent, numbers_table, ppl_words, set_table, tuning_table
+from ropecli.reporting.summary import Summary
+from ropecli.reporting.wording import reference_sentence, sample_count, task_name
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
 from ropecli.tuning.task import TuneReport
 from ropecli.version import GENERATOR
 
 
 def render_page(reports: Sequence[AnyReport]) -> str:
-    """The HTML of the page: headlines, the results by set of data, then how each report was measured."""
+    """The HTML of the page: a verdict, a table and a figure; then, folded, everything else."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -43,106 +36,91 @@ def render_page(reports: Sequence[AnyReport]) -> str:
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
     evaluations = [report for report in reports if isinstance(report, Report)]
     tunings = [report for report in reports if isinstance(report, TuneReport)]
-    # those that tell what the extension costs and gains come first
-    sets = sorted(sets_of(evaluations), key=lambda lines: not headline_sentences(lines))
+    sets = sets_of(evaluations) if evaluations else []
+    names = dict.fromkeys(clean(report.checkpoint, 60) for report in reports)
+    first: dict[str, Any] = {"title": f"Tuning of {shortened(', '.join(names), 200)}", "table": None}
+    first["verdict"] = [*map(_tuned, tunings)]
+    if sets:
+        summary = Summary(sets)
+        sets, table = summary.sets, summary.table()
+        first = {"title": table.title, "verdict": summary.sentences(), "table": table}
+    folded: dict[str, list[Table]] = {
+        "Tuning": [*map(tuning_table, tunings)],
+        "All lengths": [set_table(lines, verbose=True) for lines in sets if len(lines) > 1],
+        "By depth and task": [numbers_table(lines) for lines in sets if lines[0].report.kind == "scores"],
+        "All numbers": [numbers_table(lines) for lines in sets if lines[0].report.kind != "scores"],
+    }
+    tasks = [*map(task_name, (lines[0].report for lines in sets)), *["tuning"] * bool(tunings)]
     protocols = dict.fromkeys(report.task for report in evaluations if report.kind != "scores")
     return template.render(
-        title=_title(reports),
+        **first,
         generator=GENERATOR,
-        headlines=[sentence for lines in sets for sentence in _headlines(lines)],
-        # the tables of each section, the first of which has its title, and its pictures
-        results=[
-            *((_tables(lines), [_picture(lines)]) for lines in sets),
-            *([([tuning_runs(tunings)], [])] if len(tunings) > 1 else []),
-            *(([tuning_table(report)], []) for report in tunings),
-        ],
+        tasks=", ".join(dict.fromkeys(tasks)),
+        figures=_figures(summary) if sets else [],
+        folded={name: tables for name, tables in folded.items() if tables},
         scored=any(report.kind == "scores" for report in evaluations),
         protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
-        measured=[(_name(report), _all_numbers(report), _details(report)) for report in reports],
+        runs=_runs(reports),
         bold=lambda cell: isinstance(cell, Bold),
+        shaded=lambda cell: isinstance(cell, Percent),
     )
 
 
-def _title(reports: Sequence[AnyReport]) -> str:
-    names = list(dict.fromkeys(report.checkpoint for report in reports))
-    what = "Tuning of " if all(isinstance(report, TuneReport) for report in reports) else "Evaluation of "
-    return what + shortened(", ".join(clean(name, 60) for name in names), 200)
+def _tuned(report: TuneReport) -> str:
+    scores = [ppl_words(score.target) for score in (report.score, report.untuned)]
+    method, target = f"{report.method} ×{report.factor:g}", report.target_length
+    return f"{method}, tuned: perplexity {scores[0]} at {target} tokens, {scores[1]} untuned, on calibration documents."
 
 
-def _headlines(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the main results of one set: changes from the baseline, else the best line; and the score of each line."""
-    report = lines[0].report
-    task = task_name(report)
-    conditions = f"{measured_by(report)}, {sample_count(report)}"
-    for sentence in verdict(lines):
-        yield f"{task[:1].upper()}{task[1:]}, {conditions}: {sentence}"
-    if report.kind != "scores":
-        return
-    for line in lines:
-        length = line.report.lengths[-1]
-        score = f"{score_words(line.report, length)} at {length} tokens"
-        effective = f" {ruler_sentences(line.report)[0]}" if report.task == "ruler" else ""
-        yield f"{clean(line.report.checkpoint, 60)}, {clean(line.report.label)}: {task}, {score}.{effective}"
+def _figures(summary: Summary) -> list[str]:
+    """Panels as SVG elements, whose alternative texts say the results."""
+    keys = {line.subject.key for line in summary.rows()}
+    lines = [line for line in summary.lines if line.subject.key in keys]
+    base, length, unit = base_of(lines), summary.length, lines[0].metric.unit
+    where = f"{task_name(lines[0].report)} at {length} tokens"
+    values = ", ".join(f"{line.name} {line.shown(length, unit)}" for line in lines)
+    changes = [(line, line.change_from(base, length)) for line in lines if line is not base]
+    words = ", ".join(f"{line.name} {line.metric.change_words(change)}" for line, change in changes if change)
+    alts = [f"{where}: {values}", f"{where}, change from the base: {words}"]
+    svgs = []
+    with style.drawing():
+        for draw, alt in zip(panels(lines), alts, strict=False):
+            figure = style.new_figure(*style.panel_size([line.name for line in lines]))
+            draw(figure.subplots(), lines)
+            svgs.append(style.as_svg(figure, alt))
+    return svgs
 
 
-def _name(report: AnyReport) -> str:
-    """The checkpoint, the method, and what was measured."""
-    if isinstance(report, TuneReport):
-        what = f"tuning ({report.level})"
-    else:
-        what = f"{task_name(report)}, {measured_by(report)}"
-    return f"{clean(report.checkpoint, 60)}, {clean(report.label)}: {what}"
-
-
-def _tables(lines: Sequence[Line]) -> list[Table]:
-    """The tables of one set of data."""
-    tables = set_tables(lines) if len(lines) > 1 else []
-    if lines[0].report.kind == "scores":
-        tables += [table for line in lines for table in report_tables(line.report)]
-    return tables or report_tables(lines[0].report, verbose=False)
-
-
-def _all_numbers(report: AnyReport) -> list[Table]:
-    """What the results do not show."""
-    return report_tables(report) if isinstance(report, Report) and report.kind != "scores" else []
-
-
-def _picture(lines: Sequence[Line]) -> tuple[str, str]:
-    """The alternative text, and a PNG in base64."""
-    reports = [line.report for line in lines]
-    figure = choose_kind(reports)(reports)
-    return figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode()
+def _runs(reports: Sequence[AnyReport]) -> dict[tuple[tuple[str, str], ...], list[str]]:
+    """What the reports of each command share, and its models: all that is needed to judge or to reproduce."""
+    runs: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for report in reports:
+        patched = ", patched in memory" if isinstance(report, Report) and report.in_memory else ""
+        params = f" {json.dumps(report.params, ensure_ascii=False)}" if report.params else ""
+        model = f"{report.checkpoint}: {report.method} ×{report.factor:g}{params}{patched}; pretraining length "
+        model += f"{report.original_max_position_embeddings} tokens; digest {report.digest}"
+        runs.setdefault(tuple(_details(report)), []).append(model)
+    return runs
 
 
 def _details(report: AnyReport) -> list[tuple[str, str]]:
-    """(name, value) of everything needed to judge the numbers or reproduce them."""
-    patched = ", patched in memory" if not isinstance(report, TuneReport) and report.in_memory else ""
+    """(name, value) of what the reports of one command have in common."""
+    what = f"tuning ({report.level})" if isinstance(report, TuneReport) else task_name(report)
     details = [
-        ("checkpoint", report.checkpoint + patched),
-        ("checkpoint digest", report.digest),
-        ("scaling", f"{report.method} ×{report.factor:g}"),
-        ("parameters", json.dumps(report.params, ensure_ascii=False) if report.params else "defaults"),
-        ("pretraining length", f"{report.original_max_position_embeddings} tokens"),
+        ("measured", what),
+        ("command", shlex.join(report.command) or "called from Python"),
         ("data", report.source),
         ("token fingerprint", report.fingerprint),
     ]
-    if isinstance(report, TuneReport):
-        details += [
-            ("target", f"{report.target_length} tokens"),
-            ("attention factor", f"{report.attention_factor:.6g}"),
-            ("measurements", f"{len(report.points):,}"),
-            ("effect of rounding the weights", f"{report.rounding:.2g} of the largest logit"),
-        ]
-    else:
+    if isinstance(report, Report):
         skipped = f", {report.too_short} skipped as too short" if report.too_short else ""
         details.append(("measured on", sample_count(report) + skipped))
-    if isinstance(report, Report) and report.reference:
-        details.append(("reference", reference_sentence(report)))
+        if report.reference:
+            details.append(("reference", reference_sentence(report)))
     settings = {name: value for name, value in report.settings.items() if value is not None}
-    details += [
+    return [
+        *details,
         ("settings", json.dumps(settings, ensure_ascii=False)),
         ("dtype and device", f"{report.dtype} on {report.device}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in report.environment.items())),
-        ("command", shlex.join(report.command)),
     ]
-    return details

@@ -56,6 +56,14 @@ def recall_words(change: "Change") -> str:
     return change_words(change, places=2, sign="")
 
 
+def reads_words(report: "Report") -> str:
+    """How far recall reads."""
+    reads, half = report.reads_to(), report.reads_to(0.5)
+    if reads is None:
+        return f"It does not read at {report.lengths[0]} tokens: far gain and recall are not certainly above 0."
+    return f"It reads to {reads} tokens, with recall above one half {f'to {half}' if half else 'at no length'}."
+
+
 def reference_sentence(report: "Report") -> str:
     """A sentence that says what a recall of 1 and of 0 means."""
     reference = report.reference
@@ -79,11 +87,8 @@ def ruler_sentences(report: "Report") -> list[str]:
     length = f"{effective} tokens" if effective else f"below {shortest} tokens"
     if effective == longest:
         length = f"at least {longest} tokens, the longest length"
-    reasons = [
-        *(["the essay is the demo's text"] if report.source == "demo" else []),
-        *(["answers were ranked"] if report.mode == "rank" else []),
-        f"{len(report.tasks)} of 13 tasks",
-    ]
+    reasons = ["the essay is the demo's text"] * (report.source == "demo")
+    reasons += [*["answers were ranked"] * (report.mode == "rank"), f"{len(report.tasks)} of 13 tasks"]
     sentences = [f"Effective length: {length} (required: {needed})."]
     if not any(map(any, (cell.sums for cell in report.cells))):
         sentences = ["Effective length: none, because no answer was right."]

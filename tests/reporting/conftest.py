@@ -59,6 +59,21 @@ def report():
 
 
 @pytest.fixture(scope="session")
+def changed():
+    """changed(report, method, nats at 256, at 512, at 1024) -> the report with each document's loss changed by them."""
+    from dataclasses import replace
+
+    def change(report, method, *changes):
+        cells = []
+        for cell, added in zip(report.cells, changes, strict=True):
+            losses = np.array(cell.sums) + np.array(added) * cell.weights
+            cells.append(replace(cell, sums=tuple(losses)))
+        return replace(report, method=method, factor=4.0, in_memory=True, cells=cells)
+
+    return change
+
+
+@pytest.fixture(scope="session")
 def with_baseline(report):
     """The reports of a base and of its extension, with the same tokens at every length."""
     from dataclasses import replace

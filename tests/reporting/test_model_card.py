@@ -46,7 +46,7 @@ def card(folder):
 def rows_of(card, title):
     """The cells of the table whose title has these words."""
     _, _, below = card.text.partition(title)
-    lines = below.partition("\n### ")[0].partition("\n## ")[0].replace("**", "").splitlines()
+    lines = below.partition("\n### ")[0].partition("\n## ")[0].replace("*", "").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
     return cells[2:]
 
@@ -58,9 +58,9 @@ def test_the_perplexities_are_those_of_the_report(card, of, with_baseline, writt
     assert [[float(cell) for cell in row[:2]] for row in rows] == [
         [cell.length, pytest.approx(cell.ppl)] for cell in report.cells
     ]
-    compared = rows_of(made, "perplexity by checkpoint, method and length, protocol tail")
-    assert [row[2:] for row in compared] == [[f"{cell.ppl:.2f}" for cell in one.cells] for one in (base, report)]
-    assert "tokens against the baseline's 256" in made.text
+    compared = rows_of(made, "2 checkpoints: perplexity by length, protocol tail")
+    assert [row[1:] for row in compared] == [[f"{cell.ppl:.2f}" for cell in one.cells] for one in (base, report)]
+    assert "from the base at 256 tokens." in made.text
     assert all(f"{name} {version}" in made.text for name, version in report.environment.items())
 
 
@@ -68,9 +68,9 @@ def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, 
     extended = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
     made = card(written([extended, other]))
-    rows = {row[0]: row for row in rows_of(made, "by checkpoint, method and length")}
-    assert rows[REPO][-3:] == ["20.00", "19.00", "18.50"]
-    assert rows["base"][-3:] == ["18.00", "25.00", "47.00"]
+    rows = {row[0]: row for row in rows_of(made, "2 checkpoints: perplexity by length")}
+    assert rows[f"{REPO} (yarn ×4)"][-3:] == ["20.00", "19.00", "18.50"]
+    assert rows["base (base)"][-3:] == ["18.00", "25.00", "47.00"]
     assert "/home" not in made.text
 
 

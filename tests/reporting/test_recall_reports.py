@@ -8,8 +8,8 @@ import pytest
 from ropecli.errors import DataError
 from ropecli.evaluation.report import Cell, Change, reference_of
 from ropecli.evaluation.statistics import ratio_interval
-from ropecli.reporting.figures.report_plots import choose_kind
-from ropecli.reporting.report_tables import comparison_tables, report_tables
+from ropecli.reporting.figures.plots import choose_kind
+from ropecli.reporting.report_tables import measured_tables
 from ropecli.table import Bold
 
 
@@ -62,22 +62,23 @@ def test_a_first_report_that_does_not_copy_from_near_is_refused(recalled, near):
 
 
 def test_methods_are_ranked_by_recall(recalled):
+    def twice(arm, length, losses):
+        return arm, length, losses * 2  # eight documents
+
     far = [("far", 256, (2.0, 2.3, 2.1, 1.8)), ("far", 256, (1.1, 1.2, 1.2, 0.9))]
+    absent, own, near = (twice(*arm) for arm in (ABSENT, FAR, NEAR))
     others = [
-        recalled(ABSENT, of, NEAR, method=name, factor=4.0) for of, name in zip(far, ("yarn", "ntk"), strict=True)
+        recalled(absent, twice(*of), near, method=name, factor=4.0, in_memory=True)
+        for of, name in zip(far, ("yarn", "ntk"), strict=True)
     ]
-    reports = referring([recalled(ABSENT, FAR, NEAR), *others])
-    table, differences = comparison_tables(reports, verbose=True)
-    assert table.heads == ["method", "256", "reads to", "above ½ to"]
-    assert [row[1][:4] for row in table.rows] == ["0.75", "0.50", "0.97"]
+    reports = referring([recalled(absent, own, near), *others])
+    numbers, table = measured_tables(reports, verbose=True)
+    assert table.heads == ["model", "256", "reads to", "above ½ to"]
+    assert [row[1][:11] for row in table.rows] == ["0.75", "0.50, -0.25", "0.97, +0.23"]
     assert [row[2:] for row in table.rows] == [["256", "256"], ["256", "–"], ["256", "256"]]
     assert [isinstance(row[1], Bold) for row in table.rows] == [False, False, True]
-    assert (
-        "At 256 tokens, ntk ×4 has the highest recall, 0.97; by the paired 95% intervals, every other" in table.notes[0]
-    )
-    assert [row[1][:5] for row in differences.rows] == ["-0.25", "+0.23"]
-    [own] = report_tables(reports[1])
-    assert own.rows[0][1].startswith("0.50 (")
-    assert own.rows[0][3:] == ["2.050", "3.050", "4"]
-    panel = choose_kind(reports)(reports).axes[0]
-    assert [point.get_xdata()[0] for point in panel.lines[:3]] == pytest.approx([0.75, 0.5, 0.975])
+    assert table.notes[0] == "Best: ntk ×4."
+    assert numbers.rows[1][2].startswith("0.50 (")
+    assert numbers.rows[1][4:] == ["2.050", "3.050", "8"]
+    values = choose_kind(reports)(reports).axes[0]
+    assert [line.get_ydata()[0] for line in values.lines[:3]] == pytest.approx([0.75, 0.5, 0.975])

@@ -1,0 +1,241 @@
+"""Draws values and their changes from the base by length, heat maps of scores, and frequencies of rotary pairs.
+
+An interval is drawn around the quantity that it belongs to: the paired 95% interval around a change. Frequencies: Peng
+et al. 2023 (YaRN, arXiv:2309.00071), section 3; critical dimension: Liu et al. 2023 (arXiv:2310.05209), section 4.1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ropecli.analysis.wavelengths import critical_dimension
+from ropecli.checkpoint.inspection import PRETRAINED, Study
+from ropecli.errors import DataError
+from ropecli.evaluation.report import Change, Report
+from ropecli.reporting.figures import style
+from ropecli.reporting.lines import Line, base_of, lengths_of, sets_of, title_of
+from ropecli.reporting.report_files import AnyReport
+from ropecli.reporting.report_tables import score_rows
+from ropecli.reporting.wording import ruler_sentences, task_name
+from ropecli.table import clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+_MOST_BARS = 8
+"""Lines with intervals; those of more would hide each other."""
+
+
+def draw_lengths(reports: Sequence[Report]) -> "Figure":
+    """Values by context length, and beside them the changes from the base. One row of panels for each set of data."""
+    sets = sets_of(reports)
+    sizes = [style.panel_size([line.name for line in lines]) for lines in sets]
+    width = max(size[0] * len(panels(lines)) for size, lines in zip(sizes, sets, strict=True))
+    heights = [height + 0.7 for _, height in sizes]
+    with style.drawing():
+        figure = style.new_figure(width, sum(heights))
+        parts: Sequence[Figure | SubFigure] = [figure]
+        if len(sets) > 1:
+            parts = list(figure.subfigures(len(sets), 1, squeeze=False, height_ratios=heights)[:, 0])
+        for part, lines in zip(parts, sets, strict=True):
+            drawn = panels(lines)
+            for axes, draw in zip(part.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
+                draw(axes, lines)
+            style.title(part, title_of(lines, f": {task_name(lines[0].report)} by length"))
+    return figure
+
+
+def panels(lines: Sequence[Line]) -> "list[Callable[[Axes, Sequence[Line]], None]]":
+    """What draws a set: the values, and the changes if there is a base."""
+    return [draw_values, draw_changes] if base_of(lines) else [draw_values]
+
+
+def draw_values(axes: "Axes", lines: Sequence[Line]) -> None:
+    metric, report = lines[0].metric, lines[0].report
+    for line in lines:
+        values = [metric.of(line.report, length) for length in line.report.lengths]
+        axes.plot(line.report.lengths, values, label=line.name, **line.subject.look)
+    better = "higher" if metric.higher else "lower"
+    axes.set_title(f"{task_name(report)}{' (%)' * bool(metric.unit)}, {better} is better", fontsize=9, loc="left")
+    if metric.logarithmic:
+        style.log_axis(axes, [value for line in axes.lines for value in np.asarray(line.get_ydata())])
+    elif metric.unit:
+        axes.set(ylim=(-4, 104), yticks=range(0, 101, 20))
+        if chance := 100 * report.chance(report.lengths[-1]):
+            axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=(0, (1, 2)))
+            axes.text(0.01, chance + 1, "guessing", transform=axes.get_yaxis_transform(), fontsize=7.5)
+    _finish(axes, lines)
+
+
+def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
+    """The changes from the base, a line at zero, and the intervals, moved aside where they would overlap."""
+    metric, base = lines[0].metric, lines[0]
+    zero, drawn = metric.plotted(0), [metric.plotted(0)]
+    axes.axhline(zero, color=style.INK, linewidth=1.8, label=base.name)
+    for number, line in enumerate(lines[1:]):
+        changes = {length: change for length in line.report.lengths if (change := line.change_from(base, length))}
+        aside = 2 ** (0.035 * (number - (len(lines) - 2) / 2)) if len(lines) <= _MOST_BARS else 1
+        spans = [_span(line, change) for change in changes.values()]
+        points = [(length * aside, metric.plotted(change.change)) for length, change in changes.items()]
+        if not points:
+            continue
+        axes.plot(*zip(*points, strict=True), label=line.name, **line.subject.look)
+        drawn += [y for _, y in points]
+        for (x, _), span in zip(points, spans, strict=True):
+            if span and len(lines) <= _MOST_BARS:
+                axes.plot([x, x], span, color=line.subject.look["color"], linewidth=1, marker="_", markersize=5)
+                drawn += span
+    bars = ", paired 95% intervals" * (len(lines) <= _MOST_BARS)
+    axes.set_title(f"change from {base.name}{' (%)' * bool(metric.unit)}{bars}", fontsize=9, loc="left")
+    if metric.logarithmic:
+        style.log_axis(axes, drawn, ratio=True)
+    _finish(axes, lines)
+
+
+def _span(line: Line, change: Change) -> list[float]:
+    """The ends of an interval on an axis; empty without one, and for one that float64 does not hold."""
+    if change.low is None or change.high is None or (line.metric.logarithmic and change.low == -1):
+        return []
+    return [line.metric.plotted(change.low), line.metric.plotted(change.high)]
+
+
+def _finish(axes: "Axes", lines: Sequence[Line]) -> None:
+    """The length axis, the pretraining lengths, and the names at the ends of the lines."""
+    lengths, words = lengths_of(lines), "tokens"
+    style.length_axis(axes, lengths)
+    for length in _pretraining_lengths(lines):
+        if lengths[0] <= 2 * length <= 4 * lengths[-1]:  # a distant mark would squeeze the data
+            axes.axvline(length, color=style.GREY, linewidth=1, linestyle=(0, (6, 3)))
+            words = "tokens; dashed: pretraining length"
+    axes.set_xlabel(words)
+    style.label_ends(axes)
+
+
+def _pretraining_lengths(lines: Sequence[Line]) -> list[int]:
+    return sorted({line.report.original_max_position_embeddings for line in lines})
+
+
+def draw_scores(reports: Sequence[Report]) -> "Figure":
+    """Heat maps: scores in percent by depth or task, and their mean; one below the other, with cells of one size."""
+    lines = [line for lines in sets_of(reports) for line in lines]
+    lengths, tasks = lengths_of(lines), list(dict.fromkeys(task_name(line.report) for line in lines))
+    names: list[str] = []
+    rows: list[list[float | None]] = []
+    titles: dict[int, str] = {}
+    notes = []
+    for line in lines:
+        title = titles[len(rows)] = line.name + f", {task_name(line.report)}" * (len(tasks) > 1)
+        of_rows, scores = score_rows(line.report, lengths)
+        means = [line.report.mean(length)[0] if length in line.report.lengths else None for length in lengths]
+        rows += [[None] * len(lengths), *scores, means]
+        names += ["", *of_rows, "mean"]
+        notes += [f"{title}: {ruler_sentences(line.report)[0]}"] if line.report.task == "ruler" else []
+    percent = 100 * np.array(rows, dtype=float)  # None becomes NaN
+    across = 0.62 * len(lengths)
+    outside = 0.07 * max(*map(len, names), *(len(title) - 14 * across for title in titles.values()))
+    with style.drawing():
+        figure = style.new_figure(max(4.6, 2.1 + outside + across), 1.9 + 0.24 * len(rows) + 0.16 * len(notes))
+        axes = figure.subplots()
+        shown = np.ma.masked_invalid(percent)
+        image = axes.pcolormesh(shown, cmap="Blues", vmin=0, vmax=100, edgecolors=style.GRID, linewidth=0.6)
+        _label_cells(axes, percent, names, titles)
+        axes.set_xticks(np.arange(len(lengths)) + 0.5, [f"{length}" for length in lengths])
+        depths = any(cell.depth is not None for line in lines for cell in line.report.cells)
+        axes.set(xlabel="tokens", ylabel="depth of the key (0: start, 1: end)" if depths else "task")
+        bar = figure.colorbar(image, ax=axes, label="score (%)", shrink=min(1.0, 12 / len(rows)), aspect=14)
+        if chance := 100 * lines[0].report.chance(
+            lengths[-1] if lengths[-1] in lines[0].report.lengths else lengths[0]
+        ):
+            bar.ax.axhline(chance, color=style.INK, linewidth=1.5)
+            notes.append(f"line in the colour bar: guessing, {chance:.3g}%")
+        originals = _pretraining_lengths(lines)
+        inside = sum(length <= originals[0] for length in lengths)
+        if len(originals) == 1 and 0 < inside < len(lengths):
+            axes.axvline(inside, color=style.INK, linewidth=1.4, linestyle=(0, (4, 3)))
+            notes.append(f"dashed: the pretraining length ({originals[0]} tokens)")
+        what = f"{' and '.join(tasks)} by length"
+        style.title(figure, title_of(lines, f": {what}") if len(tasks) == 1 else what, notes)
+    return figure
+
+
+def _label_cells(axes: "Axes", percent: Any, names: Sequence[str], titles: dict[int, str]) -> None:
+    """The number in each cell, the names of rows, and above each heat map its title."""
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_yticks(np.arange(len(names)) + 0.5, names)
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the dashed line
+    for row, title in titles.items():
+        axes.text(0, row + 0.62, title, fontsize=8.5, fontweight="bold", va="center", bbox=paper)
+    for (row, column), value in np.ndenumerate(percent):
+        if not math.isnan(value):
+            ink = "white" if value > 55 else style.INK
+            axes.text(column + 0.5, row + 0.5, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
+
+
+Draw = Callable[[Sequence[Any]], "Figure"]
+REPORT_KINDS: dict[str, Draw] = {"lengths": draw_lengths, "scores": draw_scores}
+"""Kinds that draw reports: lengths, all but those of tuning; scores, only scores."""
+
+
+def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> Draw:
+    """What draws the given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
+    name = name or ("scores" if reports[0].kind == "scores" else "lengths")
+    for report in reports:
+        if report.kind == "tune" or (name == "scores" and report.kind != "scores"):
+            raise DataError(
+                f"A plot of kind {name} cannot show the {report.kind} report of {report.checkpoint!r}. Write a page of "
+                "all reports with `ropecli report`."
+            )
+    return REPORT_KINDS[name]
+
+
+def draw_frequencies(study: Study) -> "Figure":
+    """Frequency of each pair by method, relative to pretrained. Raises DataError if there is nothing to compare."""
+    from matplotlib.ticker import MaxNLocator
+
+    geometry, pretrained = study.geometry, study.geometry.inv_freq()
+    methods = {clean(name): rope for name, rope in study.ropes.items() if name != PRETRAINED}
+    if not methods:
+        raise DataError(
+            f"There is nothing to compare: {clean(study.checkpoint)} is unscaled. Give methods and a factor, for "
+            "example --methods yarn --factor 4."
+        )
+    rotating = {name: (rope.inv_freq > 0) & (pretrained > 0) for name, rope in methods.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = {name: np.where(rotating[name], rope.inv_freq / pretrained, np.nan) for name, rope in methods.items()}
+    factors = sorted({rope.spec.factor for rope in methods.values() if rope.remapping is None} - {1.0})
+    levels = {"as pretrained: 1": 1.0, **{f"1/s at factor {s:g}: {1 / s:.4g}": 1 / s for s in factors}}
+    dimension = critical_dimension(geometry)
+    remapped = [name for name, rope in methods.items() if rope.remapping is not None]
+    still = [f"{np.sum(~pairs)} of {len(pairs)} ({name})" for name, pairs in rotating.items() if not pairs.all()]
+    notes = [
+        f"dash-dotted: critical dimension {dimension}; pairs before it complete a rotation in pretraining",
+        f"distances change, not frequencies, so the line is at 1: {', '.join(remapped)}" if remapped else None,
+        f"not shown, pairs that do not rotate: {', '.join(still)}" if still else None,
+    ]
+    with style.drawing():
+        width, height = style.panel_size([*ratios, *levels])
+        figure = style.new_figure(width + 2.5, height + 1)
+        axes = figure.subplots()
+        looks = style.looks(rope.spec.method.name for rope in methods.values())
+        for index, (look, (name, values)) in enumerate(zip(looks, ratios.items(), strict=True)):
+            every = math.ceil(max(len(values) / 16, min(len(ratios), len(values) / 5)))
+            # offset the markers, so that overlapping lines are visible
+            axes.plot(values, label=name, **{**look, "markevery": (index % every, every)})
+        for name, y in levels.items():
+            axes.axhline(y, color=style.GREY, linewidth=1, linestyle=(0, (2, 2)), label=name, zorder=1)
+        axes.axvline(dimension / 2 - 0.5, color=style.GREY, linewidth=1, linestyle="-.", zorder=1)
+        style.log_axis(axes, [*levels.values(), *(ratio for of in ratios.values() for ratio in of if ratio > 0)])
+        axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, min_n_ticks=1, steps=[1, 2, 4, 5, 10]))
+        axes.set(xlabel="rotary pair, fastest first", ylabel="frequency ÷ pretrained frequency, logarithmic")
+        style.label_ends(axes)
+        layers = f", {clean(geometry.layer_type)} layers" if geometry.layer_type else ""
+        subject = f"{clean(study.checkpoint)}{layers}: rotary_dim {geometry.rotary_dim}"
+        subject += f", rope_theta {geometry.rope_theta:.10g}, pretraining length {study.original_length}, target "
+        style.title(figure, f"Frequency of each pair relative to pretrained, {subject}{study.target} tokens", notes)
+    return figure

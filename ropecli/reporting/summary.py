@@ -1,0 +1,207 @@
+"""The answer to "which method?": one verdict and one table of all tasks, joined by subject.
+
+Recall decides before perplexity, and that before scores. Paired 95% intervals decide: a method is the best if every
+other is certainly worse, or not certainly worse but certainly costs more at short context.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from ropecli.errors import MethodError, shortened
+from ropecli.evaluation.report import Change, headlines
+from ropecli.reporting.lines import BEST_NOTE, MIN_SAMPLES, Line, base_of, best_of, lengths_of, ranked
+from ropecli.reporting.wording import (
+    change_words,
+    reads_words,
+    recall_words,
+    ruler_sentences,
+    sample_count,
+    score_words,
+    task_name,
+)
+from ropecli.scaling.registry import find_method
+from ropecli.table import Bold, Table, clean
+
+_MOST_ROWS = 6
+_ORDER = ("recall", "perplexity", "scores")
+
+
+class Summary:
+    """sets: all of a page. lines: those of the set that decides, at `length`, the longest one of the set."""
+
+    def __init__(self, sets: Sequence[Sequence[Line]]) -> None:
+        self.sets = sorted(map(list, sets), key=lambda lines: (_ORDER.index(lines[0].report.kind), -len(lines)))
+        self.lines = self.sets[0]
+        self.length = _longest(self.lines)
+        costs = (lines for lines in self.sets if lines[0].report.kind == "perplexity" and _short(lines))
+        self._costs = next(costs, [])
+
+    @cached_property
+    def best(self) -> tuple[Line, list[Line]]:
+        """The best line, and those that may be as good."""
+        return self._decide(ranked(self.lines, self.length))
+
+    def _decide(self, lines: Sequence[Line]) -> tuple[Line, list[Line]]:
+        """lines: best first."""
+        first, *others = lines
+        if first.samples(self.length) < MIN_SAMPLES:
+            return first, others
+        equal = [first, *(line for line in others if not line.certainly_worse(first, self.length))]
+        cheapest = [line for line in equal if not any(self._is_cheaper(other, line) for other in equal)]
+        return cheapest[0], cheapest[1:]
+
+    def _is_cheaper(self, line: Line, other: Line) -> bool:
+        """Whether a line certainly costs less at short context."""
+        lines = [_of(each, self._costs) for each in (line, other)]
+        return bool(lines[0] and lines[1] and lines[1].certainly_worse(lines[0], _short(self._costs)))
+
+    def cost(self, line: Line) -> Change | None:
+        """The change of perplexity from the base, at the longest length that the base was pretrained to read."""
+        measured = _of(line, self._costs)
+        if measured is None or measured.subject.is_base:
+            return None
+        return measured.change_from(base_of(self._costs), _short(self._costs))
+
+    def sentences(self) -> list[str]:
+        """The verdict: the best line, what it costs and reads, and the best one that needs no ropecli."""
+        best, others = self.best
+        samples, names = best.samples(self.length), shortened(", ".join(line.name for line in others), 200)
+        if len(self.lines) == 1:
+            return [f"{best.name}: {self._reading(best)}"]
+        if samples < MIN_SAMPLES:
+            things = "prompts" if best.report.kind == "scores" else "documents"
+            head = f"Too few {things} to tell ({samples}): {best.name} leads at {self.length} tokens."
+        elif others:
+            head = (
+                f"No method is certainly best. {best.name} leads at {self.length} tokens; not certainly worse: {names}."
+            )
+        elif best.subject.is_base:
+            return ["No method is certainly better than the base."]
+        else:
+            head = f"Best: {best.name}."
+        words = " ".join(filter(None, [self._cost_words(best), self._reading(best)]))
+        return [head, words, *self._stock(best)]
+
+    def _cost_words(self, line: Line) -> str:
+        change, short = self.cost(line), _short(self._costs)
+        if change is None:
+            return ""
+        where, words = f"at {short} tokens", change_words(change, "%")
+        measured = _of(line, self._costs)
+        if change.low is None or change.high is None or (measured and measured.samples(short) < MIN_SAMPLES):
+            return f"Perplexity {where} changes by {words}."
+        if change.low <= 0 <= change.high:
+            return f"It costs nothing measurable {where}: {words}."
+        return f"It {'costs' if change.low > 0 else 'gains'} {words} {where}."
+
+    def _reading(self, line: Line) -> str:
+        """What the line reads at the longest length."""
+        report, length, base = line.report, self.length, base_of(self.lines)
+        if report.kind == "scores":
+            effective = f" {ruler_sentences(report)[0]}" if report.task == "ruler" else ""
+            return f"Score of {task_name(report)} at {length} tokens: {score_words(report, length)}.{effective}"
+        if report.kind == "recall":
+            return f"Recall at {length} tokens: {recall_words(report.recall(length))}. {reads_words(report)}"
+        words = f"Perplexity at {length} tokens: {line.shown(length)}"
+        for gain in headlines(report, base.report) if base and not line.subject.is_base else []:
+            if gain.length == length and "cost" not in gain.name:
+                where = f" at {gain.base_length} tokens" * (gain.base_length != length)
+                words += f", {change_words(gain.change, '%')} from the base{where}"
+        return f"{words}."
+
+    def _stock(self, best: Line) -> list[str]:
+        """The best line that needs no ropecli, if the best one does."""
+        if best.subject.is_base or runs_in(best) != "ropecli":
+            return []
+        others = [line for line in ranked(self.lines, self.length) if runs_in(line) == "stock"]
+        if all(line.subject.is_base for line in others):
+            return ["It needs ropecli; no other method was measured."]
+        line, equal = self._decide(others)
+        words = "leading" if equal or line.samples(self.length) < MIN_SAMPLES else "best"
+        name = "no method is better than the base" if line.subject.is_base else line.name
+        return [f"It needs ropecli; {words} in stock software: {name}."]
+
+    def rows(self) -> list[Line]:
+        """One line per subject, the best first and the base last; no more than six."""
+        order = [self.best[0], *ranked(self.lines, self.length), *(line for lines in self.sets for line in lines)]
+        by_subject = {line.subject.key: line for line in reversed(order)}
+        lines = list(dict.fromkeys(by_subject[line.subject.key] for line in order))
+        base = [line for line in lines if line.subject.is_base]
+        shown = [line for line in lines if not line.subject.is_base]
+        stock = next((line for line in shown if runs_in(line) == "stock"), None)
+        kept = shown[: _MOST_ROWS - len(base)]
+        if stock and stock not in kept:
+            kept[-1] = stock
+        return kept + base
+
+    def table(self) -> Table:
+        rows, short, (leader, others) = self.rows(), _short(self._costs), self.best
+        certain = not others and len(self.lines) > 1
+        names: list[str] = [Bold(line.name) if certain and line is leader else line.name for line in rows]
+        columns: list[tuple[str, list[str]]] = [("", names)]
+        if base_of(self._costs):
+            costs = [self.cost(line) for line in rows]
+            columns.append((f"cost at {short}", ["–" if cost is None else change_words(cost, "%") for cost in costs]))
+        counts, marked = [], False
+        for lines in self.sets:
+            length, task = _longest(lines), _column(lines, self.sets)
+            best, of_rows = best_of(lines, length), [_of(line, lines) for line in rows]
+            marked |= bool(best)
+            texts = [line.shown(length, line.metric.unit) if line else "–" for line in of_rows]
+            cells = [Bold(text) if line in best else text for line, text in zip(of_rows, texts, strict=True)]
+            columns.append((f"{task} at {length}", cells))
+            few = " (few)" if lines[0].samples(length) < MIN_SAMPLES else ""
+            counts.append(f"{task}: {sample_count(lines[0].report)}{few}")
+        columns.append(("runs in", [runs_in(line) for line in rows]))
+        subjects = {line.subject.key for lines in self.sets for line in lines}
+        notes = ["; ".join(counts)]
+        if len(subjects) > len(rows):
+            notes.insert(0, f"{len(rows)} of {len(subjects)} models. All lengths has the others.")
+        rows_of_text = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
+        return Table(self.title(), [head for head, _ in columns], rows_of_text, [*[BEST_NOTE] * marked, *notes])
+
+    def title(self) -> str:
+        """The base's checkpoint, and from where to where."""
+        line = next((line for lines in self.sets for line in lines if line.subject.is_base), self.lines[0])
+        longest = max(length for lines in self.sets for length in lengths_of(lines))
+        pretrained = line.report.original_max_position_embeddings
+        return f"{clean(line.report.checkpoint)}, {pretrained} → {longest} tokens"
+
+
+def runs_in(line: Line) -> str:
+    """stock: config.json says all. ropecli: it needs ropecli's attention, or cannot be saved."""
+    try:
+        method = find_method(line.report.method)
+    except MethodError:
+        return "unknown"
+    return "ropecli" if method.remaps or (method.depends_on_length and not method.rope_type) else "stock"
+
+
+def _of(line: Line, lines: Sequence[Line]) -> Line | None:
+    """The line of the same subject in another set."""
+    return next((other for other in lines if other.subject.key == line.subject.key), None)
+
+
+def _longest(lines: Sequence[Line]) -> int:
+    """The longest length at which there is something to compare."""
+    lengths = lengths_of(lines)
+    return next((length for length in reversed(lengths) if len(ranked(lines, length)) > 1), lengths[-1])
+
+
+def _short(lines: Sequence[Line]) -> int:
+    """The longest length that the base was pretrained to read; 0 without base or such a length."""
+    base = base_of(lines)
+    lengths = base.report.lengths if base else []
+    return max(
+        (length for length in lengths if base and length <= base.report.original_max_position_embeddings), default=0
+    )
+
+
+def _column(lines: Sequence[Line], sets: Sequence[Sequence[Line]]) -> str:
+    """The task; with its protocol, data or number of samples if another set has the same task."""
+    report = lines[0].report
+    others = [each[0].report for each in sets if each is not lines and task_name(each[0].report) == task_name(report)]
+    words = [report.task] if any(other.task != report.task for other in others) else []
+    words += [clean(report.source, 30)] if any(other.source != report.source for other in others) else []
+    words = words or [sample_count(report)] * bool(others)
+    return task_name(report) + (f" ({', '.join(words)})" if words else "")
