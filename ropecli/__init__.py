@@ -9,6 +9,8 @@ distance methods.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ropecli.commands import COMMANDS, find_command
+
 if TYPE_CHECKING:
     from ropecli.attention import load_model as load_model
     from ropecli.attention.loaded import check_loaded as check_loaded
@@ -18,7 +20,27 @@ if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import make_plan as make_plan
     from ropecli.checkpoint.state import CheckpointState as CheckpointState
     from ropecli.checkpoint.state import read_state as read_state
-    from ropecli.commands import *  # noqa: F403
+    from ropecli.commands.check_served import check_served as check_served
+    from ropecli.commands.export import export as export
+    from ropecli.commands.extend import extend as extend
+    from ropecli.commands.finetune import finetune as finetune
+    from ropecli.commands.inspect import inspect as inspect
+    from ropecli.commands.measure import compare as compare
+    from ropecli.commands.measure import eval_ppl as eval_ppl
+    from ropecli.commands.measure import needle as needle
+    from ropecli.commands.measure import passkey as passkey
+    from ropecli.commands.measure import ruler as ruler
+    from ropecli.commands.merge import merge as merge
+    from ropecli.commands.methods import methods as methods
+    from ropecli.commands.patch import patch as patch
+    from ropecli.commands.plan import plan as plan
+    from ropecli.commands.plot import plot as plot
+    from ropecli.commands.push import push as push
+    from ropecli.commands.recipe import recipe as recipe
+    from ropecli.commands.report import report as report
+    from ropecli.commands.revert import revert as revert
+    from ropecli.commands.theory import theory as theory
+    from ropecli.commands.tune import tune as tune
     from ropecli.errors import RopecliError as RopecliError
     from ropecli.evaluation.report import Report as Report
     from ropecli.live.loading import load_tokenizer as load_tokenizer
@@ -33,10 +55,6 @@ if TYPE_CHECKING:
     from ropecli.tuning.task import TuneReport as TuneReport
 
 _HOMES = {
-    "ropecli.commands": (
-        "check_served compare eval_ppl export extend finetune inspect merge methods needle passkey patch plan plot "
-        "push recipe report revert ruler theory tune"
-    ),
     # what they take and return
     "ropecli.checkpoint.state": "CheckpointState read_state",
     "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
@@ -56,14 +74,16 @@ _HOMES = {
     "ropecli.scaling.scale": "scale",
 }
 _API = {name: module for module, names in _HOMES.items() for name in names.split()}
-__all__ = list(_API)
+__all__ = [*COMMANDS, *_API]
 
 
 def __getattr__(name: str) -> Any:
+    if name in COMMANDS:
+        return find_command(name)
     if name in _API:
         return getattr(importlib.import_module(_API[name]), name)
     raise AttributeError(f"module 'ropecli' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_API])
+    return sorted([*globals(), *COMMANDS, *_API])

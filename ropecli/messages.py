@@ -18,21 +18,21 @@ class Step(Protocol):
     """Call it after each step.
 
     done: steps so far, if not one more than before. text: details, such as the loss. phase: what begins now, instead
-    of a step.
+    of a step. left: seconds to the end, if not proportional to the steps.
     """
 
-    def __call__(self, *, done: int | None = None, text: str | None = None, phase: str | None = None) -> None: ...
+    def __call__(
+        self, *, done: float | None = None, text: str = "", phase: str | None = None, left: float | None = None
+    ) -> None: ...
 
 
 MakeBar = Callable[[str, int | None], AbstractContextManager[Step]]
-"""Takes a description and the number of steps, None if unknown."""
+"""Takes a description and the number of steps, None if unknown. A bar within another takes its place for a while."""
 
 
 @contextlib.contextmanager
 def _no_bar(description: str, total: int | None) -> Iterator[Step]:
-    def step(*, done: int | None = None, text: str | None = None, phase: str | None = None) -> None: ...
-
-    yield step
+    yield lambda **_: None
 
 
 progress_bars: ContextVar[MakeBar] = ContextVar("progress_bars", default=_no_bar)
@@ -77,6 +77,13 @@ def duration(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
+
+
+def clock(seconds: float) -> str:
+    """8:20, or 1:02:03 from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def size(count: float) -> str:

@@ -10,18 +10,19 @@ import math
 import numbers
 import operator
 import os
+import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Required, TypeVar, cast
 
-from annotated_types import Ge, Gt, Interval, Le, Lt, MinLen
-
 from ropecli.errors import MethodError, did_you_mean, shown
 
+# Notes of an annotation. Methods that nobody calls would take time whenever a command starts.
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False, repr=False)
 class Flag:
     """An option's name on the command line: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
 
@@ -30,19 +31,19 @@ class Flag:
     metavar: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Panel:
     """The group of options in which help lists an option."""
 
     title: str
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class InTokens:
     """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Only:
     """Marks an option that has an effect only with another one: set to one of these values, or without them, set."""
 
@@ -50,25 +51,49 @@ class Only:
     values: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class OneOf:
     """The values of an option."""
 
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
+class Check:
+    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast."""
+
+    test: Callable[[str], None]
+
+
+@dataclass(eq=False, repr=False)
 class Default:
     """The default of a group's field."""
 
     value: Any
 
 
+@dataclass(eq=False, repr=False)
+class Interval:
+    """The range of a number, or of each number of a list."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+
+@dataclass(eq=False, repr=False)
+class MinLen:
+    """The least number of values of a list."""
+
+    min_length: int
+
+
 _BOUNDS = {
-    Gt: (operator.gt, "above"),
-    Ge: (operator.ge, "of at least"),
-    Lt: (operator.lt, "below"),
-    Le: (operator.le, "of at most"),
+    "gt": (operator.gt, "above"),
+    "ge": (operator.ge, "of at least"),
+    "lt": (operator.lt, "below"),
+    "le": (operator.le, "of at most"),
 }
 _LARGEST = 2**63 - 1
 """torch has no larger integers."""
@@ -95,6 +120,11 @@ def command(function: _Function) -> _Function:
                 raise TypeError(f"{name}(): {key} is {shown(value)}; expected {_described(annotation)}.") from None
         bound.apply_defaults()
         _refuse_without_effect(bound.arguments, signature.parameters)
+        for key, parameter in signature.parameters.items():
+            for note in _parts(parameter.annotation)[1]:
+                if isinstance(note, Check) and (value := bound.arguments[key]) is not None:
+                    for item in [value] if isinstance(value, str | os.PathLike) else value:
+                        note.test(os.fspath(item))
         return function(*bound.args, **bound.kwargs)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
@@ -145,12 +175,6 @@ def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return kind, tuple(notes)
 
 
-def _flat(notes: Sequence[Any]) -> Iterator[Any]:
-    """The notes, with Interval as the bounds that it stands for."""
-    for note in notes:
-        yield from note if isinstance(note, Interval) else (note,)
-
-
 class _WrongTypeError(Exception): ...
 
 
@@ -160,17 +184,22 @@ def _fitted(value: Any, annotation: Any, option: str, verb: str = "is") -> Any:
     value = _typed(value, kind, option, verb)
     if value is None:
         return None
-    bounds = [note for note in _flat(notes) if type(note) in _BOUNDS]
+    intervals = [note for note in notes if isinstance(note, Interval)]
     if isinstance(value, int) and value > _LARGEST:
-        bounds.append(Le(_LARGEST))
-    limits = [(_BOUNDS[type(note)], getattr(note, type(note).__name__.lower())) for note in bounds]
+        intervals.append(Interval(le=_LARGEST))
+    limits = [
+        (words, limit)
+        for note in intervals
+        for key, words in _BOUNDS.items()
+        if (limit := getattr(note, key)) is not None
+    ]
     finite = not isinstance(value, float) or math.isfinite(value)
     if not finite or not all(holds(value, limit) for (holds, _), limit in limits):
         ends = " and ".join(f"{words} {limit}" for (_, words), limit in limits)
         number = f"{value:.15g}" if isinstance(value, float) else shown(value)
         expected = f"a {'' if finite else 'finite '}number {ends}".rstrip()
         raise MethodError(f"{option} {verb} {number}; expected {expected}.")
-    for note in _flat(notes):
+    for note in notes:
         if isinstance(note, OneOf) and value not in note.values:
             expected = f"expected one of {', '.join(note.values)}.{did_you_mean(value, note.values)}"
             raise MethodError(f"{option} {verb} {shown(value)}; {expected}")
@@ -212,3 +241,12 @@ def _described(annotation: Any) -> str:
         return "None"
     name = getattr(origin or kind, "__name__", str(kind))
     return f"{name}[{', '.join(parts)}]" if parts else name
+
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20}
+
+
+def token_count(value: Any) -> Any:
+    """Parse a token count: 4k is 4,096, 1M is 1,048,576. Other values are returned unchanged."""
+    number = re.fullmatch(r"\s*([0-9]+)([kKmM]?)\s*", value) if isinstance(value, str) else None
+    return int(number[1]) * _UNITS[number[2].lower()] if number else value

@@ -1,4 +1,4 @@
-"""Parses recipes and `--set` values as YAML 1.2, and token counts such as 32k.
+"""Parses recipes and `--set` values as YAML 1.2.
 
 PyYAML parses YAML 1.1, where 1:30 is 90 and 0100 is 64.
 """
@@ -49,12 +49,3 @@ def read_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
 def read_own_yaml(text: str) -> Any:
     """Parse what yaml.safe_dump wrote, which is YAML 1.1. Raises ValueError."""
     return read_yaml(text, yaml.SafeLoader)
-
-
-_UNITS = {"": 1, "k": 2**10, "m": 2**20}
-
-
-def token_count(value: Any) -> Any:
-    """Parse a token count: 4k is 4,096, 1M is 1,048,576. Other values are returned unchanged."""
-    number = re.fullmatch(r"\s*([0-9]+)([kKmM]?)\s*", value) if isinstance(value, str) else None
-    return int(number[1]) * _UNITS[number[2].lower()] if number else value

@@ -102,7 +102,7 @@ assert report.cells[0].length == 64 and report.command == []
 assert ropecli.export("demo", engine="vllm").command.startswith("vllm serve")
 assert ropecli.patch("demo", method="ntk", factor=2, dry_run=True).output is None
 assert ropecli.plan("demo", length=512).report["length"] == 512
-assert all(callable(getattr(ropecli, name)) for name in ropecli._HOMES["ropecli.commands"].split())
+assert all(callable(getattr(ropecli, name)) for name in ropecli.COMMANDS)
 """
     assert "torch" in loaded(statements)
 
@@ -120,3 +120,40 @@ def test_every_name_of_the_api_is_there():
 @pytest.mark.parametrize("name", sorted(path.stem for path in scripts_by_path.SCRIPTS.glob("*.py")))
 def test_every_script_imports_what_is_there(name):
     scripts_by_path.load(name)
+
+
+CHECKED = ["torch", "transformers", "numpy", "pydantic", "rich", "yaml", "huggingface_hub", "matplotlib"]
+REFUSED = {
+    "no checkpoint": ["inspect y5", "theory y5", "plan y5", "extend y5 --length 1k --output out", "export y5 -e vllm",
+                      "patch y5 --method yarn --factor 4 -o out", "revert y5 -o out", "merge y5 -o out",
+                      "push y5 --repo a/b", "eval-ppl y5 --data demo", "compare demo --baseline y5 --data demo",
+                      "passkey y5", "needle y5", "ruler y5", "check-served http://x --checkpoint y5",
+                      "finetune y5 --data demo-train -o out", "tune y5 --data demo-train --factor 4 -o out"],
+    "no method": ["methods yran", "patch demo --method yran --factor 4 -o out", "theory demo --methods yran",
+                  "eval-ppl demo --data demo --methods yran", "compare demo --data demo --methods yarn,foo",
+                  "passkey demo --methods yarn+foo", "needle demo --methods yran", "ruler demo --methods yran",
+                  "tune demo --data demo-train --factor 4 --methods yran -o out",
+                  "plot demo --kind decay --methods yran"],
+    "no data": ["eval-ppl demo --data nowhere", "compare demo --data nowhere", "needle demo --data nowhere",
+                "ruler demo --data nowhere", "extend demo --length 1k --data nowhere -o out",
+                "finetune demo --data nowhere -o out", "tune demo --data nowhere --factor 4 -o out",
+                "check-served http://x -c demo --data nowhere"],
+    "training data": ["finetune demo -o out", "finetune demo --data demo -o out",
+                      "tune demo --data demo --factor 4 -o out", "finetune demo --recipe yarn-12k -o out"],
+    "no report": ["report nowhere", "report .", "plot nowhere.json", "plot page.html"],
+    "choice": ["export demo --engine vlm", "eval-ppl demo --data demo --protocol tial", "ruler demo --tasks niah",
+               "needle demo --style poem", "passkey demo --mode rnak",
+               "tune demo -d demo-train --factor 4 -o o --level h"],
+    "number": ["patch demo --method yarn --factor four -o out", "eval-ppl demo --data demo --lengths 1q",
+               "passkey demo --samples 0", "plan demo --length 1q", "extend demo --length 1 -o out"],
+    "usage": ["eval-ppl demo", "eval-ppl demo --data demo --dat x", "patch demo -o out", "evalppl", "recipe yarn-12k",
+              "patch demo --method yarn -o out", "passkey demo --evaluator x", "finetune", "tune demo --factor"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_wrong_arguments_are_refused_before_anything_heavy_is_imported(kind, loaded, tmp_path):
+    (tmp_path / "page.html").write_text("<html>")
+    statements = COMMANDS.partition("    assert not {")[0].replace("assert not stop.code", "assert stop.code == 2")
+    names = loaded(statements, *(line.split() for line in REFUSED[kind]))
+    assert not names & set(CHECKED)

@@ -18,6 +18,7 @@ LAYERS = [
         "hashing",
         "launch",
         "messages",
+        "names",
         "resume",
         "signals",
         "signature",

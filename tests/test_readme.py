@@ -8,6 +8,7 @@ import typer
 
 from ropecli.cli.app import app
 
+GROUP = typer.main.get_command(app)
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "ropecli").glob("*/README.md"))]
 PLACEHOLDERS = {
@@ -37,13 +38,13 @@ def commands() -> list[str]:
 
 def test_there_are_commands_for_everything():
     names = {command.split()[1] for command in commands()}
-    assert names == set(typer.main.get_command(app).commands)
+    assert names == set(GROUP.list_commands(None))
 
 
 def test_every_command_is_understood():
     for line in commands():
         _, name, *words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
-        command = typer.main.get_command(app).commands[name]
+        command = GROUP.get_command(None, name)
         parsed = command.make_context(name, [word for word in words if word])
         argument = next(parameter for parameter in command.params if parameter.param_type_name == "argument")
         assert parsed.params[argument.name], line

@@ -17,7 +17,7 @@ from ropecli.errors import CheckpointError, PatchError, reason_of
 from ropecli.live.rotary import rotary_tables
 from ropecli.live.skeleton import decoder_layers, small_model_and_places
 from ropecli.live.stock_transformers import stock_config_of
-from ropecli.scaling.none import LENGTH_ONLY
+from ropecli.names import LENGTH_ONLY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropecli import demo
-from ropecli.atomic import as_path
 from ropecli.checkpoint import hub
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
@@ -32,8 +30,8 @@ from ropecli.checkpoint.files import (
 )
 from ropecli.errors import CheckpointError, quoted, shown
 from ropecli.hashing import sha256_of
+from ropecli.names import checkpoint_folder, refuse_without_config
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Names that git accepts, without those that would leave the cache's refs folder.
 _REVISION = re.compile(r"(?!.*\.\.)[^\s/][^\s]*")
 
@@ -172,7 +170,7 @@ def open_checkpoint(
     branch, tag or commit. adapters: also accept an adapter written by ropecli, with its base model. Raises
     CheckpointError.
     """
-    folder, commit = demo.FOLDER if str(name) == demo.NAME else _local(name), None
+    folder, commit = checkpoint_folder(name), None
     if folder is None:
         if revision is not None and not _REVISION.fullmatch(revision):
             raise CheckpointError(f"--revision is {shown(revision)}; expected a branch, tag or commit.")
@@ -192,9 +190,7 @@ def open_checkpoint(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
         )
     if not has_config:
-        gguf = next(folder.glob("*.gguf"), None)
-        hint = _gguf_hint(gguf) if gguf else "Choose a folder with a checkpoint."
-        raise CheckpointError(f"{name}: no {CONFIG} in {folder}. {hint}")
+        refuse_without_config(name, folder)
     base = adapter_base(folder) if is_adapter else None
     config, has_weights = read_json(folder / CONFIG), weights or not commit
     if others := config.get("configuration_files"):
@@ -226,27 +222,6 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
         raise CheckpointError(
             f"Cannot open the base model of {adapter}: {error} Specify it: ropecli merge --base CHECKPOINT."
         ) from error
-
-
-def _local(name: str | Path) -> Path | None:
-    """The local folder `name`; None if `name` can only be a Hub id."""
-    folder = as_path(name)
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        hint = f" {_gguf_hint(folder)}" if folder.suffix == ".gguf" else ""
-        raise CheckpointError(f"{name} is a file; expected a folder with {CONFIG}.{hint}")
-    # runs/typo means a folder if runs/ exists: do not ask the Hub
-    if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
-        raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
-    return None
-
-
-def _gguf_hint(file: Path) -> str:
-    return (
-        f"{file} is a GGUF file, for llama.cpp. Patch the Hugging Face checkpoint that it was made from, then convert "
-        f"the patched folder: `ropecli export DIR --engine llama.cpp` prints the commands."
-    )
 
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:

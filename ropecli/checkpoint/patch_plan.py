@@ -18,7 +18,7 @@ from ropecli.config.layers import Layer, limit_of_far
 from ropecli.config.saved_remapping import SavedRemapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import Finding, MethodError, PatchError
-from ropecli.scaling.none import LENGTH_ONLY
+from ropecli.names import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor

@@ -9,11 +9,10 @@ from ropecli.atomic import as_path
 from ropecli.checkpoint.files import read_file
 from ropecli.config.settings import read_settings
 from ropecli.errors import MethodError
-from ropecli.scaling.none import LENGTH_ONLY
+from ropecli.names import AS_IS, LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
-AS_IS = "as-is"
 _LISTS = {"longrope": "long_factor", "custom": "factors"}
 """The parameter that a list in a factors file sets."""
 

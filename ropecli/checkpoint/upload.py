@@ -23,9 +23,12 @@ from ropecli.checkpoint.files import (
     is_own_file,
 )
 from ropecli.checkpoint.hub import BAD_TOKEN
-from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry
-from ropecli.errors import OutputError, RopecliError, quoted, shortened, shown
+from ropecli.checkpoint.state import CheckpointState, read_state
+from ropecli.errors import CheckpointError, OutputError, RopecliError, quoted, shortened, shown
+from ropecli.names import HUB_ID
+from ropecli.scaling.spec import label_of
 
 _LONGEST_CHAIN = 8
 
@@ -152,3 +155,26 @@ def _explain(repo: str, error: Exception) -> str:
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
         why += " Check --repo, and log in with `hf auth login` and a token with write access."
     return f"The upload to {repo} failed: {why} The same command sends only what the Hub does not have."
+
+
+def open_written(folder: Path, repo: str) -> CheckpointState:
+    """Open a finished folder that ropecli wrote. Raises CheckpointError."""
+    checkpoint = open_checkpoint(folder, weights=True)
+    checkpoint.weight_files()
+    if not checkpoint.record:
+        raise CheckpointError(
+            f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload "
+            f"{quoted(repo, folder)}"
+        )
+    state = read_state(checkpoint)
+    if state.edited:
+        raise CheckpointError(
+            f"config.json in {folder} was edited after ropecli.yaml was written ({', '.join(state.edited.edited)}), so "
+            "the model card would be wrong. Undo the edit, or patch again."
+        )
+    return state
+
+
+def commit_message(state: CheckpointState) -> str:
+    spec, length = state.positions.main.spec, state.positions.context_length
+    return f"{label_of(spec.method.name, spec.factor, {})}, {length} tokens, written by ropecli"

@@ -1,64 +1,95 @@
 """The `ropecli` command: its subcommands and its error handling.
 
-Loads neither torch nor transformers; a command imports them when it runs.
+A subcommand's module is imported when it runs; its functions import model libraries.
 """
 
 import io
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from ropecli import commands
-from ropecli.cli import render
-from ropecli.cli.terminal import fail, shown_progress
-from ropecli.cli.typer_command import AliasedCommand, as_command
-from ropecli.errors import RopecliError
+from ropecli.cli import terminal
+from ropecli.cli.terminal import shown_progress
+from ropecli.cli.typer_command import as_command, take_words
+from ropecli.commands import find_command
+from ropecli.errors import RopecliError, did_you_mean
 from ropecli.ranks import read_ranks
+
+_COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Look": {
+        "inspect": ("show_inspection", "demo", "demo -v"),
+        "methods": ("show_methods", "", "yarn"),
+        "theory": ("show_theory", "demo", "demo --methods yarn,ntk --factor 8"),
+        "plan": ("show_plan", "demo --length 1k", "demo --length 64k --gpus 8 --gpu-memory 80GB"),
+    },
+    "Change": {
+        "extend": ("show_extended", "demo --length 1k --output demo-1k", "demo --length 1k --serve vllm --dry-run"),
+        "patch": (
+            "show_patch",
+            "demo --method yarn --factor 4 --output yarn-x4",
+            "demo --method ntk --factor 2 --dry-run",
+        ),
+        "revert": ("show_reverted", "yarn-x4 --output original", "yarn-x4 --dry-run"),
+        "merge": ("show_merged", "adapter --output merged", "adapter --base demo --output merged"),
+        "export": ("show_export", "demo --engine vllm", "yarn-x4 --engine trl --output trl.yaml"),
+        "push": ("show_pushed", "yarn-x4 --repo owner/name --dry-run", "yarn-x4 --repo owner/name --public"),
+    },
+    "Measure": {
+        "eval-ppl": ("show_measured", "demo --data demo --max-documents 4", "demo -d demo --methods yarn --factors 4"),
+        "compare": ("show_measured", "demo -d demo --methods yarn,ntk", "demo yarn-x4 -d demo --methods as-is"),
+        "passkey": ("show_measured", "demo --samples 2", "demo --methods yarn --factors 4 --lengths 512,1k"),
+        "needle": ("show_measured", "demo --samples 2", "demo --lengths 256 --num-needles 4 --depths 0.5"),
+        "ruler": ("show_measured", "demo --lengths 512 --mode rank --samples 5", "demo --tasks vt,fwe --lengths 512"),
+        "check-served": ("show_served", "http://localhost:8000 -c demo", "http://localhost:8000 -c yarn-x4 --json"),
+    },
+    "Train": {
+        "recipe": ("show_recipes", "", "yarn-128k"),
+        "finetune": ("show_finetuned", "demo -d demo-train -o tuned", "demo --recipe demo -o tuned --dry-run"),
+        "tune": (
+            "show_tuned",
+            "demo -d demo-train --factor 4 -o tuned",
+            "demo -d demo-train --factor 4 --level grid -o x4",
+        ),
+    },
+    "Show": {
+        "plot": ("show_file", "yarn.json", "demo --kind frequencies --methods yarn,ntk"),
+        "report": ("show_file", "yarn.json", "yarn.json ntk.json --output both.html"),
+    },
+}
+"""By group of the help and name: the function of `render` that prints the result, and examples."""
+_UsageError: Any = typer.BadParameter.__base__
+_PANELS = {name: panel for panel, members in _COMMANDS.items() for name in members}
+
+
+class _Commands(TyperGroup):
+    """The subcommands, each made when it is needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_PANELS)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return list(map(take_words, super().get_params(ctx)))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _PANELS and not cmd_name.startswith("-"):
+            raise RopecliError(f"No command {cmd_name!r}.{did_you_mean(cmd_name, _PANELS)} See `ropecli --help`.")
+        if cmd_name not in self.commands and cmd_name in _PANELS:
+            panel = _PANELS[cmd_name]
+            show, *examples = _COMMANDS[panel][cmd_name]
+            self.commands[cmd_name] = as_command(find_command(cmd_name.replace("-", "_")), show, panel, examples)
+        return self.commands.get(cmd_name)
+
 
 app = typer.Typer(
     name="ropecli",
+    cls=_Commands,
     help="Extend the context window of Hugging Face checkpoints with rotary position embeddings.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
-    "Look": [
-        (commands.inspect, render.show_inspection),
-        (commands.methods, render.show_methods),
-        (commands.theory, render.show_theory),
-        (commands.plan, render.show_plan),
-    ],
-    "Change": [
-        (commands.extend, render.show_extended),
-        (commands.patch, render.show_patch),
-        (commands.revert, render.show_reverted),
-        (commands.merge, render.show_merged),
-        (commands.export, render.show_export),
-        (commands.push, render.show_pushed),
-    ],
-    "Measure": [
-        (commands.eval_ppl, render.show_measured),
-        (commands.compare, render.show_measured),
-        (commands.passkey, render.show_measured),
-        (commands.needle, render.show_measured),
-        (commands.ruler, render.show_measured),
-        (commands.check_served, render.show_served),
-    ],
-    "Train": [
-        (commands.recipe, render.show_recipes),
-        (commands.finetune, render.show_finetuned),
-        (commands.tune, render.show_tuned),
-    ],
-    "Show": [(commands.plot, render.show_file), (commands.report, render.show_file)],
-}
-for panel, members in _COMMANDS.items():
-    for function, show in members:
-        name = function.__name__.replace("_", "-")
-        app.command(name, cls=AliasedCommand, rich_help_panel=panel)(as_command(function, show))
 
 
 def _print_version(given: bool) -> None:
@@ -86,23 +117,30 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # signs that the terminal's encoding does not have
+    with shown_progress(("ropecli", *sys.argv[1:])):
+        status = _run(sys.argv[1:] or ["--help"])
+    _end_among_others(status)
+    sys.exit(status)
+
+
+def _run(words: list[str]) -> int:
+    """Run a command. Returns the exit status."""
+    terminal.set_verbosity(as_json="--json" in words)
     try:
-        with shown_progress(("ropecli", *sys.argv[1:])):
-            app()
+        return int(app(words, prog_name="ropecli", standalone_mode=False) or 0)
     except SystemExit as stop:
-        if stop.code == 130:
-            fail("interrupted")
-        _end_among_others(stop.code)
-        raise
+        return stop.code if isinstance(stop.code, int) else 1
     except (RopecliError, OSError) as error:
-        fail(str(error))
-        _end_among_others(2)
-        sys.exit(2)
+        terminal.fail(str(error))
+    except _UsageError as error:
+        of = f"{error.ctx.command_path} --help" if error.ctx else "ropecli --help"
+        terminal.fail(f"{error.format_message()} See `{of}`.")
+    return 2
 
 
-def _end_among_others(status: int | str | None) -> None:
+def _end_among_others(status: int) -> None:
     """End one of several processes at once: torch's process group can abort during an orderly exit."""
-    if read_ranks().count > 1 and not isinstance(status, str):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status or 0)
+    if read_ranks().count > 1:
+        terminal.out.file.flush()
+        terminal.err.file.flush()
+        os._exit(status)

@@ -9,7 +9,6 @@ from ropecli import demo
 from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
 from ropecli.cli.terminal import err, out, print_json, show_changes, show_spans, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
-from ropecli.commands.plan import TRAINING_ENGINES, short_changes
 from ropecli.errors import quoted
 from ropecli.messages import duration, size
 from ropecli.table import Bold, Table
@@ -35,48 +34,58 @@ if TYPE_CHECKING:
 
 
 def show_inspection(inspection: "Inspection") -> None:
-    from ropecli.reporting.rope_tables import inspection_table
+    """Lengths, problems and the next command; geometry, layers and cache if verbose, or beside another checkpoint."""
+    several = len(inspection.reports) > 1
+    if several or out.verbose:
+        from ropecli.reporting.rope_tables import inspection_table
 
-    show_tables([inspection_table(inspection.reports, inspection.differences)])
+        show_tables([inspection_table(inspection.reports, inspection.differences)])
+        tell("")
     for report in inspection.reports:
-        name = report["checkpoint"] if len(inspection.reports) > 1 else ""
-        _show_layers(report, f" of {name}" * bool(name))
+        name = report["checkpoint"]
+        scaling = f", scaled by {report['method']} ×{report['factor']:g}" * (report["method"] != "none")
+        tell(
+            f"{name} ({report['model_type']}) reads {report['context_length']:,} tokens; pretrained on "
+            f"{report['pretraining_length']:,} (source: {report['pretraining_length_source']}){scaling}."
+        )
+        if several or out.verbose:
+            _show_layers(report)
         if report["reading"] and report["reading"]["verdict"] != "misread":  # which is a finding
             tell(report["reading"]["message"])
+        _show_findings(report["findings"], f" in {name}" * several)
+        for sentence in report["limits"]:
+            tell(sentence)
         if extension := report["makers_extension"]:
-            of, training = f" of {name}" * bool(name), ", with training" * extension["needs_training"]
-            by = f"{extension['method']} ×{extension['factor']:g} to {extension['context_length']} tokens{training}"
-            tell(f"The makers{of} extend it by {by} ({extension['source']}):\n  {extension['command']}")
-        _show_findings(report["findings"], f" in {name}" * bool(name))
+            by = f"{extension['method']} ×{extension['factor']:g} to {extension['context_length']:,} tokens"
+            by += ", with training" * extension["needs_training"]
+            tell(f"The makers extend it by {by} ({extension['source']}):\n  {extension['command']}")
+    if not (several or out.verbose):
+        tell("Rotary geometry, layers and KV cache: -v.")
 
 
-def _show_layers(report: dict[str, Any], of: str) -> None:
-    tell(f"Layers{of}:")
+def _show_layers(report: dict[str, Any]) -> None:
     for kind in report["layers"]:
         seen = f", {kind['window']} tokens" if kind["window"] else ""
         rope = f"rotary, base {kind['rope_theta']:,.10g}" if "rope_theta" in kind else "rotary"
         scaled = f", {kind['method']} ×{kind['factor']:g}" if kind.get("method", "none") != "none" else ""
         positions = {True: f"{rope}{scaled}", False: "no positions", None: "positions unknown"}[kind["rotates"]]
-        tell(f"  {kind['count']} {kind['attention'] or 'unknown'}{seen}; {positions}")
-    for sentence in report["limits"]:
-        tell(sentence)
+        tell(f"  layers: {kind['count']} {kind['attention'] or 'unknown'}{seen}; {positions}")
     if report["kv_cache_bytes"]:
         each, later = report["kv_cache_bytes_per_token"], report["kv_cache_bytes_per_token_beyond_windows"]
         beyond = f" ({size(later) if later else 'none'} beyond the windows)" if later != each else ""
         total = f"{size(report['kv_cache_bytes'])} at {report['context_length']} tokens"
-        tell(f"KV cache in bfloat16: {size(each)} per token{beyond}, {total}.")
+        tell(f"  KV cache in bfloat16: {size(each)} per token{beyond}, {total}")
 
 
 def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:
     if not findings:
         tell(f"No problems found{where}.")
         return
-    tell(f"\n{len(findings)} problem{'s'[: len(findings) != 1]} found{where}:")
+    tell(f"{len(findings)} problem{'s'[: len(findings) != 1]} found{where}:")
     for fix in dict.fromkeys(finding["fix"] for finding in findings):
         for finding in findings:
             if finding["fix"] == fix:
-                out.print(f"[yellow]{finding['rule']}[/]:", end=" ")
-                tell(finding["message"])
+                out.print(finding["message"], label=f"{finding['rule']}:", colour="yellow")
         if fix:
             tell(f"  fix: {fix}")
 
@@ -99,6 +108,8 @@ def show_methods(listed: "MethodList") -> None:
         return
     (method,) = listed.methods
     show_tables(_method_details(method))
+    for paragraph in method.description.split("\n\n"):
+        tell("\n" + " ".join(paragraph.split("\n")))
     tell(f"\n{example(method)}")
 
 
@@ -116,8 +127,7 @@ def _method_overview(methods: "Iterable[ScalingMethod]") -> Table:
 
 
 def _method_details(method: "ScalingMethod") -> list[Table]:
-    """One method: description, facts and parameters."""
-    paragraphs = [" ".join(paragraph.split("\n")) for paragraph in method.description.split("\n\n")]
+    """One method: facts and parameters."""
     written = f"rope_type {written_as(method)!r} in config.json"
     if method.remaps:
         written = (
@@ -137,7 +147,7 @@ def _method_details(method: "ScalingMethod") -> list[Table]:
         ["written as", written],
         ["also called", ", ".join(method.other_names)],
     ]
-    tables = [Table(method.name, ["", ""], [fact for fact in facts if fact[1]], paragraphs, names=2)]
+    tables = [Table(method.name, ["", ""], [fact for fact in facts if fact[1]], names=2)]
     if method.parameters:
         rows = [
             [parameter.name, parameter.kind, "required" if parameter.required else _default(parameter) or "not set"]
@@ -164,6 +174,8 @@ _COUNTS = {"parameters": "total", "trained": "trained", "active per token": "act
 
 
 def show_plan(plan: "TrainingPlan") -> None:
+    from ropecli.training.memory_plan.hardware import TRAINING_ENGINES, short_changes
+
     report = plan.report
     counts, memory, host = report["parameters"], report["memory"], report["host_memory"]
     groups = [

@@ -1,48 +1,70 @@
-"""Console output: results on standard output; messages, warnings and progress of a command on standard error."""
+"""Console output: results on standard output; messages, warnings and progress of a command on standard error.
+
+Rich draws tables and the bar on a terminal, and is imported for these only. Elsewhere tables are Markdown, and progress
+is lines.
+"""
 
 import contextlib
+import io
 import json
 import logging
 import math
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
-from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
-from rich.text import Text
+import typer
 
-from ropecli.config.changes import ABSENT
 from ropecli.errors import shortened
-from ropecli.messages import Span, Step, command_line, duration, plain_text, progress_bars
+from ropecli.messages import Span, Step, clock, command_line, plain_text, progress_bars
 from ropecli.ranks import read_ranks
-from ropecli.table import LONGEST_TEXT, Bold, Table, clean, markdown
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from ropecli.table import Table
 
 # Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
-
 _MESSAGE_LINES = 20
 """Lines of one message."""
-_UNBOUNDED = 10**4
-_NARROW = 18
-"""Characters of a column before it is folded, if space is short."""
 
 
-class _Console(Console):
-    verbose = as_json = False
+@dataclass
+class _Stream:
+    """A standard stream. quiet: whether nothing is printed. verbose: of the result. as_json: of errors."""
 
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(text.translate(_CONTROLS), **options)
+    name: str
+    quiet: bool = False
+    verbose: bool = False
+    as_json: bool = False
+
+    @property
+    def file(self) -> TextIO:
+        stream: TextIO | None = getattr(sys, self.name)
+        return stream or io.StringIO()  # closed, as by >&-
+
+    @property
+    def has_colour(self) -> bool:
+        return self.file.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+    def print(self, text: str, *, label: str = "", colour: str = "") -> None:
+        """Print a line. label: in colour, before the text. colour: of the whole text without a label."""
+        if self.quiet:
+            return
+        text, sign = text.translate(_CONTROLS), f"{label} " * bool(label)
+        if colour and self.has_colour:
+            sign, text = (typer.style(label, fg=colour) + " ", text) if label else ("", typer.style(text, fg=colour))
+        self.file.write(f"{sign}{text}\n")
 
 
-out = _Console(highlight=False, emoji=False)
-err = _Console(stderr=True, highlight=False, emoji=False)
+out, err = _Stream("stdout"), _Stream("stderr")
 
 
-def set_verbosity(*, quiet: bool, verbose: bool, as_json: bool = False, shared: bool = False) -> None:
+def set_verbosity(*, quiet: bool = False, verbose: bool = False, as_json: bool = False, shared: bool = False) -> None:
     """Set what this process prints.
 
     as_json: whether errors are JSON. shared: whether the processes of a launch share the work; then only the first
@@ -57,97 +79,47 @@ def fail(message: str) -> None:
     err.quiet = False  # quiet processes still print why they end
     if err.as_json:
         err.file.write(json.dumps({"error": message}) + "\n")
-        return
-    err.print("[bold red]error:[/]", end=" ")
-    tell(_bounded(message), err)
+    else:
+        err.print(_bounded(message), label="error:", colour="red")
 
 
 def warn(message: str) -> None:
-    err.print("[yellow]warning:[/]", end=" ")
-    tell(_bounded(message), err)
+    err.print(_bounded(message), label="warning:", colour="yellow")
 
 
-def tell(text: str, console: Console = out) -> None:
-    """Print a line of the result. console: `err` for other lines."""
-    console.print(text, markup=False, soft_wrap=True)
+def tell(text: str, stream: _Stream = out) -> None:
+    """Print a line of the result. stream: `err` for other lines."""
+    stream.print(text)
 
 
-def show_spans(console: Console, spans: Sequence[Span]) -> None:
+def show_spans(stream: _Stream, spans: Sequence[Span]) -> None:
     """Print a training sequence: what is trained on is green, or in double brackets where there is no colour."""
-    if console.color_system is None:
-        tell(plain_text(spans).translate(_CONTROLS), console)
+    if not stream.has_colour:
+        stream.print(plain_text(spans))
         return
-    text = Text()
-    for part, is_trained in spans:
-        if is_trained is None:
-            text.append(f"\n--- {part} ---\n", "dim")
-        else:
-            text.append(part.translate(_CONTROLS), "green" if is_trained else "")
-    console.print(text, soft_wrap=True)
+    for text, is_trained in spans:
+        plain = f"\n--- {text} ---\n" if is_trained is None else text.translate(_CONTROLS)
+        stream.file.write(typer.style(plain, fg="green") if is_trained else plain)
+    stream.print("")
 
 
-def show_tables(tables: Iterable[Table]) -> None:
-    """Print tables, each after an empty line but the first; in a pipe or file, as Markdown."""
+def show_tables(tables: Iterable["Table"]) -> None:
+    """Print tables, each after an empty line but the first: as Markdown where standard output is no terminal."""
+    if out.quiet:
+        return
+    from ropecli.table import markdown
+
+    on_terminal = out.file.isatty()
     for number, table in enumerate(tables):
-        shown = TerminalTable(table) if out.is_terminal else Text(markdown(table))
-        out.print(*[""] * bool(number), shown, sep="\n", soft_wrap=not out.is_terminal)
+        out.file.write("\n" * bool(number))
+        if on_terminal:
+            from rich.console import Console
 
+            from ropecli.cli.terminal_table import TerminalTable
 
-class TerminalTable:
-    """A Table for rich, with its title and notes.
-
-    If the terminal is too narrow, the columns are split into several blocks, and each repeats the names.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        def fits(block: RichTable) -> bool:
-            width = Measurement.get(console, options.update(max_width=_UNBOUNDED), block)
-            return width.maximum <= options.max_width
-
-        if self.table.title:
-            yield _text(self.table.title)
-        columns = range(self.table.names, len(self.table.heads))
-        unfolded, names = self._block(columns, _UNBOUNDED, _UNBOUNDED), options.max_width * 9 // 20
-        if not columns or fits(unfolded):
-            yield unfolded
+            Console(highlight=False, emoji=False).print(TerminalTable(table))
         else:
-            shown: list[int] = []
-            for column in columns:
-                if shown and not fits(self._block([*shown, column], names, _NARROW)):
-                    yield self._block(shown, names, _NARROW)
-                    shown = []
-                shown.append(column)
-            yield self._block(shown, names, _NARROW)
-        yield from (_text(f"bold: {note}" if isinstance(note, Bold) else note) for note in self.table.notes)
-
-    def _block(self, columns: Sequence[int], names: int, widest: int) -> RichTable:
-        """These columns, without empty rows. names, widest: characters of all names together, and of a column."""
-        table, block = self.table, RichTable(show_header=any(self.table.heads))
-        widths = [max(len(row[index]) for row in (table.heads, *table.rows)) for index in range(table.names)]
-        longest = max([8, *widths])
-        while longest > 8 and sum(min(width, longest) for width in widths) > names:
-            longest -= 1
-        for index in (*range(table.names), *columns):
-            words = index < table.names and not all(row[index].replace(",", "").isdigit() for row in table.rows)
-            block.add_column(
-                _text(table.heads[index]),
-                justify="left" if words else "right",
-                overflow="fold",
-                max_width=longest if index < table.names else widest,
-            )
-        for number, row in enumerate(table.rows):
-            if number in table.sections:
-                block.add_section()
-            if any(row[index] for index in columns) or not columns:
-                block.add_row(*map(_text, row[: table.names]), *(_text(row[index]) for index in columns))
-        return block
-
-
-def _text(cell: str) -> Text:
-    return Text(clean(cell, LONGEST_TEXT), "bold" if isinstance(cell, Bold) else "")
+            out.file.write(markdown(table) + "\n")
 
 
 def _bounded(message: str) -> str:
@@ -164,14 +136,13 @@ def print_json(value: Any) -> None:
 
 def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
     """Print the changes of a JSON file: (path, before, after) of each value."""
-    out.print(f"Changes to {file}:")
-    for path, before, after in changes:
-        out.print(f"  {path}", markup=False)
-        out.print(f"    [red]- {_json(before)}[/]\n    [green]+ {_json(after)}[/]", soft_wrap=True)
+    from ropecli.config.changes import ABSENT
 
-
-def _json(value: Any) -> str:
-    return escape(value if value == ABSENT else json.dumps(value))
+    tell(f"Changes to {file}:")
+    for path, *values in changes:
+        tell(f"  {path}")
+        for sign, value, colour in zip("-+", values, ("red", "green"), strict=True):
+            out.print(f"    {sign} {value if value == ABSENT else json.dumps(value)}", colour=colour)
 
 
 def _finite(value: Any) -> Any:
@@ -212,48 +183,69 @@ def shown_progress(typed: tuple[str, ...]) -> Iterator[None]:
 
 _SECONDS = 30
 """Between two lines of progress where there is no terminal."""
+_bars: "list[_Bar]" = []
+"""The bars that are open, each within the one before."""
 
 
 @contextlib.contextmanager
 def _bar(description: str, total: int | None) -> Iterator[Step]:
-    """A progress bar on a terminal; elsewhere, as in a cluster's log, a line at the start and every 30 seconds."""
-    if not err.is_terminal:
-        yield _LogLines(description, total)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=err.quiet) as progress:
-        task = progress.add_task(description, total=total)
+    """What a command does, the share done and the time left.
 
-        def step(*, done: int | None = None, text: str | None = None, phase: str | None = None) -> None:
-            advance = 1 if done is None and phase is None else None
-            progress.update(task, advance=advance, completed=done, description=phase or text)
+    On a terminal one line that changes, whatever opens a bar; elsewhere, as in a cluster's log, a line at the start and
+    every 30 seconds.
+    """
+    with contextlib.ExitStack() as stack:
+        line = _bars[-1].line if _bars else None
+        if not _bars and err.file.isatty() and not err.quiet:
+            from rich.console import Console
+            from rich.status import Status
 
-        yield step
+            line = stack.enter_context(Status("", console=Console(stderr=True, highlight=False, emoji=False)))
+        _bars.append(_Bar(description, total, line))
+        try:
+            yield _bars[-1]
+        finally:
+            _bars.pop()
+            if line and _bars:
+                _bars[-1].show()
 
 
-class _LogLines:
-    def __init__(self, description: str, total: int | None) -> None:
-        self.description, self.total, self.done = description, total, 0
+class _Bar:
+    """line: of the terminal; None for a log."""
+
+    def __init__(self, description: str, total: int | None, line: "Status | None") -> None:
+        self.description, self.total, self.line = description, total, line
+        self.done, self.state = 0.0, ""
         self.started = self.printed = time.monotonic()
-        self.first: int | None = None
-        tell(description + (f" 0/{total}" if total else ""), err)
+        self.first: float | None = None
+        self.show()
 
-    def __call__(self, *, done: int | None = None, text: str | None = None, phase: str | None = None) -> None:
+    def __call__(
+        self, *, done: float | None = None, text: str = "", phase: str | None = None, left: float | None = None
+    ) -> None:
+        now = time.monotonic()
         if phase is not None:
-            self.description, self.started, self.first = phase, time.monotonic(), None
-            tell(phase, err)
+            begins = phase != self.description
+            self.description, self.started, self.first = phase, now, None
+            if self.line or begins:
+                self.show()
             return
         self.done = self.done + 1 if done is None else done
         if self.first is None:
-            self.first = self.done - 1  # a resumed run does not start at 0
-        now = time.monotonic()
-        if now - self.printed >= _SECONDS:
+            self.first = self.done - (1 if done is None or done > 1 else 0)  # a resumed run does not start at 0
+        if self.total and left is None and self.done > self.first:
+            left = (now - self.started) * (self.total - self.done) / (self.done - self.first)
+        share = f"{self.done / self.total:.0%}" if self.total else f"{self.done:g}"
+        time_left = "" if left is None else f"{clock(left)} left"
+        self.state = "  ".join(filter(None, [share, text, time_left]))
+        if self.line or now - self.printed >= _SECONDS:
             self.printed = now
-            tell(self._line(text, now - self.started), err)
+            self.show()
 
-    def _line(self, text: str | None, elapsed: float) -> str:
-        if not self.total:
-            return f"{self.description} {self.done}, {duration(elapsed)}"
-        left = elapsed * (self.total - self.done) / (self.done - (self.first or 0))
-        detail = f", {text}" if text else ""
-        return f"{self.description} {self.done}/{self.total}{detail}, {duration(left)} left"
+    def show(self) -> None:
+        if not self.line:
+            if self.description:
+                tell("  ".join(filter(None, [self.description, self.state])), err)
+            return
+        state = self.state or (_bars[0].state if _bars else "")
+        self.line.update("  ".join(filter(None, [self.description, state])).translate(_CONTROLS))

@@ -1,25 +1,27 @@
-"""Turns a command function into a Typer command: its signature gives the options, its docstring the help."""
+"""Turns a command function into a Typer command: its signature gives the options, its docstring the help.
+
+Typer parses words only. Values are converted here and checked by the function, for Python callers too; this keeps
+pydantic, with which Typer would convert them, out of a command that is refused.
+"""
 
 import inspect
 import os
+import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from annotated_doc import Doc
-from annotated_types import Ge
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from ropecli.cli import terminal
-from ropecli.cli.terminal import print_json
 from ropecli.errors import MethodError, shown
-from ropecli.evaluation.request import OUTPUT
-from ropecli.signature import Flag, InTokens, Only, Panel, option_name
-from ropecli.yaml12 import read_yaml, token_count
+from ropecli.signature import Flag, InTokens, Only, Panel, option_name, token_count
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
@@ -39,23 +41,48 @@ ALIASES = {
 
 _SHARED = {"eval_ppl", "compare", "passkey", "needle", "ruler", "finetune"}
 """Commands whose work several processes share."""
-
-
-def _switch(name: str, short: str | None, text: str) -> Any:
-    return Annotated[bool, typer.Option(*filter(None, (name, short)), help=text, rich_help_panel=OUTPUT.title)]
-
-
+_PANELS = ("Required", "Settings", "Scaling", "Data", "Output", "Loading", "Server", "Engine")
+"""Groups of options in the order of every help page. The last three are shown with --help-all only."""
+_STUDY = "frequencies"
+"""The kind of plot whose options are in the short help."""
+_RARE = "Rare: "
+"""Before the name of the group of an option that the short help skips."""
 _SWITCHES = {
-    "as_json": _switch(
-        "--json", None, "Print the result as JSON on standard output, and an error as JSON on standard error."
-    ),
-    "quiet": _switch("--quiet", "-q", "Print only the result and errors."),
-    "verbose": _switch("--verbose", "-v", "Print all columns of the result."),
+    "as_json": ("--json", None, "Print the result as JSON on standard output, and an error as JSON on standard error."),
+    "quiet": ("--quiet", "-q", "Print only the result and errors."),
+    "verbose": ("--verbose", "-v", "Print more of the result."),
 }
 
 
-class AliasedCommand(TyperCommand):
-    """A command that also accepts the names in ALIASES."""
+class Command(TyperCommand):
+    """A command that also accepts the names in ALIASES, and has a short help and a whole one."""
+
+    examples: Sequence[str]
+    texts: dict[str | None, str]
+    """Whole help texts, by name of the option."""
+    shows_all = False
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Arguments, then options by panel. Sets which ones help hides."""
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            take_words(parameter)
+            if isinstance(parameter, TyperOption):
+                panel = parameter.rich_help_panel or "Output"
+                parameter.hidden = panel.startswith(_RARE) and not self.shows_all
+                parameter.rich_help_panel = panel if parameter.hidden else panel.removeprefix(_RARE)
+                parameter.help = self.texts.setdefault(parameter.name, parameter.help or "")
+                if not self.shows_all:  # the first sentence and the default
+                    sentences = re.split(r"(?<=\.) (?=[A-Za-z])", parameter.help)
+                    parameter.help = " ".join(text for text in sentences if text is sentences[0] or "Default" in text)
+        return sorted(
+            parameters, key=lambda each: _PANELS.index((each.rich_help_panel or _PANELS[0]).removeprefix(_RARE))
+        )
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        lines = [f"  ropecli {self.name} {example}".rstrip() for example in self.examples]
+        typer.echo("\n".join([" Examples:", "", *lines, ""]))
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
@@ -66,22 +93,60 @@ class AliasedCommand(TyperCommand):
         return parser
 
 
-def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> Callable[..., None]:
-    """A Typer command that calls `function` and prints its result with `render`, or as JSON with --json.
+def take_words(parameter: Any) -> Any:
+    """Make Typer leave the parameter's words as they are, without a type in help, and only refuse a missing one."""
+    is_flag, is_argument = getattr(parameter, "is_flag", False), isinstance(parameter, TyperArgument)
+
+    def process(context: Any, words: Any) -> Any:
+        missing = parameter.required if is_argument else parameter.rich_help_panel == _PANELS[0]
+        if missing and parameter.value_is_missing(words) and not context.resilient_parsing:
+            name = parameter.metavar if is_argument else parameter.opts[0]
+            raise MethodError(f"{name} is missing: {_lowered(parameter.help)}")
+        return parameter.callback(context, parameter, words) if parameter.callback else words
+
+    parameter.process_value = process
+    parameter.metavar = "" if is_flag else parameter.metavar
+    if is_argument:
+        parameter.display_type_rich = lambda ctx: None
+    return parameter
+
+
+def _lowered(text: str) -> str:
+    """The text within a sentence."""
+    return text if text[1].isupper() else text[0].lower() + text[1:]
+
+
+def _show_all_help(context: Any, parameter: Any, is_given: bool) -> None:
+    if is_given:
+        context.command.shows_all = True
+        typer.echo(context.get_help(), nl=False)
+        raise typer.Exit
+
+
+def as_command(function: Callable[..., Any], show: str, panel: str, examples: Sequence[str]) -> Command:
+    """A command that calls `function` and prints its result with `render.SHOW`, or as JSON with --json.
 
     Parameters before the * are arguments, those after it options.
     """
     converted = {name: _convert(parameter) for name, parameter in inspect.signature(function).parameters.items()}
+    name = function.__name__.replace("_", "-")
 
-    def command(*, as_json: bool, quiet: bool, verbose: bool, **values: Any) -> None:
+    def command(*, as_json: bool, quiet: bool, verbose: bool, help_all: bool = False, **values: Any) -> None:
         shared = function.__name__ in _SHARED
         terminal.set_verbosity(quiet=quiet, verbose=verbose, as_json=as_json, shared=shared)
-        result = function(**{name: converted[name][1](value) for name, value in values.items()})
+        try:
+            result = function(**{name: converted[name][1](value) for name, value in values.items()})
+        except KeyboardInterrupt as stop:
+            if not terminal.out.quiet:
+                terminal.fail(str(stop) or "Interrupted.")
+            raise typer.Exit(130) from None
+        from ropecli.cli import render
+
         try:
             if as_json:
-                print_json(result.as_json())
+                terminal.print_json(result.as_json())
             else:
-                render(result)
+                getattr(render, show)(result)
             terminal.out.file.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
@@ -90,70 +155,99 @@ def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> C
             raise typer.Exit(status)
 
     parameters = [parameter for parameter, _ in converted.values()]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-        for name, annotation in _SWITCHES.items()
-    ]
+    for switch, (option, short, text) in _SWITCHES.items():
+        parameters.append(_switch(switch, text, option, short))
+    if any(_RARE in (each.annotation.__metadata__[0].rich_help_panel or "") for each in parameters):
+        text = "Show help with all options, also for loading, servers and engines."
+        parameters.append(_switch("help_all", text, "--help-all", None, callback=_show_all_help, is_eager=True))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__doc__ = function.__doc__
-    return command
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command(name, cls=Command, help=function.__doc__, rich_help_panel=panel)(command)
+    made = typing.cast(Command, typer.main.get_command(app))
+    made.examples, made.texts = examples, {}
+    return made
+
+
+def _switch(name: str, text: str, option: str, short: str | None, **options: Any) -> inspect.Parameter:
+    note = typer.Option(*filter(None, (option, short)), help=text, metavar="", rich_help_panel="Output", **options)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, note])
 
 
 def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
-    """The parameter for Typer, and a function that converts the parsed value."""
+    """The parameter for Typer, and a function that converts the parsed words."""
     kind, *notes = typing.get_args(parameter.annotation)
     by_type = {type(note): note for note in notes}
     flag = by_type.get(Flag, Flag(option_name(parameter.name, notes)))
     text = by_type[Doc].documentation
     if Only in by_type:
         only = by_type[Only]
-        text = f"{', '.join(only.values) or f'With {option_name(only.other, ())}'}: {text[0].lower()}{text[1:]}"
-    options: dict[str, Any] = {"help": text, "metavar": flag.metavar}
-    if Panel in by_type:
-        options["rich_help_panel"] = by_type[Panel].title
+        text = f"{', '.join(only.values) or f'With {option_name(only.other, ())}'}: {_lowered(text)}"
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    typed, parse = _typed(kind, flag.name, several=is_argument)
-    if InTokens in by_type:
-        typed = str | None if type(None) in typing.get_args(kind) else str
-        parse = lambda value: None if value is None else parse_tokens(str(value), flag.name)  # noqa: E731
-        options["metavar"] = flag.metavar or "TOKENS"
-    elif Ge in by_type:
-        options["metavar"] = f"N [x>={by_type[Ge].ge}]"
+    typed, metavar, parse = _typed(kind, flag.name, several=is_argument)
+    if InTokens in by_type and typed is str:
+        metavar, parse = "TOKENS", partial(parse_tokens, option=flag.name)
+    options: dict[str, Any] = {"help": text, "metavar": flag.metavar or metavar}
     if is_argument:
         options["metavar"] = flag.metavar or parameter.name.upper()
         note: Any = typer.Argument(**options)
     else:
+        if options["metavar"] is None:
+            options["metavar"] = parameter.name.rpartition("_")[2].upper()
+        panel = by_type[Panel].title if Panel in by_type else "Settings"
+        conditional = Only in by_type and (by_type[Only].values or parameter.name not in ("factor", "factors"))
+        if panel in _PANELS[-3:] or (conditional and _STUDY not in by_type[Only].values):
+            panel = _RARE + panel
+        if default is parameter.empty:
+            panel, default = _PANELS[0], None
+        options["rich_help_panel"] = panel
         note = typer.Option(*filter(None, (flag.name, flag.short)), **options)
     if isinstance(default, tuple):
         default = ",".join(f"{number:g}" if isinstance(number, float) else str(number) for number in default)
-    return parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, note]), parse
+    elif isinstance(default, int | float) and not isinstance(default, bool):
+        default = f"{default:g}" if isinstance(default, float) else str(default)
+    typed = typed | None if default is None else typed
+    converted = parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, note])
+    return converted, lambda value: None if value is None else parse(value)
 
 
-def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any], Any]]:
-    """The type that Typer parses, and a function that converts its value.
+def _typed(kind: Any, option: str, *, several: bool) -> tuple[Any, str | None, Callable[[Any], Any]]:
+    """What Typer parses: bool, str or a list of them; the placeholder in help; and a function that converts the words.
 
     several: an argument that may be repeated. Options with several files are repeated, too.
     """
     is_union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
     kinds = typing.get_args(kind) if is_union else (kind,)
-    inner = Path if Path in kinds else kinds[0]
-    parse: Callable[[Any], Any] = lambda value: value  # noqa: E731
+    inner = kinds[0]
+    if typing.get_origin(inner) is Annotated:
+        inner = typing.get_args(inner)[0]
+    if inner is bool:
+        return bool, "", bool
     if typing.get_origin(inner) is Mapping:
-        return list[str] | None, lambda value: parse_settings(value) if value else None
+        return list[str], None, lambda words: parse_settings(words) if words else None
     if typing.get_origin(inner) is Sequence:
         (item,) = typing.get_args(inner)
-        named = Path in (item, *typing.get_args(item))
-        if several or named:
-            return list[Path if named else item], parse  # type: ignore[misc]
+        if several or Path in (item, *typing.get_args(item)):
+            return list[str], None, lambda words: list(words) if words else None
         item = typing.get_args(item)[0] if typing.get_origin(item) is Annotated else item
-        inner, parse = str, lambda value: None if value is None else parse_list(value, name, item)
-    return (inner | None if type(None) in kinds else inner), parse
+        return str, None, lambda word: parse_list(word, option, item)
+    if inner in (int, float):
+        return str, "N" if inner is int else "X", lambda word: _number(word, option, inner)
+    return str, None, str
 
 
-def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+def _number(word: str, option: str, kind: type) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise MethodError(f"{option} is {shown(word)}; expected a {'whole ' * (kind is int)}number.") from None
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """Parse `--set KEY=VALUE` options, with values in YAML 1.2. Raises MethodError."""
+    from ropecli.yaml12 import read_yaml
+
     params = {}
-    for setting in settings or []:
+    for setting in settings:
         key, equals, value = setting.partition("=")
         if not (equals and key.strip()):
             raise MethodError(f"--set {setting!r} is not KEY=VALUE.")

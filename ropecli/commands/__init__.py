@@ -1,47 +1,22 @@
-"""The commands: one function each, with the command's name and options, callable from Python.
+"""The commands: one function each, with the command's name and options, callable from Python as `ropecli.NAME`.
 
 They import model libraries when they run. Names, types, defaults and help of the command line come from their
 signatures.
 """
 
-from ropecli.commands.check_served import check_served
-from ropecli.commands.export import export
-from ropecli.commands.extend import extend
-from ropecli.commands.finetune import finetune
-from ropecli.commands.inspect import inspect
-from ropecli.commands.measure import compare, eval_ppl, needle, passkey, ruler
-from ropecli.commands.merge import merge
-from ropecli.commands.methods import methods
-from ropecli.commands.patch import patch
-from ropecli.commands.plan import plan
-from ropecli.commands.plot import plot
-from ropecli.commands.push import push
-from ropecli.commands.recipe import recipe
-from ropecli.commands.report import report
-from ropecli.commands.revert import revert
-from ropecli.commands.theory import theory
-from ropecli.commands.tune import tune
+import importlib
+from collections.abc import Callable
+from typing import Any
 
-__all__ = [
-    "check_served",
-    "compare",
-    "eval_ppl",
-    "export",
-    "extend",
-    "finetune",
-    "inspect",
-    "merge",
-    "methods",
-    "needle",
-    "passkey",
-    "patch",
-    "plan",
-    "plot",
-    "push",
-    "recipe",
-    "report",
-    "revert",
-    "ruler",
-    "theory",
-    "tune",
-]
+_MEASURE = ("compare", "eval_ppl", "needle", "passkey", "ruler")
+COMMANDS = (
+    *("check_served", "export", "extend", "finetune", "inspect", *_MEASURE, "merge", "methods", "patch", "plan"),
+    *("plot", "push", "recipe", "report", "revert", "theory", "tune"),
+)
+
+
+def find_command(name: str) -> Callable[..., Any]:
+    """The function of this name. Imports its module, which has the same name."""
+    module = importlib.import_module(f"{__name__}.{'measure' if name in _MEASURE else name}")
+    function: Callable[..., Any] = getattr(module, name)
+    return function

@@ -10,6 +10,7 @@ from ropecli.atomic import refuse_unwritable
 from ropecli.commands import options
 from ropecli.errors import Finding, MethodError, RopecliError, quoted
 from ropecli.evaluation import request
+from ropecli.evaluation.loading_options import endpoint_of, loading_of
 from ropecli.evaluation.request import DATA, OUTPUT, TOKENS, Length
 from ropecli.signature import Flag, Panel, command
 
@@ -75,7 +76,10 @@ def check_served(
     url: Annotated[str, Doc("Address of a server with OpenAI's completions API, such as http://localhost:8000.")],
     *,
     checkpoint: Annotated[
-        str, Flag("--checkpoint", "-c"), Doc("The checkpoint that it should serve: a folder or a Hub id.")
+        str,
+        Flag("--checkpoint", "-c"),
+        Doc("The checkpoint that it should serve: a folder or a Hub id."),
+        request.IS_CHECKPOINT,
     ],
     length: Annotated[
         Length | None,
@@ -84,7 +88,11 @@ def check_served(
         DATA,
     ] = None,
     data: Annotated[
-        str, Flag("--data", "-d"), Doc("Text of the prompts: 'demo', a file, a folder or a Hub dataset."), DATA
+        str,
+        Flag("--data", "-d"),
+        Doc("Text of the prompts: 'demo', a file, a folder or a Hub dataset."),
+        DATA,
+        request.IS_DATA,
     ] = "demo",
     reference: Annotated[
         str | Path | None,
@@ -95,7 +103,7 @@ def check_served(
     revision: request.Revision = None,
     **shared: Unpack[CheckOptions],
 ) -> ServedCheck:
-    """Check whether a running server applies the scaling of a checkpoint.
+    """Check whether a running server applies the scaling.
 
     Sends the same tokens to the server and to transformers, and compares log-probabilities within and beyond the
     pretraining length: with the checkpoint as it is, unpatched, and with half and double its factor.
@@ -106,12 +114,13 @@ def check_served(
     from ropecli.engines.engine_export import export_checkpoint
     from ropecli.engines.engine_table import read_input
 
-    file, loading = options.optional_path(reference), options.loading_of(shared)
+    file, loading = options.optional_path(reference), loading_of(shared)
     refuse_unwritable(file)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     engine_input = read_input(opened)  # refuses what no engine computes
-    endpoint = options.endpoint_of(url, shared)
+    endpoint = endpoint_of(url, shared)
 
+    options.say_opening(checkpoint)
     from ropecli.data.sources import Source
     from ropecli.evaluation import served  # torch is loaded only once the server answers
     from ropecli.evaluation.subject import LiveReaderFactory

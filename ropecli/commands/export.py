@@ -7,7 +7,7 @@ from annotated_doc import Doc
 
 from ropecli.commands.options import optional_path
 from ropecli.evaluation.request import OUTPUT, CheckpointName, Revision
-from ropecli.signature import Flag, command
+from ropecli.signature import Flag, OneOf, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
@@ -20,6 +20,12 @@ def export(
     engine: Annotated[
         str,
         Flag("--engine", "-e"),
+        OneOf(
+            (
+                *("axolotl", "llama-factory", "llama.cpp", "lm-eval", "mlx", "ms-swift"),
+                *("ollama", "sglang", "trl", "unsloth", "vllm"),
+            )
+        ),
         Doc(
             "To serve: vllm, sglang, llama.cpp, ollama or mlx. To fine-tune: axolotl, llama-factory, ms-swift, trl or "
             "unsloth. To evaluate: lm-eval."
@@ -33,7 +39,7 @@ def export(
     ] = None,
     revision: Revision = None,
 ) -> "Export":
-    """Print the command that serves or evaluates a checkpoint, or the config file that fine-tunes it."""
+    """Print the command or config with which an engine runs it."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
 

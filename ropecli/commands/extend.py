@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from annotated_types import Ge, Interval
 
 from ropecli.commands import options
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
+from ropecli.evaluation.loading_options import loading_of
 from ropecli.messages import duration, say, warn
-from ropecli.signature import Flag, OneOf, command
+from ropecli.signature import Flag, Interval, OneOf, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
@@ -77,7 +77,11 @@ def extend(
         str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), request.OUTPUT
     ] = None,
     data: Annotated[
-        str, Flag("--data", "-d"), Doc("Your texts: a file or folder of text or rows, or a Hub dataset."), request.DATA
+        str,
+        Flag("--data", "-d"),
+        Doc("Your texts: a file or folder of text or rows, or a Hub dataset."),
+        request.DATA,
+        request.IS_DATA,
     ] = "demo",
     serve: Annotated[
         str,
@@ -90,31 +94,34 @@ def extend(
     budget: Annotated[
         str | None, Flag("--budget", metavar="TIME"), Doc("Time to measure, such as 20m or 2h. Default: all rounds.")
     ] = None,
-    max_documents: Annotated[int, Ge(2), Doc("Maximum number of documents to measure on."), request.DATA] = 16,
+    max_documents: Annotated[int, Interval(ge=2), Doc("Maximum number of documents to measure on."), request.DATA] = 16,
     weights: options.Weights = "link",
     dry_run: Annotated[bool, Doc("Print the candidates and the time, and write nothing."), request.OUTPUT] = False,
     resume: options.Resume = False,
     revision: request.Revision = None,
     **shared: Unpack[ExtendOptions],
 ) -> Extended:
-    """Find the right extension of a checkpoint to a length, measured on your texts, and write it.
+    """Find the right extension on your texts, and write it.
 
     Tries the methods that need no training and that --serve computes, with headroom. Chooses by how well far text is
     used, within --max-short-cost. Exit status 3: no candidate reads far; nothing is written.
     """
-    seconds = _seconds(budget)
+    seconds, loading = _seconds(budget), loading_of(shared)
     folder = options.folder_to_write(output, dry_run=dry_run)
 
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.evaluation.driver import Store, interruptible
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
     refuse_interrupted(folder, resume)
     opened = open_checkpoint(checkpoint, weights=True, tokenizer=True, revision=revision)
+    options.say_opening(checkpoint)
+    from ropecli.evaluation.driver import Store, interruptible
+    from ropecli.tuning.extension import make_extension
+
     if data == "demo":
         warn("Measuring on the text of the package, since no --data is given: Python source. Use your own texts.")
     texts: Any = {**shared, "data": data, "max_documents": max_documents, "min_tokens": None, "max_tokens": None}
-    search = _search(opened, length, serve, texts, options.loading_of(shared), max_short_cost / 100)
+    search = make_extension(opened, length, serve, texts, loading, max_short_cost / 100)
     labels = [subject.label for subject in search.candidates]
     estimated = search.estimated_seconds()
     say(f"Candidates that {serve} runs: {', '.join(labels)}. Measuring takes some {duration(estimated)}.")
@@ -139,42 +146,6 @@ def _seconds(budget: str | None) -> float | None:
     if not match:
         raise MethodError(f"--budget is {budget!r}; expected a time such as 90s, 20m or 2h.")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def _search(opened: Any, length: int, serve: str, texts: Any, loading: dict[str, Any], most_cost: float) -> Any:
-    """Raises MethodError for a length without candidates, DataError for texts that cannot be used."""
-    from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.state import read_state
-    from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
-    from ropecli.evaluation.tasks.perplexity import Perplexity
-    from ropecli.evaluation.tasks.recall import Recall
-    from ropecli.evaluation.texts import read_texts
-    from ropecli.live.loading import load_tokenizer
-    from ropecli.scaling.spec import make_spec
-    from ropecli.tuning.extension import ENOUGH, Extension, make_candidates
-
-    candidates = make_candidates(opened, length, serve)
-    base = Subject(opened)
-    if base.label != "none":
-        base = Subject(opened, make_plan(opened, make_spec("unscaled")))
-    if candidates[0].plan is None:
-        say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
-    tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
-    documents, _ = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
-    if len(documents.kept) < ENOUGH:
-        warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
-    recall = Recall(documents, [min(short, length), length], short, texts["data"])
-    documents, lengths = read_texts(
-        texts,
-        tokenizer,
-        [each for each in default_lengths([base]) if each <= short],
-        Protocol("prefix"),
-        drop_rare=True,
-    )
-    cost = Perplexity(documents, lengths[-1:], "prefix", texts["data"])
-    factory = LiveReaderFactory(loading)
-    return Extension(base, candidates, tokenizer, recall, cost, factory, most_cost)
 
 
 def _write(choice: "Choice", folder: Path, serve: str, *, link: bool) -> "Export | None":

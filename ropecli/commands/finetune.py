@@ -4,17 +4,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
-from annotated_types import Interval
 
-from ropecli.commands.options import OutputFolder, RecipeFile, as_path, optional_path
+from ropecli.commands.options import OutputFolder, RecipeFile, as_path, optional_path, say_opening
 from ropecli.errors import RecipeError
-from ropecli.evaluation.request import DATA, OUTPUT, TOKENS, CheckpointName, DatasetConfig, Revision, with_config
+from ropecli.evaluation.request import (
+    DATA,
+    OUTPUT,
+    CheckpointName,
+    Revision,
+    with_config,
+)
 from ropecli.messages import Span, progress_bar, say, show, warn
 from ropecli.ranks import read_ranks
-from ropecli.signature import Default, Flag, command
+from ropecli.signature import Flag, Interval, command
+from ropecli.training.recipe_options import RecipeKeys
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -49,43 +55,6 @@ class FinetuneResult:
         return {**vars(self), "output": output, "stages": list(self.stages), "sequences": sequences}
 
 
-class RecipeKeys(TypedDict, total=False):
-    """Keys of the recipe that have an option."""
-
-    data: Annotated[
-        str | None,
-        Default(None),
-        Flag("--data", "-d"),
-        Doc("'demo-train', a file or folder, or a Hub dataset id."),
-        DATA,
-    ]
-    text_column: Annotated[str | None, Default(None), Doc("Column of a table with the text or conversations."), DATA]
-    dataset_config: DatasetConfig
-    skip_faulty: Annotated[
-        bool, Default(False), Doc("Skip and count rows without a usable text. Default: as the recipe says."), DATA
-    ]
-    split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: train."), DATA]
-    length: Annotated[
-        int | None,
-        Default(None),
-        Interval(ge=2, le=2**24),
-        TOKENS,
-        Doc("Tokens per sequence. Default: the context length."),
-    ]
-    sequences: Annotated[str | None, Default(None), Doc("long, packed, concat or single."), DATA]
-    positions: Annotated[str | None, Default(None), Doc("full, pose or randomized."), DATA]
-    steps: Annotated[int | None, Default(None), Doc("Training steps.")]
-    batch_size: Annotated[int | None, Default(None), Doc("Sequences per process and forward pass.")]
-    gradient_accumulation: Annotated[int | None, Default(None), Doc("Forward passes per step.")]
-    learning_rate: Annotated[float | None, Default(None), Flag("--learning-rate", "--lr"), Doc("Peak learning rate.")]
-    adapter: Annotated[
-        str | None, Default(None), Doc("none, lora, lora-plus (also embeddings and norms) or qlora. Default: none.")
-    ]
-    eval_data: Annotated[str | None, Default(None), Doc("Source on which to measure perplexity while training."), DATA]
-    seed: Annotated[int | None, Default(None), Doc("Random seed.")]
-    tracker: Annotated[str | None, Default(None), Doc("auto, none, tensorboard or wandb."), OUTPUT]
-
-
 @command
 def finetune(
     checkpoint: CheckpointName,
@@ -110,18 +79,23 @@ def finetune(
 
     Several processes: `accelerate launch -m ropecli finetune ...`.
     """
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.recipe_schema import make_recipe, recipe_path
-    from ropecli.training.stages import describe, plan_stages
-
     config = shared.pop("dataset_config")
     shared["data"] = shared["data"] and with_config(shared["data"], config)
     keys = {**shared, "skip_faulty": shared["skip_faulty"] or None}
     further = dict(settings or {})
     if twice := [key for key in further if keys.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
+    if not (shared["data"] or recipe or further.keys() & {"data", "mixture", "stages"}):
+        raise RecipeError("Set --data SOURCE, the texts to train on, or --recipe with a recipe that names them.")
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.training.recipe_files import recipe_path
+    from ropecli.training.recipe_schema import make_recipe
+
     full_recipe = make_recipe(recipe_path(optional_path(recipe)), {**keys, **further})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
+    say_opening(checkpoint)
+    from ropecli.training.stages import describe, plan_stages
+
     total = sum(run.steps for run in full_recipe.runs)
     stages = plan_stages(opened, full_recipe) if dry_run or show_data else []
     sequences = _first_sequences(opened, stages[0], show_data) if show_data and read_ranks().rank == 0 else ()

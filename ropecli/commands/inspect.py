@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.evaluation.request import CheckpointName, Revision
+from ropecli.evaluation.request import IS_CHECKPOINT, CheckpointName, Revision
+from ropecli.messages import say
 from ropecli.signature import command
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Inspection:
 @command
 def inspect(
     checkpoint: CheckpointName,
-    other: Annotated[str | None, Doc("Second checkpoint, to show next to the first.")] = None,
+    other: Annotated[str | None, Doc("Second checkpoint, to show next to the first."), IS_CHECKPOINT] = None,
     *,
     probe: Annotated[
         bool,
@@ -51,10 +52,9 @@ def inspect(
     ] = False,
     revision: Revision = None,
 ) -> Inspection:
-    """Show a checkpoint's rotary geometry, scaling, layers and lengths, and find what readers would silently get wrong.
+    """Show what a checkpoint reads, who says so, and its problems.
 
-    Reads config.json and the tokenizer's, without loading the model. With two checkpoints, shows them side by side
-    and marks where they differ.
+    Reads config.json and the tokenizer's, without loading the model. With two checkpoints, marks where they differ.
     """
     from ropecli.checkpoint.inspection import differences, inspect_checkpoint
     from ropecli.checkpoint.opening import open_checkpoint
@@ -64,6 +64,8 @@ def inspect(
     if other is not None:
         opened.append(open_checkpoint(other))
     states = tuple(map(read_state, opened))
+    if probe:
+        say("Running a small model of this type ...")
     reports = tuple(
         inspect_checkpoint(state, _probed(state), _proved(state)) if probe else inspect_checkpoint(state)
         for state in states

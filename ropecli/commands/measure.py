@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ropecli.commands import options
+from ropecli.errors import MethodError
 from ropecli.evaluation import request
 from ropecli.signature import command
 
@@ -28,9 +29,9 @@ class RulerOptions(request.InMemoryOptions, request.RulerOptions, total=False): 
 
 @command
 def eval_ppl(checkpoints: request.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> "Reports":
-    """Measure perplexity, or recall, at several context lengths, with a 95% interval over documents.
+    """Measure perplexity, or recall, at several context lengths.
 
-    Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
+    With 95% intervals over documents, which several processes share: `accelerate launch -m ropecli eval-ppl ...`.
     """
     return _measure_documents(checkpoints, shared)
 
@@ -43,7 +44,7 @@ def compare(
     factors: request.Factors = (4,),
     **shared: Unpack[CompareOptions],
 ) -> "Reports":
-    """Compare scaling methods by perplexity, or recall: `eval-ppl` with methods.
+    """Compare methods and checkpoints by perplexity, or recall.
 
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
@@ -51,16 +52,18 @@ def compare(
 
 
 def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "Reports":
+    if shared["protocol"] == "longppl" and not (shared["evaluator"] or shared["keys"]):
+        raise MethodError(
+            "The protocol longppl needs --evaluator CHECKPOINT, which finds the key tokens, or --keys FILE, which an "
+            "earlier run wrote."
+        )
+    options.begin_measuring(checkpoints, shared)
     from ropecli.evaluation.protocols import Protocol
-
-    protocol, baseline = Protocol(shared["protocol"], shared["stride"], shared["targets"]), shared["baseline"]
-
-    from ropecli.evaluation.tasks.key_tokens import refuse_missing_key_tokens
     from ropecli.evaluation.tasks.perplexity import Perplexity, make_perplexity, refuse_another_vocabulary
     from ropecli.evaluation.tasks.recall import Recall, make_recall
     from ropecli.reporting.outputs import measure
 
-    refuse_missing_key_tokens(shared)
+    protocol, baseline = Protocol(shared["protocol"], shared["stride"], shared["targets"]), shared["baseline"]
     factory = options.reader_factory_of(shared, shared["batch_size"], shared["evaluator"])
 
     def make(subjects: Any, workers: Any, outputs: Any) -> Sequence[tuple[Perplexity | Recall, Any]]:
@@ -81,12 +84,13 @@ def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "R
 
 @command
 def passkey(checkpoints: request.CheckpointNames, **shared: Unpack[PasskeyOptions]) -> "Reports":
-    """Measure whether a model finds a pass key in a long text, by length and depth.
+    """Measure whether a model finds a pass key in a long text.
 
-    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
+    By length and depth. The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
 
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
+    options.begin_measuring(checkpoints, shared)
     from ropecli.evaluation.tasks.retrieval import make_passkey
     from ropecli.reporting.outputs import by_checkpoint, measure
 
@@ -96,17 +100,19 @@ def passkey(checkpoints: request.CheckpointNames, **shared: Unpack[PasskeyOption
 
 @command
 def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]) -> "Reports":
-    """Measure whether a model finds a needle in a text of your choice, by length and depth.
+    """Measure whether a model finds a needle in your own text.
 
     The key is a random number of five digits. A model that confuses several needles scores 1 ÷ --num-needles.
 
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
     from ropecli.evaluation.retrieval_prompts import choose_templates
+
+    templates = choose_templates(shared)
+    options.begin_measuring(checkpoints, shared)
     from ropecli.evaluation.tasks.retrieval import make_needle
     from ropecli.reporting.outputs import by_checkpoint, measure
 
-    templates = choose_templates(shared)
     factory = options.reader_factory_of(shared)
     return measure(
         checkpoints, by_checkpoint(lambda scalings: make_needle(scalings, shared, templates)), factory, shared
@@ -115,16 +121,15 @@ def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]
 
 @command
 def ruler(checkpoints: request.CheckpointNames, **shared: Unpack[RulerOptions]) -> "Reports":
-    """Find the effective context length: RULER's tasks at several lengths.
+    """Find the effective context length, with RULER's tasks.
 
     The effective length is the longest one up to which the mean score stays at or above --threshold.
 
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
-    from ropecli.evaluation.ruler_tasks import choose_tasks
+    options.begin_measuring(checkpoints, shared)
     from ropecli.evaluation.tasks.ruler import make_ruler
     from ropecli.reporting.outputs import by_checkpoint, measure
 
-    choose_tasks(shared["tasks"])
     factory = options.reader_factory_of(shared, shared["batch_size"])
     return measure(checkpoints, by_checkpoint(lambda scalings: make_ruler(scalings, shared)), factory, shared)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OutputFolder, as_path
-from ropecli.evaluation.request import Revision
+from ropecli.commands.options import OutputFolder, as_path, say_opening
+from ropecli.evaluation.request import IS_CHECKPOINT, Revision
 from ropecli.messages import warn
 from ropecli.signature import command
 
@@ -30,13 +30,14 @@ class MergeResult:
 
 @command
 def merge(
-    adapter: Annotated[str | Path, Doc("Folder of an adapter, written by finetune with save: adapter.")],
+    adapter: Annotated[str | Path, Doc("Folder of an adapter, written by finetune with save: adapter."), IS_CHECKPOINT],
     *,
     output: OutputFolder,
-    base: Annotated[str | None, Doc("Base checkpoint. Default: the one that the adapter names.")] = None,
+    base: Annotated[str | None, Doc("Base checkpoint. Default: the one that the adapter names."), IS_CHECKPOINT] = None,
     revision: Revision = None,
 ) -> MergeResult:
-    """Merge an adapter into its base and write a whole checkpoint, with the adapter's RoPE patch."""
+    """Merge an adapter, with its RoPE patch, into its base."""
+    say_opening(adapter)
     from ropecli.training.finished_weights import merge_to
 
     folder, written = as_path(adapter), as_path(output)

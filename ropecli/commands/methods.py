@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
+from ropecli.evaluation.request import IS_METHOD
 from ropecli.signature import command
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ class MethodList:
 
 
 @command
-def methods(method: Annotated[str | None, Doc("The method to explain. Default: list all.")] = None) -> MethodList:
-    """List the scaling methods, or explain one: its formula, parameters and source."""
+def methods(
+    method: Annotated[str | None, Doc("The method to explain. Default: list all."), IS_METHOD] = None,
+) -> MethodList:
+    """List the scaling methods, or explain one."""
     from ropecli.scaling.registry import find_method, scaling_methods
 
     if method is None:

@@ -1,6 +1,6 @@
 """Options of outputs and training that several commands share, and the reader of a measurement."""
 
-import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,16 +10,12 @@ from ropecli.atomic import as_path as as_path
 from ropecli.atomic import optional_path as optional_path
 from ropecli.atomic import refuse_existing
 from ropecli.errors import MethodError, OutputError
-from ropecli.evaluation.request import (
-    OUTPUT,
-    LoadingOptions,
-    MeasuringOptions,
-    ServerOptions,
-)
-from ropecli.signature import Flag, OneOf
+from ropecli.evaluation.loading_options import endpoint_of, loading_of
+from ropecli.evaluation.request import OUTPUT, MeasuringOptions
+from ropecli.messages import say
+from ropecli.signature import Check, Flag, OneOf
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.endpoint import Endpoint
     from ropecli.evaluation.subject import ReaderFactory
 
 Weights = Annotated[
@@ -31,13 +27,39 @@ Weights = Annotated[
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
 
 
-# Training
+def _check_recipe(name: str) -> None:
+    from ropecli.training.recipe_files import recipe_path
+
+    if path := recipe_path(as_path(name)):
+        path.stat()
+
+
 RecipeFile = Annotated[
     str | Path | None,
     Flag("--recipe", "-r", metavar="NAME|FILE"),
     Doc("A recipe that `ropecli recipe` lists, or a YAML file."),
+    Check(_check_recipe),
 ]
 OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
+
+
+def begin_measuring(checkpoints: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse what is wrong with methods and outputs before torch is imported. Raises MethodError, OutputError."""
+    names = ("output", "plot", "keys")
+    if options["methods"] is not None or any(options.get(name) for name in names):
+        from ropecli.checkpoint.scalings import method_specs
+        from ropecli.reporting.outputs import Outputs
+
+        if options["methods"] is not None:
+            method_specs(options["methods"], options["factors"] or (), options["settings"], options["factors_file"])
+        outputs = Outputs(*(optional_path(options.get(name)) for name in names))
+        outputs.refuse_overwriting(resume=options["resume"], overwrite=options["overwrite"])
+    say_opening(*checkpoints)
+
+
+def say_opening(*names: object) -> None:
+    """Call it before torch is imported, which takes seconds."""
+    say(f"Opening {', '.join(map(str, names))} ...")
 
 
 def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_options: object) -> "ReaderFactory":
@@ -76,37 +98,6 @@ def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_opt
     from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
 
     return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)
-
-
-def endpoint_of(url: str, options: ServerOptions) -> "Endpoint":
-    """Raises EndpointError."""
-    from ropecli.evaluation.endpoint import Endpoint
-
-    names = {"served_name": options["served_name"], "key_variable": options["api_key_env"]}
-    return Endpoint(url, **names, timeout=options["timeout"] or 600.0)
-
-
-def loading_of(options: LoadingOptions) -> dict[str, Any]:
-    """The arguments of load_model. Raises MethodError for options that exclude each other."""
-    device, device_map, max_memory = options["device"], options["device_map"], options["max_memory"]
-    load_in_8bit, load_in_4bit = options["load_in_8bit"], options["load_in_4bit"]
-    for names, are_set in (
-        ("--load-in-8bit and --load-in-4bit", load_in_8bit and load_in_4bit),
-        ("--device and --device-map", device_map and device != "auto"),
-    ):
-        if are_set:
-            raise MethodError(f"{names} exclude each other. Remove one.")
-    loading: dict[str, Any] = {"dtype": options["dtype"], "device": device, "attn": options["attn"]}
-    if device_map:
-        loading |= {"device_map": device_map, "max_memory": None}
-    if device_map and max_memory is not None:
-        sizes = re.findall(r"(?:^|,)(\d+|cpu)=(\d+(?:\.\d+)?[KMG]i?B)(?=,|$)", max_memory)
-        if len(sizes) != len(max_memory.split(",")):
-            raise MethodError(
-                f"--max-memory is {max_memory!r}; expected sizes by GPU number or cpu, such as 0=20GB,cpu=60GB."
-            )
-        loading["max_memory"] = {int(name) if name.isdigit() else name: size for name, size in sizes}
-    return {**loading, "bits": 8 if load_in_8bit else 4} if load_in_8bit or load_in_4bit else loading
 
 
 def folder_to_write(output: str | Path | None, *, dry_run: bool) -> Path | None:

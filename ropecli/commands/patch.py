@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge
 
 from ropecli.commands.options import Weights, folder_to_write
 from ropecli.errors import MethodError
 from ropecli.evaluation.request import (
+    IS_METHOD,
     OUTPUT,
     SCALING,
     TOKENS,
@@ -21,8 +21,9 @@ from ropecli.evaluation.request import (
     ScalingFactor,
     Settings,
 )
-from ropecli.messages import warn
-from ropecli.signature import Flag, command
+from ropecli.messages import say, warn
+from ropecli.names import LENGTH_ONLY
+from ropecli.signature import Flag, Interval, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
@@ -57,6 +58,7 @@ def patch(
     *,
     method: Annotated[
         str,
+        IS_METHOD,
         Doc(
             "One of `ropecli methods`: none, unscaled, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, "
             "longrope, cope, resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, string, "
@@ -66,7 +68,11 @@ def patch(
     ],
     factor: ScalingFactor = None,
     target_length: Annotated[
-        int | None, Ge(1), TOKENS, Doc("Target length. Sets the factor, unless --factor gives another."), SCALING
+        int | None,
+        Interval(ge=1),
+        TOKENS,
+        Doc("Target length. Sets the factor, unless --factor gives another."),
+        SCALING,
     ] = None,
     output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
     settings: Settings = None,
@@ -87,18 +93,16 @@ def patch(
     ] = False,
     revision: Revision = None,
 ) -> PatchResult:
-    """Write a copy of a checkpoint with a longer context, and prove that the patch takes effect."""
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.scalings import method_parameters
-    from ropecli.scaling.none import LENGTH_ONLY
-    from ropecli.scaling.registry import find_method
-    from ropecli.scaling.spec import make_spec
-
-    find_method(method)
+    """Write a copy with a longer context, and prove it."""
     if factor is None and target_length is None and method not in LENGTH_ONLY:
         raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
     folder = folder_to_write(output, dry_run=dry_run)
+
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.checkpoint.scalings import method_parameters
+    from ropecli.scaling.spec import make_spec
+
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
     plan = make_plan(
         opened,
@@ -120,6 +124,8 @@ def write_plan(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bo
         from ropecli.attention.patching import with_layout
 
         plan = with_layout(plan)
+    if verify:
+        say("Proving the patch in stock transformers ...")
     if verify and any(layer.attention is None for layer in plan.layers):
         from ropecli.attention.layer_probe import refuse_without_effect
 

@@ -12,7 +12,7 @@ from ropecli.commands.report import DrawnFile
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
 from ropecli.messages import warn
-from ropecli.reporting.outputs import refuse_unusable
+from ropecli.names import check_report
 from ropecli.signature import Flag, OneOf, Only, command
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _STUDY = Only("kind", (_THEORY,))
 def plot(
     subjects: Annotated[
         Sequence[str],
-        Flag("subjects", metavar="REPORT...|CHECKPOINT"),
+        Flag("subjects", metavar="REPORT|CHECKPOINT"),
         Doc("Reports written with --output, or one checkpoint for the kinds that draw theory."),
     ],
     *,
@@ -43,6 +43,7 @@ def plot(
     methods: Annotated[
         Sequence[str] | None,
         Flag("--methods"),
+        request.IS_METHOD,
         Doc("Methods, separated by commas. Default: six that differ."),
         _STUDY,
         request.SCALING,
@@ -58,7 +59,10 @@ def plot(
     **shared: Unpack[request.ParameterOptions],
 ) -> DrawnFile:
     """Draw a plot of reports, or of the theory of a checkpoint."""
+    if kind not in _STUDY.values:
+        _refuse_other_files(kind, subjects)
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
+    from ropecli.reporting.outputs import refuse_unusable
 
     picture = options.optional_path(output)
     refuse_unknown_ending(picture)
@@ -76,16 +80,21 @@ def plot(
     return DrawnFile("plot", picture)
 
 
+def _refuse_other_files(kind: str | None, subjects: Sequence[str]) -> None:
+    """Raise DataError for what is no report, OSError."""
+    for name in subjects:
+        if kind is None and (name == demo.NAME or options.as_path(name).is_dir()):
+            raise DataError(f"{name} is not a report. Plot a checkpoint with --kind {' or '.join(_STUDY.values)}.")
+        check_report(name)
+
+
 def _draw_reports(kind: str | None, subjects: Sequence[str]) -> Any:
     from ropecli.evaluation.report import Report
     from ropecli.reporting.figures.plots import choose_kind
     from ropecli.reporting.lines import DATA_NOTE, sets_of
     from ropecli.reporting.report_files import read_reports
 
-    paths = [options.as_path(name) for name in subjects]
-    if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
-        raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with --kind {_THEORY}.")
-    reports = read_reports(paths)
+    reports = read_reports([options.as_path(name) for name in subjects])
     draw = choose_kind(reports, kind)
     measured = [report for report in reports if isinstance(report, Report)]
     if measured and len(sets_of(measured)) > 1:

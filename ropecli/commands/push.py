@@ -3,20 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_doc import Doc
 
 from ropecli.atomic import new_file, sibling
 from ropecli.commands.options import as_path
-from ropecli.errors import CheckpointError, OutputError, quoted
-from ropecli.evaluation.request import OUTPUT
+from ropecli.errors import OutputError
+from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
 from ropecli.messages import say, warn
-from ropecli.reporting.outputs import refuse_unusable
 from ropecli.signature import Flag, command
-
-if TYPE_CHECKING:
-    from ropecli.checkpoint.state import CheckpointState
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,10 @@ class PushResult:
 @command
 def push(
     folder: Annotated[
-        str | Path, Flag("folder", metavar="DIR"), Doc("Folder written by patch, tune, finetune or merge.")
+        str | Path,
+        Flag("folder", metavar="DIR"),
+        Doc("Folder written by patch, tune, finetune or merge."),
+        IS_CHECKPOINT,
     ],
     *,
     repo: Annotated[str, Flag("--repo", metavar="OWNER/NAME"), Doc("Repository on the Hub. Created if it is missing.")],
@@ -72,17 +71,26 @@ def push(
         bool, Doc("Write the model card to DIR.README.md, list the files, and upload nothing."), OUTPUT
     ] = False,
 ) -> PushResult:
-    """Upload a checkpoint to the Hub with a model card: what was done, measurements, how to load and serve it.
+    """Upload a checkpoint to the Hub with a model card.
 
     Uses the token of `hf auth login` or HF_TOKEN. Run it again to continue after an interruption.
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.upload import HubModel, files_to_push, hub_origin, refuse_repo, upload
+    from ropecli.checkpoint.upload import (
+        HubModel,
+        commit_message,
+        files_to_push,
+        hub_origin,
+        open_written,
+        refuse_repo,
+        upload,
+    )
     from ropecli.reporting.model_card import make_card, read_measurements, read_run
+    from ropecli.reporting.outputs import refuse_unusable
 
     refuse_repo(repo, "--repo")
-    state = _open(as_path(folder), repo)
+    state = open_written(as_path(folder), repo)
     checkpoint = state.checkpoint
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
@@ -107,35 +115,7 @@ def push(
         with new_file(card_file) as partial:
             partial.write_text(card.content, encoding="utf-8", newline="")
         return PushResult(checkpoint.folder, repo, url, sizes, card=card_file)
-    commit, private = upload(files, repo, public=public, message=_message(state))
+    commit, private = upload(files, repo, public=public, message=commit_message(state))
     if public and private:
         warn(f"{repo} existed and is still private. Publish it in its settings: {url}/settings.")
     return PushResult(checkpoint.folder, repo, url, sizes, commit, private)
-
-
-def _open(folder: Path, repo: str) -> "CheckpointState":
-    """Open a finished folder that ropecli wrote. Raises CheckpointError."""
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.checkpoint.state import read_state
-
-    checkpoint = open_checkpoint(folder, weights=True)
-    checkpoint.weight_files()
-    if not checkpoint.record:
-        raise CheckpointError(
-            f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload "
-            f"{quoted(repo, folder)}"
-        )
-    state = read_state(checkpoint)
-    if state.edited:
-        raise CheckpointError(
-            f"config.json in {folder} was edited after ropecli.yaml was written ({', '.join(state.edited.edited)}), so "
-            "the model card would be wrong. Undo the edit, or patch again."
-        )
-    return state
-
-
-def _message(state: "CheckpointState") -> str:
-    from ropecli.scaling.spec import label_of
-
-    spec, length = state.positions.main.spec, state.positions.context_length
-    return f"{label_of(spec.method.name, spec.factor, {})}, {length} tokens, written by ropecli"

@@ -9,7 +9,7 @@ from ropecli.errors import RecipeError
 from ropecli.signature import command
 
 if TYPE_CHECKING:
-    from ropecli.training.recipe_schema import ShippedFile
+    from ropecli.training.recipe_files import ShippedFile
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def recipe(
     path: Annotated[bool, Doc("Print the path instead.")] = False,
     schema: Annotated[bool, Doc("Print the JSON schema of recipes, for editors.")] = False,
 ) -> RecipeList:
-    """List the recipes of finetune, configurations of `accelerate launch` and jobs for clusters, or print one."""
-    from ropecli.training.recipe_schema import find_file, recipe_files
+    """List recipes, launch configurations and jobs, or print one."""
+    from ropecli.training.recipe_files import find_file, recipe_files
 
     if not schema:
         files = recipe_files("finetune", "accelerate")

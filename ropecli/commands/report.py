@@ -10,8 +10,8 @@ from annotated_doc import Doc
 from ropecli.atomic import new_file
 from ropecli.commands.options import as_path
 from ropecli.evaluation.request import OUTPUT
-from ropecli.reporting.outputs import refuse_unusable
-from ropecli.signature import Flag, command
+from ropecli.names import check_report
+from ropecli.signature import Check, Flag, command
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,26 @@ class DrawnFile:
 @command
 def report(
     reports: Annotated[
-        Sequence[str | Path], Flag("reports", metavar="REPORT..."), Doc("Reports written with --output, or tune.json.")
+        Sequence[str | Path],
+        Flag("reports", metavar="REPORT"),
+        Doc("Reports written with --output, or tune.json."),
+        Check(check_report),
     ],
     *,
-    output: Annotated[str | Path, Flag("--output", "-o", metavar="FILE"), Doc("HTML page to write."), OUTPUT],
+    output: Annotated[
+        str | Path | None,
+        Flag("--output", "-o", metavar="FILE"),
+        Doc("HTML page to write. Default: beside the first report, with the ending .html."),
+        OUTPUT,
+    ] = None,
 ) -> DrawnFile:
     """Write a self-contained HTML page of reports: headline numbers, tables, plots, and how they were measured."""
     from ropecli.reporting.figures.style import refuse_unknown_ending
+    from ropecli.reporting.outputs import refuse_unusable
     from ropecli.reporting.page import render_page
     from ropecli.reporting.report_files import read_reports
 
-    page = as_path(output)
+    page = as_path(reports[0]).with_suffix(".html") if output is None else as_path(output)
     refuse_unknown_ending(page, ".html", ".htm")
     refuse_unusable(drawn=page)
     text = render_page(read_reports([as_path(path) for path in reports]))

@@ -40,7 +40,7 @@ def revert(
     dry_run: Annotated[bool, Doc("Print the changes of config.json and write nothing."), OUTPUT] = False,
     revision: Revision = None,
 ) -> RevertResult:
-    """Undo all patches: write a copy of the checkpoint as it was before them."""
+    """Undo all patches: write a copy of the original."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.writing import plan_reversal, revert_to
 

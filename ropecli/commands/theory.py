@@ -33,6 +33,7 @@ def theory(
     methods: Annotated[
         Sequence[str] | None,
         Flag("--methods"),
+        request.IS_METHOD,
         Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
         request.SCALING,
     ] = None,
@@ -40,8 +41,9 @@ def theory(
     revision: request.Revision = None,
     **shared: Unpack[request.ParameterOptions],
 ) -> Theory:
-    """Show the quantities that papers use to explain a scaling: wavelengths, decay, granularity, base bounds.
+    """Show the quantities with which papers explain a scaling.
 
+    Wavelengths, decay, granularity and base bounds.
     Reads only config.json. Compares each method with the pretrained frequencies.
     """
     from ropecli.checkpoint.inspection import make_study, study_report

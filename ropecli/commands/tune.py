@@ -11,9 +11,10 @@ from ropecli.atomic import refuse_existing
 from ropecli.commands import options
 from ropecli.errors import MethodError
 from ropecli.evaluation import request
+from ropecli.evaluation.loading_options import loading_of
 from ropecli.messages import command_line, progress_bar, say, warn
 from ropecli.signature import Flag, command
-from ropecli.tuning.task import TuneSettings, refuse_untunable
+from ropecli.tuning.settings import TuneSettings
 
 if TYPE_CHECKING:
     from ropecli.tuning.calibration import TuningTask
@@ -44,6 +45,7 @@ def tune(
         str,
         Flag("--data", "-d"),
         Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id."),
+        request.IS_TRAINING_DATA,
         request.DATA,
     ],
     output: options.OutputFolder,
@@ -54,28 +56,24 @@ def tune(
     revision: request.Revision = None,
     **shared: Unpack[TuneOptions],
 ) -> TunedCheckpoint:
-    """Tune a scaling to a model at a longer context, and write a checkpoint that stock software loads.
+    """Tune a scaling to a model, and write the checkpoint.
 
-    Trains on most documents of --data and scores on the rest.
+    Stock software loads it. Trains on most documents of --data and scores on the rest.
     """
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.data.sources import TO_TRAIN
-    from ropecli.evaluation.driver import interruptible
-    from ropecli.evaluation.subject import Subject, load, refuse_attention
-    from ropecli.evaluation.texts import count_documents
-    from ropecli.live.proof import require_reading
-    from ropecli.resume import open_state, refuse_interrupted, remove_state
-    from ropecli.tuning.procedure import make_task, run_task, write_tuned
-
     settings = TuneSettings(**{name: shared[name] for name in TuneSettings.__annotations__})  # type: ignore
     settings["methods"] = list(dict.fromkeys(settings["methods"]))
+    loading = loading_of(shared)
+    folder = options.as_path(output)
+    refuse_existing(folder)
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.data.sources import TO_TRAIN
+    from ropecli.resume import open_state, refuse_interrupted, remove_state
+    from ropecli.tuning.task import refuse_untunable
+
     refuse_untunable(settings)
     source = replace(request.source_of(shared, data, split), splits=TO_TRAIN)
     if settings["max_documents"] is None:
         source = source.limited("--max-documents")
-    loading = options.loading_of(shared)
-    folder = options.as_path(output)
-    refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     quantized_or_spread = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
     if quantized_or_spread and settings["level"] == "heads":
@@ -83,6 +81,13 @@ def tune(
             "--level heads changes weights, which must be unquantized and on one device. Use --level grid or search."
         )
     refuse_interrupted(folder, resume)
+    options.say_opening(checkpoint)
+    from ropecli.evaluation.driver import interruptible
+    from ropecli.evaluation.subject import Subject, load, refuse_attention
+    from ropecli.evaluation.texts import count_documents
+    from ropecli.live.proof import require_reading
+    from ropecli.tuning.procedure import make_task, run_task, write_tuned
+
     with progress_bar("reading documents", None) as step:
         task = make_task(opened, factor, source, settings, loading=loading, advance=step)
     if short := task.calibration.evaluated.too_short:

@@ -16,6 +16,7 @@ from ropecli.checkpoint.hub import BAD_TOKEN, PATIENCE
 from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TSV, has_texts
 from ropecli.errors import DataError, quoted, reason_of
 from ropecli.messages import say
+from ropecli.names import HubDataset
 
 TEXT_FILES = (".txt", ".md", ".py")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -67,13 +68,6 @@ class DataFile(NamedTuple):
 
             file = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), compression)
         return file
-
-
-class HubDataset(NamedTuple):
-    """config: None for the default configuration."""
-
-    name: str
-    config: str | None
 
 
 def kind_of(name: str) -> str | None:

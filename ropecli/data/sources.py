@@ -7,19 +7,15 @@ one at a time, without a cache.
 
 import codecs
 import io
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import BinaryIO
 
-from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.files import (
     KINDS,
     TEXT_FILES,
     DataFile,
-    HubDataset,
     files_of_folder,
     reading_reason,
     splits_of_folder,
@@ -30,12 +26,10 @@ from ropecli.data.tables import read_bodies
 from ropecli.demo import corpus
 from ropecli.errors import DataError, shown
 from ropecli.messages import say, warn
+from ropecli.names import DEMO, DEMO_TRAIN, HubDataset, locate
 
-DEMO = "demo"
-DEMO_TRAIN = "demo-train"
 HUB_DOCUMENTS = 10_000
 """Documents to read of a Hub dataset, unless the user sets a number."""
-_HUB_DATASET = re.compile(f"({HUB_ID.pattern})(?::(.+))?")
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
 Texts = Iterator[tuple[str, str]]
@@ -131,23 +125,8 @@ def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
     return name, body
 
 
-def locate(source: str) -> Path | HubDataset:
-    """The file, folder or Hub dataset that SOURCE names. Raises DataError."""
-    path = Path(source).expanduser()
-    if path.is_file() or (path.is_dir() and source):
-        return path
-    if not path.parent.is_dir() and (hub := _HUB_DATASET.fullmatch(source)):
-        return HubDataset(hub[1], hub[2])
-    raise DataError(f"No file or folder {source}. Give a file, a folder, 'demo', 'demo-train' or a Hub dataset id.")
-
-
 def is_hub_dataset(source: str) -> bool:
     return source not in (DEMO, DEMO_TRAIN) and isinstance(locate(source), HubDataset)
-
-
-def refuse_held_out(place: str) -> None:
-    if place == DEMO:
-        raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
 
 
 def demo_held_out() -> Texts:

@@ -11,7 +11,7 @@ from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
 from ropecli.engines.engine_table import Case, EngineInput, read_input
-from ropecli.errors import Finding, MethodError, OutputError, PatchError, did_you_mean
+from ropecli.errors import Finding, MethodError, OutputError, PatchError
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,10 @@ ENGINES = {
 def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = None) -> Export:
     """Build the launch command of engine `name` for this checkpoint, and write its config file to `output`.
 
-    Raises MethodError for an unknown engine or an `output` without a config file, PatchError where the engine does not
+    Raises MethodError for an `output` without a config file, PatchError where the engine does not
     support the checkpoint's positions, OutputError where `output` exists or cannot be written.
     """
     name = _ENGINE_NAMES.get(name.lower(), name.lower())
-    if name not in ENGINES:
-        raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(ENGINES)}.{did_you_mean(name, ENGINES)}")
     engine = ENGINES[name]
     if output and not engine.file_name:
         raise MethodError(f"{engine.title} needs no config file: its command has all options. Run it without --output.")

@@ -6,8 +6,10 @@ makes the cells of a report from all scores.
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ import numpy as np
 from ropecli.data.documents import Documents
 from ropecli.errors import DataError, EndpointError, NotFiniteError
 from ropecli.evaluation.processes import Workers, among_processes
+from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Reference, Report, reference_of
 from ropecli.evaluation.subject import ReaderFactory, Subject
-from ropecli.messages import command_line, duration, progress_bar, say, warn
+from ropecli.messages import command_line, warn
 from ropecli.resume import append_record, open_state, read_records, remove_state, state_folder
 from ropecli.signals import terminated_by_signals
 
@@ -32,7 +35,6 @@ _READER: SampleId = ("reader",)
 _RUN = "run"
 """The part of the values that belong to no task."""
 _IDENTITY, _MIXED = ("identity",), ("mixed",)
-_SECONDS_BEFORE_ESTIMATE = 30
 _SECONDS_BETWEEN_CHECKS = 300.0
 """A model that changes within a run is noticed after this time, not only at its end."""
 
@@ -74,6 +76,17 @@ class Task:
     def tokens(self, sample: SampleId) -> int:
         """Tokens that the reader reads for a sample, to show progress."""
         raise NotImplementedError
+
+    def pass_length(self, sample: SampleId) -> int:
+        """Tokens of the longest pass of a sample, to estimate its time."""
+        return self.tokens(sample)
+
+    def work(self, samples: Iterable[SampleId]) -> Counter[int]:
+        """Tokens to read by the length of the pass."""
+        work = Counter[int]()
+        for sample in samples:
+            work[self.pass_length(sample)] += self.tokens(sample)
+        return work
 
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """One value per sample of a batch. Raises RopecliError if the model overflows or memory runs out."""
@@ -139,7 +152,7 @@ def score_samples(
     store: Store | None = None,
     part: str = "",
     workers: Workers | None = None,
-    progress: "Progress | None" = None,
+    progress: Progress | None = None,
     bar: str = "",
 ) -> Values:
     """Score all samples that the store does not have. Returns the values of all processes in the order of samples.
@@ -161,10 +174,10 @@ def score_samples(
     unread = [
         batch for batch in batches(share, lambda sample: sample[:-1], reader.batch_size) if not done.keys() >= {*batch}
     ]
-    sizes = [sum(map(task.tokens, batch)) for batch in unread] if progress else []
     checked = time.monotonic()
-    with progress.bar(bar, sum(sizes), reader) if progress else contextlib.nullcontext():
-        for batch, scores in _scored(task, reader, unread, progress, sizes):
+    work = task.work(chain(*unread)) if progress else {}
+    with progress.job(bar, reader, work) if progress else contextlib.nullcontext():
+        for batch, scores in _scored(task, reader, unread, progress):
             for sample, value in zip(batch, scores, strict=True):
                 store.add(part, sample, value)
             if time.monotonic() - checked > _SECONDS_BETWEEN_CHECKS:
@@ -200,7 +213,7 @@ def _check_model(reader: Reader, store: Store, ids: np.ndarray, *, after: bool =
 
 
 def _scored(
-    task: Task, reader: Reader, unread: Sequence[Sequence[SampleId]], progress: "Progress | None", sizes: Sequence[int]
+    task: Task, reader: Reader, unread: Sequence[Sequence[SampleId]], progress: Progress | None
 ) -> Iterator[tuple[Sequence[SampleId], list[Any]]]:
     """Each batch and its scores, as they come; `in_flight` at a time."""
 
@@ -209,54 +222,16 @@ def _scored(
             return batch, task.score(reader, batch)
 
     if reader.in_flight == 1:
-        for number, batch in enumerate(unread):
+        for batch in unread:
             if progress:
-                progress.begin(sizes[number])
+                progress.begin(task.pass_length(batch[0]), sum(map(task.tokens, batch)))
             yield score(batch)
         return
-    if progress:
-        progress.begin(sum(sizes))
+    if progress and unread:  # of several lengths at the same time
+        work = task.work(chain(*unread))
+        progress.begin(max(work), sum(work.values()))
     with ThreadPool(reader.in_flight) as pool:  # its threads keep no process from ending while they wait for a server
         yield from pool.imap_unordered(score, unread)
-
-
-class Progress:
-    """Shows the tokens that a command has read, within a sample too. Says once if all of it takes more than an hour.
-
-    total: tokens of all bars. advice, doing: for what is said then.
-    """
-
-    def __init__(self, total: int, advice: str = "", doing: str = "Reading") -> None:
-        self._total, self._advice, self._doing = total, advice, doing
-        self._finished = self._batch = 0
-        self._in_batch = self._read = 0.0
-        self._started: float | None = None
-        self._said = False
-
-    @contextlib.contextmanager
-    def bar(self, description: str, total: int, reader: Reader) -> Iterator[None]:
-        self._finished = self._batch = 0
-        with progress_bar(f"{description}, tokens", total or None) as self._step, reader.watched(self._advance):
-            yield
-
-    def begin(self, tokens: int) -> None:
-        """Call it before each batch, with its tokens."""
-        self._finished, self._batch, self._in_batch = self._finished + self._batch, tokens, 0.0
-
-    def _advance(self, tokens: float) -> None:
-        self._in_batch += tokens
-        self._step(done=int(self._finished + min(self._in_batch, self._batch)))
-        now = time.monotonic()
-        if self._started is None:
-            self._started = now  # reading, without loading
-            return
-        self._read += tokens
-        if not self._said and now - self._started > _SECONDS_BEFORE_ESTIMATE:
-            self._said = True
-            speed = self._read / (now - self._started)
-            if (left := (self._total - self._read) / speed) > 3600:
-                what = f"{self._total:,} tokens at {speed:,.0f} per second"
-                say(f"{self._doing} {what} takes some {duration(left)}.{self._advice}")
 
 
 def collect(
@@ -279,25 +254,20 @@ def collect(
     state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
-        sizes = {
-            key: {sample: task.tokens(sample) for sample in task.samples(one_pass=True)} for key, task in tasks.items()
-        }
-        unread = sum(
-            size
-            for part, job in zip(parts, jobs, strict=True)
-            for sample, size in sizes[id(job.task)].items()
-            if sample not in store.values(part)
-        )
+        work = {key: task.work(task.samples(one_pass=True)) for key, task in tasks.items()}
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
-        progress = Progress(unread // workers.count, advice)
-        for part, job in zip(parts, jobs, strict=True):
-            bar = f"{job.task.name}, {job.subject.label}"
-            if (values := _finished(job.task, store.values(part), workers)) is None:
-                scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
-                with factory.open(job.subject, job.tokenizer, scalings) as reader:
-                    values = score_samples(job.task, reader, store, part, workers, progress, bar)
-                del reader  # frees its model before the next is loaded
-            yield job, values, store.values(part)[_READER]
+        progress = Progress([work[id(job.task)] for job in jobs], advice)
+        with progress.shown():
+            for number, (part, job) in enumerate(zip(parts, jobs, strict=True), 1):
+                bar = job.subject.label + f" ({number} of {len(jobs)})" * (len(jobs) > 1)
+                if (values := _finished(job.task, store.values(part), workers)) is None:
+                    scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
+                    with factory.open(job.subject, job.tokenizer, scalings) as reader:
+                        values = score_samples(job.task, reader, store, part, workers, progress, bar)
+                    del reader  # frees its model before the next is loaded
+                else:
+                    progress.skip()
+                yield job, values, store.values(part)[_READER]
 
 
 def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
@@ -374,7 +344,10 @@ def interruptible(output: Path | None) -> Iterator[None]:
     try:
         with terminated_by_signals(), among_processes(again if output else "Start all processes again."):
             yield
-    except (KeyboardInterrupt, SystemExit):
-        if output and state_folder(output).exists():
-            warn(f"Stopped. {again}")
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if not (output and state_folder(output).exists()):
+            raise
+        if isinstance(stop, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"Interrupted. {again}") from None  # the command line prints it
+        warn(f"Stopped. {again}")
         raise

@@ -5,24 +5,32 @@ The option's name follows from the parameter's (max_documents: --max-documents),
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Required, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
 
 from annotated_doc import Doc
-from annotated_types import Ge, Gt, Interval, Le, MinLen
 
-from ropecli.data.sources import Source
-from ropecli.evaluation.protocols import PROTOCOLS
-from ropecli.signature import Default, Flag, InTokens, OneOf, Only, Panel
+from ropecli.evaluation.loading_options import LOADING, SERVER, EndpointOptions, ServerOptions
+from ropecli.evaluation.loading_options import LoadingOptions as LoadingOptions
+from ropecli.evaluation.protocol_names import PROTOCOLS
+from ropecli.names import check_checkpoint, check_data, check_method, check_training_data
+from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel
 
-SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
-SERVER, ENGINE = Panel("Server"), Panel("Engine")
+if TYPE_CHECKING:
+    from ropecli.data.sources import Source
+
+SCALING, DATA, OUTPUT, ENGINE = Panel("Scaling"), Panel("Data"), Panel("Output"), Panel("Engine")
 TOKENS = InTokens()
 _WHOLE = Only("protocol", ("sliding", "disjoint", "yarn", "recall"))
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
-CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
+IS_CHECKPOINT, IS_METHOD = Check(check_checkpoint), Check(check_method)
+IS_DATA, IS_TRAINING_DATA = Check(check_data), Check(check_training_data)
+CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'."), IS_CHECKPOINT]
 CheckpointNames = Annotated[
-    Sequence[str], Flag("checkpoints", metavar="CHECKPOINT..."), Doc("Folders, Hub ids (owner/name), or 'demo'.")
+    Sequence[str],
+    Flag("checkpoints", metavar="CHECKPOINT"),
+    Doc("Folders, Hub ids (owner/name), or 'demo'."),
+    IS_CHECKPOINT,
 ]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
 Length = Annotated[int, Interval(ge=1, le=2**24)]
@@ -48,7 +56,7 @@ FactorsFile = Annotated[
     SCALING,
 ]
 OriginalLength = Annotated[
-    int | None, Ge(1), TOKENS, Doc("True pretraining length, if config.json names another."), SCALING
+    int | None, Interval(ge=1), TOKENS, Doc("True pretraining length, if config.json names another."), SCALING
 ]
 
 
@@ -63,13 +71,13 @@ class ParameterOptions(TypedDict, total=False):
 _METHODS = Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch.")
 _FACTORS = Doc("Target length ÷ pretraining length: one factor or several, separated by commas.")
 _FACTORS_FLAG = Flag("--factors", "-f")
-Factor = Annotated[float, Gt(0)]
-Methods = Annotated[Sequence[str], _METHODS, SCALING]
+Factor = Annotated[float, Interval(gt=0)]
+Methods = Annotated[Sequence[str], _METHODS, IS_METHOD, SCALING]
 Factors = Annotated[Sequence[Factor], MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
 
 
 class _MethodOptions(TypedDict, total=False):
-    methods: Annotated[Sequence[str] | None, Default(None), _METHODS, SCALING]
+    methods: Annotated[Sequence[str] | None, Default(None), _METHODS, IS_METHOD, SCALING]
     factors: Annotated[
         Sequence[Factor] | None, Default(None), MinLen(1), Only("methods"), _FACTORS_FLAG, _FACTORS, SCALING
     ]
@@ -114,20 +122,21 @@ class DocumentOptions(EvalTextOptions, total=False):
             str,
             Flag("--data", "-d"),
             Doc("'demo', a file or folder of text or rows, or a Hub dataset (owner/name or owner/name:config)."),
+            IS_DATA,
             DATA,
         ]
     ]
     max_documents: Annotated[
         int | None,
         Default(None),
-        Ge(1),
+        Interval(ge=1),
         Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
         DATA,
     ]
     min_tokens: Annotated[
         int | None,
         Default(None),
-        Ge(2),
+        Interval(ge=2),
         TOKENS,
         _WHOLE,
         Doc("Skip documents with fewer tokens."),
@@ -136,99 +145,11 @@ class DocumentOptions(EvalTextOptions, total=False):
     max_tokens: Annotated[
         int | None,
         Default(None),
-        Ge(2),
+        Interval(ge=2),
         TOKENS,
         _WHOLE,
         Doc("Maximum tokens to read per document."),
         DATA,
-    ]
-
-
-# Loading, output
-class LoadingOptions(TypedDict, total=False):
-    """Options for loading a model."""
-
-    dtype: Annotated[
-        str,
-        Default("auto"),
-        OneOf(("auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16")),
-        Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."),
-        LOADING,
-    ]
-    device: Annotated[
-        str, Default("auto"), Doc("auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:1, mps."), LOADING
-    ]
-    device_map: Annotated[
-        str | None,
-        Default(None),
-        Flag("--device-map", metavar="MAP"),
-        OneOf(("auto", "balanced", "balanced_low_0", "sequential")),
-        Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
-        LOADING,
-    ]
-    max_memory: Annotated[
-        str | None,
-        Default(None),
-        Flag("--max-memory", metavar="DEVICE=SIZE,..."),
-        Only("device_map"),
-        Doc("Memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
-        LOADING,
-    ]
-    load_in_8bit: Annotated[
-        bool, Default(False), Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING
-    ]
-    load_in_4bit: Annotated[
-        bool, Default(False), Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
-    ]
-    attn: Annotated[
-        str,
-        Default("auto"),
-        OneOf(("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")),
-        Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
-        LOADING,
-    ]
-
-
-class EndpointOptions(TypedDict, total=False):
-    """A server instead of a model in this process."""
-
-    endpoint: Annotated[
-        str | None,
-        Default(None),
-        Flag("--endpoint", metavar="URL"),
-        Doc(
-            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
-            "CHECKPOINT gives tokenizer and lengths."
-        ),
-        SERVER,
-    ]
-
-
-class ServerOptions(TypedDict, total=False):
-    """The way to ask a server."""
-
-    served_name: Annotated[
-        str | None,
-        Default(None),
-        Only("endpoint"),
-        Doc("The model's name at the server. Default: the only one."),
-        SERVER,
-    ]
-    api_key_env: Annotated[
-        str | None,
-        Default(None),
-        Flag("--api-key-env", metavar="NAME"),
-        Only("endpoint"),
-        Doc("Environment variable that holds the API key."),
-        SERVER,
-    ]
-    timeout: Annotated[
-        float | None,
-        Default(None),
-        Interval(gt=0, le=86_400),
-        Only("endpoint"),
-        Doc("Seconds to wait for one whole answer. Default: 600."),
-        SERVER,
     ]
 
 
@@ -262,7 +183,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
     chunk: Annotated[
         int | None,
         Default(None),
-        Ge(0),
+        Interval(ge=0),
         TOKENS,
         Doc(
             "Tokens per forward pass, with a KV cache for those before: less memory, more time. 0: all at once. "
@@ -274,6 +195,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
         str | None,
         Default(None),
         Doc("Checkpoint to compare with. Default: the first unscaled one, or the first."),
+        IS_CHECKPOINT,
     ]
     revision: Annotated[Revision, Default(None)]
     output: Annotated[
@@ -304,7 +226,7 @@ ChatTemplate = Annotated[
 
 # Tasks
 _Lengths = Annotated[Sequence[Length] | None, Default(None), MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
-_DemoText = Annotated[str, Default("demo"), Flag("--data", "-d"), DATA]
+_DemoText = Annotated[str, Default("demo"), Flag("--data", "-d"), IS_DATA, DATA]
 
 
 class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
@@ -318,12 +240,15 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
         ),
     ]
     protocol: Annotated[
-        str, Default("prefix"), Doc(" ".join(f"{name}: {protocol.summary}." for name, protocol in PROTOCOLS.items()))
+        str,
+        Default("prefix"),
+        OneOf(tuple(PROTOCOLS)),
+        Doc(f"{', '.join(PROTOCOLS)}. " + " ".join(f"{name}: {each.summary}." for name, each in PROTOCOLS.items())),
     ]
     stride: Annotated[
         int | None,
         Default(None),
-        Ge(1),
+        Interval(ge=1),
         TOKENS,
         Only("protocol", ("sliding",)),
         Doc("Distance between windows. Default: half of each length."),
@@ -331,7 +256,7 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     targets: Annotated[
         int | None,
         Default(None),
-        Ge(1),
+        Interval(ge=1),
         TOKENS,
         Only("protocol", ("tail",)),
         Doc("Tokens to score per document. Default: half the shortest length."),
@@ -341,6 +266,7 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
         Default(None),
         Only("protocol", ("longppl",)),
         Doc("Checkpoint, with the same tokenizer, that finds the key tokens. Compare only results of one."),
+        IS_CHECKPOINT,
     ]
     keys: Annotated[
         str | Path | None,
@@ -349,7 +275,7 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
         Only("protocol", ("longppl",)),
         Doc("File of key tokens to read; with --evaluator, to write if it does not exist."),
     ]
-    batch_size: Annotated[int, Default(1), Ge(1), Doc("Windows of the same length per forward pass."), LOADING]
+    batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
     generate: Annotated[
         bool,
         Default(False),
@@ -390,13 +316,18 @@ class SearchOptions(MeasuringOptions, total=False):
     candidates: Annotated[
         int | None,
         Default(None),
-        Ge(2),
-        Le(1000),
+        Interval(ge=2, le=1000),
         Only("mode", ("rank",)),
         Doc("Number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
     ]
     chat_template: Annotated[ChatTemplate, Default("auto")]
-    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed of keys and texts.")]
+    seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of keys and texts.")]
+
+
+RULER_TASKS = (
+    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
+    *("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe"),
+)
 
 
 class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
@@ -414,13 +345,10 @@ class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
         ),
     ]
     tasks: Annotated[
-        Sequence[str] | None,
+        Sequence[Annotated[str, OneOf(RULER_TASKS)]] | None,
         Default(None),
         Flag("--tasks", "-t", metavar="TASK,..."),
-        Doc(
-            "niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe, fwe: RULER's tasks "
-            "but qa_1 and qa_2. Default: all whose prompts fit."
-        ),
+        Doc(f"{', '.join(RULER_TASKS)}. Default: all whose prompts fit. RULER also has qa_1 and qa_2."),
     ]
     samples: Annotated[Samples, Default(50), Doc("Prompts per task and length. RULER's tables have 500.")]
     mode: Annotated[
@@ -441,8 +369,10 @@ class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
             "Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."
         ),
     ]
-    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed of the prompts.")]
-    batch_size: Annotated[int, Default(1), Ge(1), Only("mode", ("generate",)), Doc("Prompts at once."), LOADING]
+    seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of the prompts.")]
+    batch_size: Annotated[
+        int, Default(1), Interval(ge=1), Only("mode", ("generate",)), Doc("Prompts at once."), LOADING
+    ]
 
 
 class NeedleOptions(EvalTextOptions, SearchOptions, total=False):
@@ -455,6 +385,7 @@ class NeedleOptions(EvalTextOptions, SearchOptions, total=False):
     style: Annotated[
         str | None,
         Default(None),
+        OneOf(("code", "prose")),
         Doc(
             "code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a sentence and a question. "
             "Default: code for 'demo' and 'demo-train', else prose."
@@ -475,19 +406,21 @@ class NeedleOptions(EvalTextOptions, SearchOptions, total=False):
     num_needles: Annotated[
         int,
         Default(1),
-        Ge(1),
+        Interval(ge=1),
         Doc("Number of needles with different names. One is asked for, the others are spread evenly."),
     ]
 
 
-def source_of(options: TextOptions, data: str, split: str | None) -> Source:
+def source_of(options: TextOptions, data: str, split: str | None) -> "Source":
     """The source of a group with these options; `split` has another default in other commands."""
+    from ropecli.data.sources import Source
+
     return Source(
         with_config(data, options["dataset_config"]), options["text_column"], split, skip_faulty=options["skip_faulty"]
     )
 
 
-def document_source(options: DocumentOptions) -> Source:
+def document_source(options: DocumentOptions) -> "Source":
     return source_of(options, options["data"], options["split"])
 
 

@@ -17,7 +17,7 @@ from string import Formatter
 import numpy as np
 
 from ropecli.data.sources import DEMO, DEMO_TRAIN
-from ropecli.errors import DataError, MethodError, did_you_mean
+from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.prompt_pieces import Frame, Haystack, PieceTokenizer, TokenIds
 from ropecli.evaluation.request import NeedleOptions, with_config
 
@@ -117,16 +117,13 @@ def default_style(source: str) -> str:
 def choose_templates(options: NeedleOptions) -> Templates:
     """The templates of a style, or the user's own with the names of the data's style.
 
-    Raises MethodError for an unknown style, for templates that are not both given, or together with a style, and for
+    Raises MethodError for templates that are not both given, or together with a style, and for
     templates that do not distinguish several needles.
     """
     style, needle, question = options["style"], options["needle"], options["question"]
     default = default_style(with_config(options["data"], options["dataset_config"]))
     if needle is None and question is None:
-        style = style or default
-        if style not in STYLES:
-            raise MethodError(f"Unknown style {style!r}. Known: {', '.join(STYLES)}.{did_you_mean(style, STYLES)}")
-        templates = STYLES[style]
+        templates = STYLES[style or default]
     elif needle is None or question is None or style is not None:
         raise MethodError("--needle and --question must be given together, and without --style.")
     else:

@@ -31,8 +31,8 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError
-from ropecli.evaluation.driver import Progress
 from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError, logprobs_of
+from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
@@ -194,15 +194,16 @@ def make_reference(
     scored_lengths = sorted({*within, longest})
     tokens, readings = np.array(ids, dtype=np.int64), []
     singles: list[Single] = []
-    progress = Progress(longest * len(subjects))
-    for role, subject in subjects.items():
-        label = subject.spec.label if role != UNPATCHED else "unpatched"
-        with factory.open(subject, tokenizer) as reader:
-            reader.prepare(tokens, longest)
-            with progress.bar(f"reading with transformers, {label}", longest, reader):
-                progress.begin(longest)
-                readings.append(_read_scaling(reader, tokens, lengths, scored_lengths, role, label))
-            singles = singles or _read_singles(reader, tokens)
+    progress = Progress([{longest: longest}] * len(subjects))
+    with progress.shown():
+        for number, (role, subject) in enumerate(subjects.items(), 1):
+            label = subject.spec.label if role != UNPATCHED else "unpatched"
+            with factory.open(subject, tokenizer) as reader:
+                reader.prepare(tokens, longest)
+                with progress.job(f"transformers, {label} ({number} of {len(subjects)})", reader):
+                    progress.begin(longest, longest)
+                    readings.append(_read_scaling(reader, tokens, lengths, scored_lengths, role, label))
+                singles = singles or _read_singles(reader, tokens)
     return Reference(checkpoint.digest(), ids, pretraining, singles, readings)
 
 

@@ -12,7 +12,7 @@ from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.scalings import AS_IS, method_specs
+from ropecli.checkpoint.scalings import method_specs
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
@@ -22,7 +22,7 @@ from ropecli.live.loading import resolve_dtype_and_device, vocabulary_mismatch
 from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
 from ropecli.messages import progress_bar, warn
-from ropecli.scaling.none import LENGTH_ONLY
+from ropecli.names import AS_IS, LENGTH_ONLY
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
 

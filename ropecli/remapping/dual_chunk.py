@@ -13,8 +13,7 @@ from ropecli.rope import Branch, Remapping
 from ropecli.scaling.registry import remapping_method
 
 
-@remapping_method("dual-chunk", source="An et al. 2024, arXiv:2402.17463, section 3", training="no",
-                  other_names=("dca", "chunkllama"))  # fmt: skip
+@remapping_method("dual-chunk", source="An et al. 2024, arXiv:2402.17463, section 3", training="no")  # fmt: skip
 def dual_chunk(pretrained: int, target: int, *, chunk: int | None = None, local_window: int | None = None) -> Remapping:
     """Dual Chunk Attention: restart positions in every block of chunk - local_window tokens, so that ρ <= chunk.
 

@@ -30,8 +30,7 @@ def _near_and_first(
     return near, replace(far, stop=lambda n: np.minimum(far.stop(n), first))
 
 
-@remapping_method("lm-infinite", source="Han et al. 2023, arXiv:2308.16137", training="no",
-                  other_names=("lminfinite",))  # fmt: skip
+@remapping_method("lm-infinite", source="Han et al. 2023, arXiv:2308.16137", training="no")  # fmt: skip
 def lm_infinite(
     pretrained: int, target: int, *, window: int | None = None, global_tokens: int | None = None
 ) -> Remapping:
@@ -47,8 +46,7 @@ def lm_infinite(
     return Remapping(branches, {"window": window, "global_tokens": first})
 
 
-@remapping_method("streaming", source="Xiao et al. 2023, arXiv:2309.17453, section 3.2", training="no",
-                  other_names=("streamingllm", "streaming-llm", "attention-sinks"))  # fmt: skip
+@remapping_method("streaming", source="Xiao et al. 2023, arXiv:2309.17453, section 3.2", training="no")  # fmt: skip
 def streaming(pretrained: int, target: int, *, window: int | None = None, sinks: int = 4) -> Remapping:
     """StreamingLLM: attend to the last tokens and the first few (attention sinks), at distances within the cache.
 

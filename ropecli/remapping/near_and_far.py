@@ -71,8 +71,7 @@ def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slo
     return Remapping(far, {"window": window, "slope": slope})
 
 
-@remapping_method("self-extend", source="Jin et al. 2024, arXiv:2401.01325, section 3", training="no",
-                  other_names=("selfextend", "longlm"))  # fmt: skip
+@remapping_method("self-extend", source="Jin et al. 2024, arXiv:2401.01325, section 3", training="no")  # fmt: skip
 def self_extend(pretrained: int, target: int, *, window: int | None = None, group: int | None = None) -> Remapping:
     """Self-Extend: ρ = ⌊n/group⌋ - ⌊m/group⌋ + window - ⌊window/group⌋ beyond the neighbour window.
 

@@ -16,7 +16,7 @@ import yaml
 
 from ropecli.checkpoint.files import RUN, STAGES, TUNING, is_own_file, read_file
 from ropecli.checkpoint.inspection import inspect_checkpoint
-from ropecli.checkpoint.opening import HUB_ID, Checkpoint
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.plan_warnings import switches
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers
@@ -25,6 +25,7 @@ from ropecli.config.settings import read_settings
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
 from ropecli.evaluation.report import Report
+from ropecli.names import HUB_ID
 from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.report_tables import measured_tables
 from ropecli.reporting.rope_tables import inspection_table

@@ -150,7 +150,7 @@ class Summary:
             texts = [line.shown(length, line.metric.unit) if line else "–" for line in of_rows]
             cells = [Bold(text) if line in best else text for line, text in zip(of_rows, texts, strict=True)]
             columns.append((f"{task} at {length}", cells))
-            few = " (few)" if lines[0].samples(length) < MIN_SAMPLES else ""
+            few = " (few)" if ranked(lines, length)[0].samples(length) < MIN_SAMPLES else ""
             counts.append(f"{task}: {sample_count(lines[0].report)}{few}")
         columns.append(("runs in", [runs_in(line) for line in rows]))
         subjects = {line.subject.key for lines in self.sets for line in lines}

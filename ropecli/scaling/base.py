@@ -9,8 +9,7 @@ from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method("abf", source="Xiong et al. 2023, arXiv:2309.16039, section 4.1", training="advised",
-                uses_factor=False, h="b'^(-2d/|D|), b' = rope_theta or beta·b", rope_type="default",
-                other_names=("rope-theta", "base"))  # fmt: skip
+                uses_factor=False, h="b'^(-2d/|D|), b' = rope_theta or beta·b", rope_type="default")  # fmt: skip
 def abf(
     rope: RopeGeometry,
     s: float,
@@ -42,8 +41,7 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
 
 
 @scaling_method("ntk", source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16",
-                training="no", h="(b·s^(|D|/(|D|-2)))^(-2d/|D|)", rope_type="default",
-                other_names=("ntk-aware",))  # fmt: skip
+                training="no", h="(b·s^(|D|/(|D|-2)))^(-2d/|D|)", rope_type="default")  # fmt: skip
 def ntk(rope: RopeGeometry, s: float) -> Frequencies:
     """NTK-aware scaling: change the base to b·s^(d/(d-2)), which barely changes fast pairs.
 
@@ -55,8 +53,8 @@ def ntk(rope: RopeGeometry, s: float) -> Frequencies:
 
 
 @scaling_method("dynamic", source="emozilla 2023, 'Dynamically Scaled RoPE'; YaRN, appendix B.3",
-                training="no", h="(b·(s·max(1, l/L) - s + 1)^(|D|/(|D|-2)))^(-2d/|D|)", rope_type="dynamic",
-                other_names=("dynamic-ntk",))  # fmt: skip
+                training="no", rope_type="dynamic",
+                h="(b·(s·max(1, l/L) - s + 1)^(|D|/(|D|-2)))^(-2d/|D|)")  # fmt: skip
 def dynamic(rope: RopeGeometry, s: float, length: int) -> Frequencies:
     """Dynamic NTK: NTK-aware scaling by (s·l/L) - (s - 1), where l is the current length, at least L.
 

@@ -28,8 +28,7 @@ def check_list(name: str, numbers: Sequence[float], rope: RopeGeometry, *, zeros
 
 @scaling_method("longrope", source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
                 training="depends on the factors", uses_factor=False,
-                h="θ_d/long_factor_d, or θ_d/short_factor_d up to L", rope_type="longrope",
-                other_names=("su",))  # fmt: skip
+                h="θ_d/long_factor_d, or θ_d/short_factor_d up to L", rope_type="longrope")  # fmt: skip
 def longrope(
     rope: RopeGeometry,
     s: float,
@@ -61,7 +60,7 @@ def longrope(
 
 
 @scaling_method("custom", source="user-supplied values", training="depends on the values", uses_factor=False,
-                h="inv_freq_d, or θ_d/factors_d", other_names=("file",))  # fmt: skip
+                h="inv_freq_d, or θ_d/factors_d")  # fmt: skip
 def custom(
     rope: RopeGeometry,
     s: float,

@@ -3,9 +3,6 @@
 from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
-LENGTH_ONLY = ("none", "unscaled")
-"""Methods that need no factor: they set the context length and scale nothing."""
-
 
 @scaling_method("none", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", training="no",
                 rope_type="default", uses_factor=False)  # fmt: skip

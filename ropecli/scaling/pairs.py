@@ -10,7 +10,7 @@ from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method("linear", source="Chen et al. 2023, arXiv:2306.15595, eq. 4; kaiokendev 2023", training="needed",
-                g="m/s", rope_type="linear", other_names=("pi", "position-interpolation"))  # fmt: skip
+                g="m/s", rope_type="linear")  # fmt: skip
 def linear(rope: RopeGeometry, s: float) -> Frequencies:
     """Position Interpolation (PI): divide every position by the factor, f'(x, m) = f(x, m/s)."""
     return Frequencies(rope.inv_freq() / s)
@@ -33,7 +33,7 @@ def resonance(rope: RopeGeometry, s: float) -> Frequencies:
 @scaling_method("cope", source="Li et al. 2026, arXiv:2602.05258, and https://github.com/hrlics/CoPE",
                 training="advised",
                 h="θ_d·(1 + cos φ_d)/2, φ_d from 0 to π over the slowest n pairs, 0 for the others",
-                targeted=True, uses_factor=False, other_names=("clipped-rope",))  # fmt: skip
+                targeted=True, uses_factor=False)  # fmt: skip
 def cope(rope: RopeGeometry, s: float, *, clipped_pairs: int | None = None) -> Frequencies:
     """CoPE (clipped RoPE): slow down the slowest n pairs by a cosine, the last one to a standstill.
 
@@ -53,7 +53,7 @@ def cope(rope: RopeGeometry, s: float, *, clipped_pairs: int | None = None) -> F
 
 @scaling_method("nope",
                 source="DroPE, Gelberg et al. 2025, arXiv:2512.12167; Kazemnejad et al. 2023, arXiv:2305.19466",
-                training="needed", uses_factor=False, h="0", other_names=("drope",))  # fmt: skip
+                training="needed", uses_factor=False, h="0")  # fmt: skip
 def nope(rope: RopeGeometry, s: float) -> Frequencies:
     """DroPE: set all frequencies to zero; only the causal mask encodes the order.
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ropecli.errors import MethodError, did_you_mean
+from ropecli.errors import MethodError
+from ropecli.names import METHODS, method_name
 from ropecli.rope import Frequencies, Remapping, RopeGeometry
 from ropecli.scaling.method import AS_IT_IS, UNCHANGED, ScalingMethod
 from ropecli.scaling.temperature import with_temperatures
@@ -40,7 +41,9 @@ def scaling_method(
 
     def register(function: Callable[..., Frequencies]) -> Callable[..., Frequencies]:
         by_length = "length" in inspect.signature(function).parameters
-        _METHODS[name] = ScalingMethod(name, function, g=g, h=h, depends_on_length=by_length, **fields)
+        _METHODS[name] = ScalingMethod(
+            name, function, g=g, h=h, depends_on_length=by_length, other_names=METHODS[name], **fields
+        )
         return function
 
     return register
@@ -50,7 +53,9 @@ def remapping_method(name: str, **fields: Any) -> Callable[[Callable[..., Remapp
     """Register the decorated function as a distance method, and add the temperatures to its options."""
 
     def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
-        _METHODS[name] = ScalingMethod(name, with_temperatures(function), remaps=True, **fields)
+        _METHODS[name] = ScalingMethod(
+            name, with_temperatures(function), remaps=True, other_names=METHODS[name], **fields
+        )
         return function
 
     return register
@@ -74,11 +79,7 @@ def find_method(name: str) -> ScalingMethod:
     """
     if "+" in name:
         return _combined(tuple(find_method(part) for part in name.split("+")))
-    methods, normalized = scaling_methods(), name.lower().replace("_", "-")
-    for method in methods.values():
-        if normalized == method.name or normalized in method.other_names:
-            return method
-    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{did_you_mean(normalized, methods)}")
+    return scaling_methods()[method_name(name)]
 
 
 @cache

@@ -49,9 +49,9 @@ class Interrupt:
         return self._agreed > 0
 
     def stop(self, message: str) -> NoReturn:
-        """Print `message` and end the run: raises KeyboardInterrupt (exit status 130), or Terminated (143, 129)."""
-        self._say(message)
+        """End the run: raises KeyboardInterrupt with `message` (status 130), or prints it and raises Terminated."""
         if self._agreed in ENDING:
+            self._say(message)
             raise Terminated(self._agreed)
         raise KeyboardInterrupt(message)
 

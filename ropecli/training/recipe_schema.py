@@ -1,6 +1,5 @@
-"""The settings of a fine-tuning run: the keys of a recipe, with defaults and bounds, and the recipes of the package."""
+"""The settings of a fine-tuning run: the keys of a recipe, with defaults and bounds."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,7 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ropecli.checkpoint.files import read_file
 from ropecli.errors import RecipeError, did_you_mean, shown
-from ropecli.yaml12 import read_yaml, token_count
+from ropecli.signature import token_count
+from ropecli.yaml12 import read_yaml
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Tokens = Annotated[
@@ -183,7 +183,7 @@ class Recipe(_Text):
         if self.stages:
             return self  # each stage is checked with the keys that it inherits
         if (self.data is None) == (not self.mixture):
-            raise ValueError("give either data or mixture")
+            raise ValueError("data is missing, or mixture, which has several sources; only one of them can be set")
         if self.mixture and (misplaced := sorted(self.model_fields_set & set(_Text.model_fields))):
             raise ValueError(f"set {misplaced[0]} in each source of the mixture instead")
         if self.offload_activations and self.gradient_checkpointing is False:
@@ -281,50 +281,3 @@ def _faults(error: ValidationError, prefix: str = "") -> list[str]:
             line += f" (given: {shown(fault['input'])})"
         lines.append(line)
     return lines
-
-
-@dataclass(frozen=True)
-class ShippedFile:
-    """kind: finetune, a recipe; accelerate, a configuration of `accelerate launch` or a job that calls it."""
-
-    kind: Literal["finetune", "accelerate"]
-    path: Path
-
-    @property
-    def name(self) -> str:
-        return self.path.stem
-
-    @property
-    def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
-
-    @property
-    def summary(self) -> str:
-        """The first comment line."""
-        return next((line[2:] for line in self.text.splitlines() if line.startswith("# ")), "")
-
-
-def recipe_files(*kinds: Literal["finetune", "accelerate"]) -> dict[str, ShippedFile]:
-    """The files of these kinds, by name, from an installed package or the source tree."""
-    package = Path(__file__).parents[1]
-    folder = next(path for path in (package / "recipes", package.parent / "recipes") if path.is_dir())
-    paths = [(kind, path) for kind in kinds for path in (folder / kind).iterdir() if path.suffix in (".yaml", ".sh")]
-    return {
-        path.stem: ShippedFile(kind, path)
-        for kind, path in sorted(paths, key=lambda each: (each[0] == "accelerate", each[1].stem))
-    }
-
-
-def find_file(name: str, files: dict[str, ShippedFile]) -> ShippedFile:
-    """Raises RecipeError for an unknown name."""
-    if name not in files:
-        raise RecipeError(f"Unknown recipe {name!r}.{did_you_mean(name, files)} `ropecli recipe` lists all.")
-    return files[name]
-
-
-def recipe_path(recipe: Path | None) -> Path | None:
-    """The file of a recipe that the user gave by name or by path. Raises RecipeError for an unknown name."""
-    if recipe is None or recipe.name != str(recipe) or recipe.suffix in (".yaml", ".yml"):
-        return recipe
-    files = recipe_files("finetune")
-    return recipe if recipe.is_file() and str(recipe) not in files else find_file(str(recipe), files).path

@@ -28,13 +28,12 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.data.sampling import refuse_impossible_positions
-from ropecli.data.sources import refuse_held_out
 from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.messages import size
+from ropecli.names import LENGTH_ONLY, refuse_held_out
 from ropecli.ranks import read_ranks
-from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import SILENT, Listener, finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step

@@ -18,13 +18,14 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import Positions
 from ropecli.data.documents import Documents, read_documents
-from ropecli.data.sources import Source, refuse_held_out
+from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import Store, Task, score_samples
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import loading_request
 from ropecli.evaluation.tasks.perplexity import Perplexity
+from ropecli.names import refuse_held_out
 from ropecli.scaling.spec import ScalingSpec
 from ropecli.tuning.task import Score, TuneSettings
 

@@ -19,12 +19,14 @@ from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
 from ropecli.evaluation.driver import Job, Store, report_of, score_samples
-from ropecli.evaluation.protocols import Window
+from ropecli.evaluation.protocols import Protocol, Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
-from ropecli.evaluation.subject import LiveReaderFactory, Subject
+from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
-from ropecli.messages import duration, progress_bar, say
+from ropecli.evaluation.texts import read_texts
+from ropecli.live.loading import load_tokenizer
+from ropecli.messages import duration, progress_bar, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.spec import make_spec
 
@@ -218,3 +220,30 @@ class Extension:
         with self._factory.open(subject, self._tokenizer) as reader:
             values = score_samples(task, reader, store, part)
         return report_of(Job(subject, task, self._tokenizer), values, store.values(part)[("reader",)], self._factory)
+
+
+def make_extension(
+    opened: Checkpoint, length: int, serve: str, texts: Any, loading: dict[str, Any], most_cost: float
+) -> Extension:
+    """Raises MethodError for a length without candidates, DataError for texts that cannot be used."""
+    candidates = make_candidates(opened, length, serve)
+    base = Subject(opened)
+    if base.label != "none":
+        base = Subject(opened, make_plan(opened, make_spec("unscaled")))
+    if candidates[0].plan is None:
+        say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
+    tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
+    documents, _ = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
+    if len(documents.kept) < ENOUGH:
+        warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
+    recall = Recall(documents, [min(short, length), length], short, texts["data"])
+    documents, lengths = read_texts(
+        texts,
+        tokenizer,
+        [each for each in default_lengths([base]) if each <= short],
+        Protocol("prefix"),
+        drop_rare=True,
+    )
+    cost = Perplexity(documents, lengths[-1:], "prefix", texts["data"])
+    factory = LiveReaderFactory(loading)
+    return Extension(base, candidates, tokenizer, recall, cost, factory, most_cost)

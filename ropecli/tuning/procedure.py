@@ -5,7 +5,6 @@ Constants are searched first; the level `heads` trains from the best of them.
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from ropecli.checkpoint.provenance import tuned_weights, untuned
 from ropecli.checkpoint.writing import write_json
 from ropecli.data.sources import Source
 from ropecli.errors import NotFiniteError, PatchError
-from ropecli.evaluation.driver import Progress, Store
+from ropecli.evaluation.driver import Store
+from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.readers.live import LiveReader, refuse_unknown_ids
 from ropecli.evaluation.report import environment
 from ropecli.live.devices import device_names
@@ -204,9 +204,11 @@ class _Tuning:
             )
         advice = " An interrupted run continues with --resume." if self._folder else ""
         # a training step reads twice, and its backward pass takes as long again
-        progress = Progress(read + 4 * trained, advice, "Tuning on")
-        with progress.bar(f"searching, {self.task.settings['level']}", read, LiveReader(self.model)):
-            progress.begin(read or sys.maxsize)
+        length = self.scorer.target_length
+        progress = Progress([{length: read}, {length: 4 * trained}], advice, "Tuning")
+        reader = LiveReader(self.model)
+        with progress.shown(), progress.job(f"searching, {self.task.settings['level']}", reader):
+            progress.begin(length, read)
             yield
 
     def make_gains(self) -> tuple[HeadGains, dict[str, StoredWeight]]:

@@ -1,21 +1,19 @@
-"""The settings, the task and the report of a tuning run. Does not import torch or transformers."""
+"""The points and the report of a tuning run. Does not import torch or transformers."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
-from annotated_doc import Doc
-from annotated_types import Ge, Interval, Len, MinLen
+from annotated_types import Ge, Interval, Len
 
 from ropecli.checkpoint.files import FACTORS, TUNING
 from ropecli.errors import MethodError
 from ropecli.evaluation.report import SCHEMA_VERSION, Positive
-from ropecli.evaluation.request import DATA, SCALING, TOKENS, OriginalLength
 from ropecli.evaluation.statistics import Amount, Count, TokenCount
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, label_of
-from ropecli.signature import Default, OneOf, Only
+from ropecli.tuning.settings import TuneSettings as TuneSettings
 
 Loss = Annotated[float, Ge(0)]
 """Nats; infinite if the model overflows."""
@@ -23,65 +21,6 @@ Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4
 Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0, 4096)]
 Measure = Callable[[ScalingSpec, int, int], float]
 """Takes a scaling, a number of documents and the iteration of the search. Returns the loss."""
-
-
-class TuneSettings(TypedDict, total=False):
-    """The settings of a tuning run, which are options of `ropecli tune`."""
-
-    level: Annotated[
-        str,
-        Default("heads"),
-        OneOf(("grid", "heads", "search")),
-        Doc(
-            "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
-            "pair, folded into the weights, and the weights of the norms. search: LongRoPE's evolutionary search for a "
-            "factor per pair."
-        ),
-    ]
-    methods: Annotated[
-        Sequence[str],
-        Default(("yarn",)),
-        MinLen(1),
-        Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
-        SCALING,
-    ]
-    points: Annotated[
-        int,
-        Default(24),
-        Interval(ge=1, le=10_000),
-        Only("level", ("grid", "heads")),
-        Doc("Number of settings to try, over all methods; at least one each."),
-    ]
-    short_weight: Annotated[
-        float,
-        Default(0.25),
-        Ge(0),
-        Doc("Weight of the loss at the pretraining length, relative to that at the target."),
-    ]
-    steps: Annotated[int, Default(100), Ge(1), Only("level", ("heads",)), Doc("Maximum training steps.")]
-    batch_size: Annotated[int, Default(4), Ge(1), Only("level", ("heads",)), Doc("Sequences per step.")]
-    population: Annotated[
-        int, Default(64), Interval(ge=1, le=10_000), Only("level", ("search",)), Doc("Population size.")
-    ]
-    iterations: Annotated[
-        int, Default(40), Interval(ge=0, le=10_000), Only("level", ("search",)), Doc("Number of generations.")
-    ]
-    original_length: Annotated[OriginalLength, Default(None)]
-    max_documents: Annotated[
-        int | None,
-        Default(None),
-        Ge(1),
-        Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
-        DATA,
-    ]
-    targets: Annotated[
-        int | None,
-        Default(None),
-        Ge(1),
-        TOKENS,
-        Doc("Tokens to score per document, the last ones. Default: half the pretraining length."),
-    ]
-    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed.")]
 
 
 def refuse_untunable(settings: TuneSettings) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 import ropecli
 from gpu_parts.measuring import Part, compare_losses, losses_of_run
-from ropecli.training.recipe_schema import recipe_files
+from ropecli.training.recipe_files import recipe_files
 
 ALLOWED = {"none": 1e-3, "bf16": 0.01}
 """Relative difference of the losses by precision."""

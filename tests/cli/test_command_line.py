@@ -8,15 +8,17 @@ import pytest
 import typer
 
 from ropecli.checkpoint.state import Positions
-from ropecli.cli import terminal
-from ropecli.cli.app import app
+from ropecli.cli import terminal, typer_command
+from ropecli.cli.app import _COMMANDS, app
 from ropecli.cli.typer_command import ALIASES
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.subject import default_lengths
-from ropecli.training.recipe_schema import Recipe, recipe_path
+from ropecli.training.recipe_files import recipe_path
+from ropecli.training.recipe_schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-COMMANDS = typer.main.get_command(app).commands
+GROUP = typer.main.get_command(app)
+COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -95,17 +97,52 @@ def test_quiet_prints_the_result_and_errors_only(ropecli):
 def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
-    with terminal._bar("scoring", 100) as step:
+    with terminal._bar("training", 100) as step:
         for number in range(1, 101):
             now = number * 10.0
             step(text=f"loss {number}")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:3] == [
-        "scoring 0/100",
-        "scoring 3/100, loss 3, 16 min 10 s left",
-        "scoring 6/100, loss 6, 15 min 40 s left",
-    ]
+    assert lines[:3] == ["training", "training  3%  loss 3  16:10 left", "training  6%  loss 6  15:40 left"]
     assert len(lines) == 34
+
+
+def test_a_bar_within_a_bar_is_one_line_of_the_log(capsys):
+    with terminal._bar("", 1) as step:
+        step(phase="yarn ×4 (1 of 2)")
+        with terminal._bar("loading demo", None) as inner:
+            inner()
+        step(done=0.5, left=3723)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["yarn ×4 (1 of 2)", "loading demo"]
+    assert terminal.clock(3723) == "1:02:03"
+
+
+# Help.
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_one_order_of_panels_and_two_examples(name, ropecli):
+    has_more = any(option.name == "help_all" for option in COMMANDS[name].params)
+    short, whole = (ropecli(name, option).succeeds().out for option in ("--help", "--help-all" if has_more else "-h"))
+    assert "<bool>" not in whole
+    for text in (short, whole):
+        panels = re.findall(r"╭─ (\w+) ─", text)
+        assert panels == [panel for panel in ("Arguments", *typer_command._PANELS) if panel in panels]
+        assert text.partition("Examples:")[2].count(f"ropecli {name}") == 2
+    assert not {"Loading", "Server", "Engine"} & set(re.findall(r"╭─ (\w+) ─", short))
+
+
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [
+        (name, example)
+        for members in _COMMANDS.values()
+        for name, (_, *examples) in members.items()
+        for example in examples
+    ],
+)
+def test_the_examples_of_help_are_parsed(name, example):
+    COMMANDS[name].make_context(name, example.split())
 
 
 # ropecli recipe.

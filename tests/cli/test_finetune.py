@@ -37,7 +37,7 @@ def test_no_library_speaks_on_standard_error(llama, corpus, tmp_path):
     command += ["--output", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    phases = ["preparing 0/1", "tokenizing", "loading", "fine-tuning"]
+    phases = [f"Opening {llama} ...", "preparing", "tokenizing", "loading", "fine-tuning"]
     processes, summary, saved = [line for line in done.stderr.splitlines() if line not in phases]
     assert processes == "Training with 1 process: 4 sequences of 32 tokens per step."
     assert "336 sequences (long)" in summary

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from ropecli.cli import terminal
+from ropecli.cli.terminal_table import TerminalTable
+from ropecli.reporting.rope_tables import inspection_table
 
 LAYERS = ["sliding_attention", "full_attention"]
 FACTORS = np.linspace(1, 6, 16).tolist()
@@ -19,12 +21,6 @@ def inspected(ropecli):
 @pytest.fixture(scope="module")
 def gemma(build):
     return build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """Folders of tests have long names."""
-    monkeypatch.setattr(terminal.out, "width", 400)
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def test_the_layer_type_with_full_attention_represents_the_model(gemma, patched,
 
 
 def test_the_table_names_what_it_shows(yarn, ropecli):
-    outcome = ropecli("inspect", yarn).succeeds()
+    outcome = ropecli("inspect", yarn, "-v").succeeds()
     assert "(llama)" in outcome.out
     shown = {name: cells[0] for name, cells in rows(outcome.out).items()}
     assert shown["head_dim"] == shown["rotary_dim"] == "32"
@@ -131,7 +127,7 @@ def test_two_checkpoints_have_a_column_each_and_differing_rows_are_marked(llama,
 
 def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):
     folder = edited(llama, model_type="cohere2", sliding_window=16)
-    out = " ".join(ropecli("inspect", folder).succeeds().out.split())
+    out = " ".join(ropecli("inspect", folder, "-v").succeeds().out.split())
     assert "2 sliding, 16 tokens; rotary, base 10,000" in out
     assert "No layer sees further than 16 tokens" in out
     assert "(none beyond the windows)" in out
@@ -173,17 +169,27 @@ def test_findings_name_their_checkpoint(llama, edited, ropecli):
     assert f"ropecli patch {folder} --method linear" in out
 
 
-def test_a_narrow_terminal_cuts_nothing_off_and_keeps_commands_on_one_line(
-    llama, yarn, gemma, edited, ropecli, monkeypatch
-):
-    monkeypatch.setattr(terminal.out, "width", 80)
-    monkeypatch.setattr(type(terminal.out), "is_terminal", True)
-    for names in ((yarn,), (gemma, yarn)):
-        out = ropecli("inspect", *names).succeeds().out
-        assert "…" not in out
-        assert max(len(line) for line in out.splitlines() if set(line) & set("│┃┏└")) <= 80
-        for part in ("max_position_embeddings", "float32 angle error at the end", "256 tokens"):
-            assert part in out
+def test_lengths_come_first_and_geometry_on_request(yarn, ropecli):
+    lines = ropecli("inspect", yarn).succeeds().out.splitlines()
+    assert lines[0].endswith("(llama) reads 256 tokens; pretrained on 64 (source: ropecli.yaml), scaled by yarn ×4.")
+    assert lines[1] == "No problems found."
+    assert not any("head_dim" in line or "KV cache in" in line for line in lines)
+
+
+@pytest.mark.parametrize("names", [("yarn",), ("gemma", "yarn")])
+def test_a_narrow_terminal_cuts_nothing_off(names, request, inspected):
+    reports = [inspected(request.getfixturevalue(name)) for name in names]
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(TerminalTable(inspection_table(reports)))
+    out = capture.get()
+    assert "…" not in out
+    assert max(len(line) for line in out.splitlines() if set(line) & set("│┃┏└")) <= 80
+    for part in ("max_position_embeddings", "float32 angle error at the end", "256 tokens"):
+        assert part in out
+
+
+def test_a_fix_is_one_line_to_paste(llama, edited, ropecli):
     folder = edited(llama, rope_parameters=UNCLEAR)
     (line,) = [line for line in ropecli("inspect", folder).out.splitlines() if "fix:" in line]
     assert line.strip().startswith("fix: ropecli patch ")

@@ -7,14 +7,13 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Required, TypedDict, Unpack
 
-import annotated_types
 import numpy as np
 import pytest
 from annotated_doc import Doc
 
-from ropecli import commands
+import ropecli
 from ropecli.errors import MethodError
-from ropecli.signature import Default, Only, command
+from ropecli.signature import Default, Interval, MinLen, OneOf, Only, command
 
 # What a command needs, so that only the tested option is wrong.
 REQUIRED = {
@@ -40,17 +39,16 @@ def types_of(annotation: object) -> set[object]:
 
 
 def notes_of(annotation: object) -> list[object]:
-    """All notes, those of a list's items too; an Interval as its bounds."""
-    notes = []
-    for note in getattr(annotation, "__metadata__", ()):
-        notes += note if isinstance(note, annotated_types.GroupedMetadata) else [note]
+    """All notes, those of a list's items too."""
+    notes = list(getattr(annotation, "__metadata__", ()))
     return notes + [note for part in typing.get_args(annotation) for note in notes_of(part)]
 
 
 def out_of_range(annotation: object) -> list[str]:
     """A number below the range, one above it, and one that is not finite."""
     keys = ("ge", "gt", "le", "lt")
-    bounds = {key: getattr(note, key) for note in notes_of(annotation) for key in keys if hasattr(note, key)}
+    intervals = [note for note in notes_of(annotation) if isinstance(note, Interval)]
+    bounds = {key: getattr(note, key) for note in intervals for key in keys if getattr(note, key) is not None}
     low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("le", bounds.get("lt"))
     above = high + 1 if high is not None else 2**63 if int in types_of(annotation) else math.inf
     return [str(low - 1), str(above), "nan"]
@@ -58,8 +56,8 @@ def out_of_range(annotation: object) -> list[str]:
 
 NUMBERS = [
     pytest.param(name, parameter, id=f"{name} {parameter.name}")
-    for name in commands.__all__
-    for parameter in inspect.signature(getattr(commands, name)).parameters.values()
+    for name in ropecli.COMMANDS
+    for parameter in inspect.signature(getattr(ropecli, name)).parameters.values()
     if {int, float} & types_of(parameter.annotation)
 ]
 
@@ -77,9 +75,11 @@ def test_a_number_out_of_range_is_refused(name, parameter, ropecli, tmp_path, mo
 
 def call(name: str, /, **options: object) -> object:
     """Call the command with placeholders for its other required parameters."""
-    function = getattr(commands, name)
+    function = getattr(ropecli, name)
     required = {
-        key: 4 if {int, float} & types_of(parameter.annotation) else "x"
+        key: 4
+        if {int, float} & types_of(parameter.annotation)
+        else next((note.values[0] for note in notes_of(parameter.annotation) if isinstance(note, OneOf)), "x")
         for key, parameter in inspect.signature(function).parameters.items()
         if parameter.default is parameter.empty
     }
@@ -88,8 +88,8 @@ def call(name: str, /, **options: object) -> object:
 
 CONDITIONAL = [
     pytest.param(name, parameter, note, id=f"{name} {parameter.name}")
-    for name in commands.__all__
-    for parameters in [inspect.signature(getattr(commands, name)).parameters]
+    for name in ropecli.COMMANDS
+    for parameters in [inspect.signature(getattr(ropecli, name)).parameters]
     for parameter in parameters.values()
     for note in notes_of(parameter.annotation)
     if isinstance(note, Only) and note.other in parameters
@@ -110,9 +110,9 @@ def test_an_option_without_effect_is_refused(name, parameter, note):
         call(name, **{parameter.name: value, note.other: others[note.other]})
 
 
-@pytest.mark.parametrize("name", commands.__all__)
+@pytest.mark.parametrize("name", ropecli.COMMANDS)
 def test_a_wrong_type_is_a_type_error_that_names_the_parameter(name):
-    for key, parameter in inspect.signature(getattr(commands, name)).parameters.items():
+    for key, parameter in inspect.signature(getattr(ropecli, name)).parameters.items():
         kinds = types_of(parameter.annotation)
         wrong = "4" if {int, float} & kinds else 4
         for value in (object(), b"x", [None], wrong, 1 if bool in kinds else True):
@@ -124,9 +124,9 @@ def test_what_type_checkers_do_not_see_is_named():
     with pytest.raises(TypeError, match=r"^got an unexpected keyword argument 'dtyp'"):
         call("eval_ppl", dtyp="float32")
     with pytest.raises(TypeError, match=r"^missing a required (keyword-only )?argument: 'data'"):
-        commands.eval_ppl("demo")
+        ropecli.eval_ppl("demo")
     with pytest.raises(TypeError, match=r"^too many positional arguments"):
-        commands.eval_ppl("demo", "demo")
+        ropecli.eval_ppl("demo", "demo")
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,19 @@ def test_a_message_names_option_value_and_range(name, options, message):
         call(name, **options)
 
 
+def test_the_values_of_options_are_all_that_there_are():
+    from ropecli.engines.engine_export import ENGINES
+    from ropecli.evaluation.retrieval_prompts import STYLES
+    from ropecli.evaluation.ruler_tasks import TASKS
+
+    for name, option, known in (("export", "engine", ENGINES), ("ruler", "tasks", TASKS), ("needle", "style", STYLES)):
+        annotation = inspect.signature(getattr(ropecli, name)).parameters[option].annotation
+        assert [set(note.values) for note in notes_of(annotation) if isinstance(note, OneOf)] == [set(known)]
+
+
 class Group(TypedDict, total=False):
     length: Required[Annotated[int, Doc("Tokens.")]]
-    sizes: Annotated[Sequence[float] | None, Default(None), annotated_types.MinLen(1), Doc("Sizes.")]
+    sizes: Annotated[Sequence[float] | None, Default(None), MinLen(1), Doc("Sizes.")]
     name: Annotated[str, Default("x"), Doc("Name.")]
 
 

@@ -126,7 +126,7 @@ def test_the_attention_is_proved_without_the_proof_of_the_tables(ropecli, patch,
 
 
 def test_inspect_and_export_know_a_distance_method(ropecli, rerope):
-    outcome = ropecli("inspect", rerope).succeeds()
+    outcome = ropecli("inspect", rerope, "-v").succeeds()
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in outcome.out.splitlines() if line[:1] == "|"]
     assert all(row in rows for row in (["method", "rerope"], ["parameters", "window 32"], ["factor", "4"]))
     assert "No problems found" in outcome.out

@@ -45,7 +45,7 @@ def test_numbers_from_a_config_alone(config_alone, plan):
 def test_the_command_is_one_that_finetune_reads(config_alone, plan):
     report = plan(config_alone, "--length", 64, "--gpus", 8, "--set", "batch_size=2")
     words = shlex.split(report["command"])
-    finetune = typer.main.get_command(app).commands["finetune"]
+    finetune = typer.main.get_command(app).get_command(None, "finetune")
     params = finetune.make_context("finetune", words[words.index("finetune") + 1 :]).params
     assert (params["checkpoint"], params["length"]) == (str(config_alone), "64")
     assert "batch_size=2" in params["settings"]
@@ -100,7 +100,8 @@ def test_accelerate_accepts_the_launch_of_every_sharded_route(engine, config_alo
 
     from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import find_setups, launch_command
-    from ropecli.training.recipe_schema import Recipe, recipe_files
+    from ropecli.training.recipe_files import recipe_files
+    from ropecli.training.recipe_schema import Recipe
 
     gpus = 2
     estimator = MemoryEstimator(AutoConfig.from_pretrained(config_alone))

@@ -233,7 +233,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (f"export source --engine trl -o {LONG}", "File name too long"),
     ("merge source -o whole", "No such file or directory: 'source/adapter_config.json'"),
     ("merge adapter -o out --base source --revision main", "adapter"),
-    ("merge adapter -o source", "exists and is not empty"),
+    ("merge source -o source", "exists and is not empty"),
     # plan
     (PLAN + "--gpu-memory 80", "80GB"),
     (PLAN + "--gpu abacus", "--gpu 'abacus'"),
@@ -278,7 +278,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (NEEDLE + "--data data.txt --split train", "data.txt has no splits. Remove the split 'train'."),
     ("passkey source --lengths 20", "at least"),
     (RULER + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),
-    (RULER + "512 --tasks niah", "Unknown task 'niah'."),
+    (RULER + "512 --tasks niah", "--tasks has 'niah'; expected one of niah_single_1"),
     (RULER + "512 --chat-template llama", "expected one of auto, none"),
     *(
         (command, "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token",
@@ -317,9 +317,9 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     ("plot source", "is not a report"),
     (PLOT + "--set beta_fast=8", "--set has no effect without --methods"),
     ("plot source source --kind frequencies", "draws one checkpoint; 2 were given"),
-    ("report missing.json --output page.pdf", "page.pdf does not end in .html or .htm"),
+    ("report source/config.json --output page.pdf", "page.pdf does not end in .html or .htm"),
     ("report source/config.json --output page.html", "has no reports"),
-    ("report missing.json --output source/config.json/page.html", "could not be written"),
+    ("report source/config.json --output source/config.json/page.html", "could not be written"),
     # push
     ("push source --repo me/tiny", "ropecli did not change this checkpoint. Upload it with: hf upload me/tiny source"),
     ("push nowhere --repo me/tiny", "No folder nowhere"),

@@ -1,9 +1,11 @@
 """A Table in the terminal and in Markdown: all of it at any width, and no control characters."""
 
+import re
+
 import pytest
 from rich.console import Console
 
-from ropecli.cli.terminal import TerminalTable
+from ropecli.cli.terminal_table import TerminalTable
 from ropecli.table import Bold, Table, markdown
 
 WIDE = Table(
@@ -43,3 +45,18 @@ def test_names_are_shown_as_they_are_and_control_nothing(show):
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2028"} & set(text)
     assert text.replace("\\", "").count("a[/red]b 100%") == 1
     assert "| a\\|b \\<!-- |" in markdown(Table("", ["name"], [["a|b <!--"]]))
+
+
+def test_a_path_is_shortened_and_words_are_folded():
+    path, words = "runs/" + "x" * 60 + "/final", "pairs with a full rotation in pretraining and more"
+    lines = printed(Table("", ["name", *"abcd"], [[path, *["12.5"] * 4], [words, *["1"] * 4]]), 60).splitlines()
+    names = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert sum("12.5" in line for line in lines) == 1
+    assert [name for name in names if "x" in name] == [names[0]]
+    assert re.fullmatch(r"runs/x+\.\.\.x+/final", names[0])
+    assert " ".join(names[1:]) == words
+
+
+def test_a_pipe_gets_markdown(ropecli):
+    lines = ropecli("recipe").succeeds().out.splitlines()
+    assert lines[:2] == ["| name | kind | summary |", "| --- | --- | --- |"]

@@ -10,7 +10,7 @@ import pytest
 
 from ropecli import messages
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.evaluation import driver
+from ropecli.evaluation import progress
 from ropecli.evaluation.driver import Job, Task, collect, score_samples
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import ShortContext
@@ -187,33 +187,76 @@ def test_processes_share_the_samples_and_their_number_may_change(name, run, pass
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_bar_counts_tokens_and_moves_within_a_sample(name, make, run, monkeypatch):
-    shown: list[int] = []
-    totals: list[int | None] = []
+def test_the_bar_moves_within_a_sample_to_its_end(name, make, run):
+    shares: list[float] = []
+    opened: list[str] = []
 
     @contextmanager
     def bar(description, total):
-        totals.append(total)
-        yield lambda done=None: shown.append(done) if description.endswith(", tokens") else None
+        opened.append(description)
+        yield lambda done=None, left=None, phase=None: shares.append(done) if left is not None else None
 
     token = messages.progress_bars.set(bar)
     run(name, batch_size=1)
     messages.progress_bars.reset(token)
-    task = make(name)
-    keys = task.samples(one_pass=True)
-    assert totals[-1] == sum(map(task.tokens, keys))
-    assert shown == sorted(shown)
-    assert sum(0 < done < task.tokens(keys[0]) for done in shown) > 0
+    assert opened.count("") == 1
+    assert len(shares) > len(make(name).samples(one_pass=True))
+    assert 0 < min(shares) < 0.5
     # answers may end early, and may be shorter than their room
-    assert (0.8 if "retrieval" in name else 1) * totals[-1] <= shown[-1] <= totals[-1]
+    assert (0.7 if "retrieval" in name else 0.95) < shares[-1] <= 1
+
+
+class Machine:
+    """Reads tokens in a time that grows with the length of the pass; one layer."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+    @contextmanager
+    def watched(self, advance):
+        self.advance = advance
+        yield
+
+    def read(self, length: int) -> None:
+        for _ in range(4):
+            self.now += length / 4 * (1 + length / 1000)
+            self.advance(length / 4)
+
+
+def test_the_time_left_is_that_of_all_jobs_by_the_cost_of_each_length(monkeypatch):
+    """Eleven subjects read two short and two long samples each: a long token costs five times a short one."""
+    lefts: list[float] = []
+
+    @contextmanager
+    def bar(description, total):
+        yield lambda done=None, left=None, phase=None: lefts.append(left) if left is not None else None
+
+    token, machine = messages.progress_bars.set(bar), Machine(monkeypatch)
+    shown = progress.Progress([{1000: 2000, 9000: 18_000}] * 11)
+    errors = []
+    with shown.shown():
+        for job in range(11):
+            with shown.job(f"subject {job}", machine):
+                for length in (1000, 1000, 9000, 9000):
+                    shown.begin(length, length)
+                    machine.read(length)
+                    whole = 11 * 2 * (1000 * 2 + 9000 * 10)
+                    errors.append(lefts[-1] - (whole - machine.now))
+    messages.progress_bars.reset(token)
+    whole = machine.now
+    assert max(map(abs, errors[3:])) < 0.05 * whole
+    assert abs(errors[-1]) < 0.001 * whole
+    # before a long sample was read, attention is taken to cost as much as the rest at 16k tokens
+    assert 0.1 * whole < lefts[3]
 
 
 def test_what_takes_more_than_an_hour_is_said_once(run, monkeypatch, output, caplog):
     seconds = count(step=4000)
-    monkeypatch.setattr(driver.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
     run("sliding", output)
     (sentence,) = [message for message in caplog.messages if "takes some" in message]
-    assert sentence.endswith("h 10 min. An interrupted run continues with --resume.")
+    assert sentence.endswith("min more. An interrupted run continues with --resume.")
 
 
 # How often the model is called.

@@ -125,6 +125,15 @@ def test_the_base_is_what_the_user_named(report, changed):
     assert rows_of(tree)[1:3][-1][0] == "extended (base)"
 
 
+def test_a_base_that_is_measured_at_its_own_length_only(report, changed):
+    """As in `extend`."""
+    base = report(20.0, 25.0, 47.0, shares=EIGHT)
+    yarn, ntk = (changed(base, name, SMALL, LOWER, added) for name, added in (("yarn", LOWEST), ("ntk", LOWER)))
+    tree = ET.fromstring(render_page([replace(base, cells=base.cells[:1]), ntk, yarn]))
+    assert verdict_of(tree)[0] == "Best: yarn ×4."
+    assert rows_of(tree)[3][:3] == ["base", "–", "–"]
+
+
 def test_a_tuning_run_has_its_own_page(tuning):
     tree = ET.fromstring(render_page([tuning("heads"), tuning("grid")]))
     assert texts(tree, "h1") == ["Tuning of base"]

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from ropecli.errors import MethodError
+from ropecli.names import METHODS
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.scale import scale, varies_with_length
@@ -37,6 +38,11 @@ def test_distance_methods_resolve_every_parameter():
         factor = 4.0 if find_method(name).uses_factor else 1.0
         params = scale(GEOMETRY, make_spec(name, factor)).remapping.params
         assert params.keys() == find_method(name).signature.keys() - set(TEMPERATURES)
+
+
+def test_the_names_that_are_checked_without_the_methods_are_theirs():
+    assert [*METHODS] == [*scaling_methods()]
+    assert all(scaling_methods()[name].other_names == others for name, others in METHODS.items())
 
 
 @pytest.mark.parametrize(("typed", "name"), [("YaRN", "yarn"), ("pi", "linear"), ("lm_infinite", "lm-infinite")])

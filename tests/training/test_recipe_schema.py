@@ -79,8 +79,8 @@ MIXTURE = [{"data": "books", "weight": 3, "sequences": "packed"}, {"data": "code
 
 
 WRONG = {
-    "no data": ({}, "either data or mixture"),
-    "data twice": ({"data": "corpus", "mixture": MIXTURE}, "either data or mixture"),
+    "no data": ({}, "data is missing, or mixture"),
+    "data twice": ({"data": "corpus", "mixture": MIXTURE}, "data is missing, or mixture"),
     "a source's key beside a mixture": ({"mixture": MIXTURE, "split": "train"}, "set split in each source"),
     "a key that no source has": ({"mixture": [{"data": "a", "wieght": 2}]}, r"mixture\.0\.wieght"),
     "gaps in packed documents": ({"mixture": MIXTURE, "positions": "pose"}, "cannot be combined"),
@@ -88,7 +88,7 @@ WRONG = {
     "an adapter's file without one": ({"data": "a", "save": "adapter"}, "needs an adapter"),
     "stages of stages": ({"data": "a", "stages": [{"stages": []}]}, r"stages\.0: a stage cannot have stages"),
     "a fault in a stage": ({"data": "a", "stages": [{"steps": 1}, {"steps": 0}]}, r"stages\.1\.steps"),
-    "a stage without data": ({"stages": [{"data": "a"}, {"steps": 3}]}, r"stages\.1: .*either data or mixture"),
+    "a stage without data": ({"stages": [{"data": "a"}, {"steps": 3}]}, r"stages\.1: .*data is missing, or mixture"),
 }
 
 

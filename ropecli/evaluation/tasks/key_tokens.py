@@ -127,6 +127,9 @@ class FindKeyTokens(Task):
     def tokens(self, sample: SampleId) -> int:
         return self.length + sum(stop - start for start, stop in self.context.windows(self.length))
 
+    def pass_length(self, sample: SampleId) -> int:
+        return self.length
+
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         return [self._positions(reader, self.documents.kept[index].ids) for index, _ in batch]
 
@@ -167,15 +170,6 @@ def read_key_tokens(path: Path) -> KeyTokens:
     if key_tokens.checksum != key_tokens.computed_checksum():
         raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
     return key_tokens
-
-
-def refuse_missing_key_tokens(options: PerplexityOptions) -> None:
-    """Raises MethodError for longppl without key tokens."""
-    if options["protocol"] == "longppl" and not (options["evaluator"] or options["keys"]):
-        raise MethodError(
-            "The protocol longppl needs --evaluator CHECKPOINT, which finds the key tokens, or --keys FILE, which an "
-            "earlier run wrote."
-        )
 
 
 def get_key_tokens(

@@ -134,6 +134,9 @@ class Perplexity(Task):
     def tokens(self, sample: SampleId) -> int:
         return sum(window.read for window in self._windows(sample) if window.targets)
 
+    def pass_length(self, sample: SampleId) -> int:
+        return self.lengths[-1] if sample[0] == _ALL else int(sample[0])
+
     def _windows(self, sample: SampleId) -> Iterator[Window]:
         length, index = sample
         length = self.lengths[-1] if length == _ALL else length

@@ -114,6 +114,9 @@ class Recall(Task):
         length, _ = sample
         return int(length) * (len(ARMS) if length == self.near else 2)
 
+    def pass_length(self, sample: SampleId) -> int:
+        return int(sample[0])
+
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """The loss of each arm, summed over the scored tokens."""
         arms = [arm for length, number in batch for arm in self._arms(length, number)]

@@ -146,9 +146,7 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
         depths = any(cell.depth is not None for line in lines for cell in line.report.cells)
         axes.set(xlabel="tokens", ylabel="depth of the key (0: start, 1: end)" if depths else "task")
         bar = figure.colorbar(image, ax=axes, label="score (%)", shrink=min(1.0, 12 / len(rows)), aspect=14)
-        if chance := 100 * lines[0].report.chance(
-            lengths[-1] if lengths[-1] in lines[0].report.lengths else lengths[0]
-        ):
+        if chance := 100 * lines[0].report.chance(lines[0].report.lengths[-1]):
             bar.ax.axhline(chance, color=style.INK, linewidth=1.5)
             notes.append(f"line in the colour bar: guessing, {chance:.3g}%")
         originals = _pretraining_lengths(lines)

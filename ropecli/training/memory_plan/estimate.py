@@ -25,16 +25,6 @@ from ropecli.training.recipe_schema import Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GPUS = {
-    "a100": 312e12,
-    "h100": 989e12,
-    "h200": 989e12,
-    "b200": 2250e12,
-    "l40s": 362e12,
-    "a6000": 155e12,
-    "rtx4090": 165e12,
-}
-"""Dense bfloat16 operations per second, from the vendors' data sheets."""
 ONE = Launch()
 _CONTEXT = 2**30
 """Bytes that CUDA, cuBLAS and NCCL hold on a GPU in addition to tensors: an allowance, not a measurement."""

@@ -4,14 +4,11 @@ import copy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter
-
-from ropecli.errors import CheckpointError, RecipeError, shown
+from ropecli.errors import CheckpointError
 from ropecli.live.devices import total_memory
 from ropecli.messages import size
 from ropecli.ranks import read_ranks
@@ -240,14 +237,3 @@ def resolve_checkpointing(
         return bool(resolved.gradient_checkpointing)
 
     return recipe.model_copy(update={"gradient_checkpointing": launch.from_main(recompute)})
-
-
-def parse_size(text: str, name: str) -> int:
-    """Parse a size in bytes: 80GB is 80 × 10⁹ bytes, 80GiB is 80 × 2³⁰. name: for the message.
-
-    Raises RecipeError.
-    """
-    if not text.strip().isdecimal():  # without a unit
-        with suppress(ValueError):
-            return int(TypeAdapter(ByteSize).validate_python(text))
-    raise RecipeError(f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB.")

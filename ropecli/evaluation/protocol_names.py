@@ -1,0 +1,72 @@
+"""The protocols by name, with their descriptions. Loads nothing, for the help of commands."""
+
+from typing import NamedTuple
+
+YARN_STRIDE = 256
+PASSAGE, CUE = 80, 16
+"""recall: tokens of a passage, and of its beginning, which is repeated but not scored."""
+YARN_NOTE = "YaRN's script: unweighted window means; not comparable with other protocols"
+
+
+class ProtocolDescription(NamedTuple):
+    """summary: one line, for the help. definition: the full text, for the report page."""
+
+    summary: str
+    definition: str
+
+
+PROTOCOLS = {
+    "prefix": ProtocolDescription(
+        "the first N tokens of each document, from one pass",
+        "The model reads the first N tokens of every document; each except the first is scored given all tokens before "
+        "it: ppl = exp(Σ nll / Σ tokens). One pass serves all lengths, unless the frequencies depend on the length. "
+        "Early tokens have little context, so perplexity tends to fall with the length even without any benefit from "
+        "the scaling. Good for finding the length at which a model fails, at the lowest cost.",
+    ),
+    "tail": ProtocolDescription(
+        "the same target tokens at every length, with up to N − 1 tokens of context",
+        "The same target tokens are scored at every length: the last K tokens of each document, cut to the longest "
+        "length, each with N − K to N − 1 tokens of context. ppl = exp(Σ nll / Σ tokens). Shows whether more context "
+        "helps.",
+    ),
+    "sliding": ProtocolDescription(
+        "whole documents in windows of N tokens, --stride tokens apart",
+        "Windows of N tokens, S tokens apart. The first window scores all its tokens, the others their last S. So "
+        "every token is scored once, with at least N − S tokens of context after the first window. "
+        "ppl = exp(Σ nll / Σ tokens). Good for the perplexity of whole documents; a smaller S gives more context and "
+        "takes longer. Press et al. 2022 (arXiv:2012.15409), section 2.",
+    ),
+    "disjoint": ProtocolDescription(
+        "non-overlapping windows, like lm-eval's rolling log-likelihood",
+        "Non-overlapping windows of N tokens; every token is scored once, with N/2 tokens of context on average. "
+        "ppl = exp(Σ nll / Σ tokens). The same as the rolling log-likelihood of lm-evaluation-harness (with "
+        "add_bos_token=False if the tokenizer would add a second <s>): the last window is extended to the left to N "
+        "tokens. Good for comparisons with that tool.",
+    ),
+    "yarn": ProtocolDescription(
+        "like YaRN's script, to compare with its tables",
+        f"{YARN_NOTE}. Windows of N tokens, 256 tokens apart, each starting with a beginning-of-sequence token. "
+        "ppl = exp(mean over windows of each window's mean nll), however many tokens a window scores. The same as "
+        "eval/perplexity.py of github.com/jquesnelle/yarn.",
+    ),
+    "longppl": ProtocolDescription(
+        "only the tokens that need a long context, found by --evaluator or read from --keys",
+        "LongPPL: only key tokens are scored, the same ones at every length. An evaluator model found them: a long "
+        "context instead of a short one raises their log-probability by more than 2 nats, and their loss with the long "
+        "context is below 2 nats. Windows of N tokens, N/2 apart: the model reads all tokens before a key token, or "
+        "the last N/2 to N − 1. ppl = exp(Σ nll / Σ key tokens). Shows whether a model uses its long context. "
+        "Comparable only with the same evaluator. Fang et al. 2025 (arXiv:2410.23771), section 3.",
+    ),
+    "recall": ProtocolDescription(
+        "what a passage gains from its first occurrence, N tokens back; 1: as much as from a near one",
+        f"A passage of {PASSAGE} tokens is repeated at the end of N tokens, after text of other documents. Its first "
+        f"{CUE} tokens are the cue, the others are scored. far: the passage also stands near the beginning. absent: "
+        "another passage stands there. near: it stands shortly before its repetition, within the pretraining length. "
+        "Far gain = absent − far, nats per token of one model. Recall = Σ(absent₀ − far) / Σ(absent₀ − near₀), where ₀ "
+        "is the first model at a length within its pretraining length. 1: as good as a near copy in the first model; "
+        "0: no better than the first model without the passage; below 0: worse. Intervals are paired by document. "
+        "This is literal copying, the least that the use of far text needs. It is not understanding.",
+    ),
+}
+SAME_TOKENS = ("tail", "sliding", "disjoint", "longppl")
+"""The protocols that score the same tokens at every length, so that lengths can be compared with each other."""

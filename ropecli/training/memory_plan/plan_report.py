@@ -1,0 +1,161 @@
+"""The report of `ropecli plan`: memory, operations and time of the best setup, and the others that were tried."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.checkpoint.lint import faults_in_results
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.state import read_state
+from ropecli.config.fields import section_of
+from ropecli.config.layers import kv_cache_bytes
+from ropecli.config.settings import read_settings
+from ropecli.errors import RecipeError
+from ropecli.live.stock_transformers import read_stock_config, stock_config_of
+from ropecli.messages import size
+from ropecli.training.memory_plan import setups
+from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
+from ropecli.training.memory_plan.hardware import TRAINING_ENGINES, short_changes
+from ropecli.training.memory_plan.setups import Setup
+from ropecli.training.stages import Stage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def make_report(
+    opened: Checkpoint,
+    stage: Stage,
+    gpus: int,
+    memory: int,
+    host: int | None,
+    flops: float,
+    mfu: float,
+    recipe_name: str | Path | None,
+    given: dict[str, Any],
+) -> dict[str, Any]:
+    """memory, host: bytes of a GPU, of a machine. flops: per second, of a GPU. given: recipe keys set by the user."""
+    recipe, length = stage.recipe, stage.length
+    patch = stage.in_effect  # of the recipe; None to train the checkpoint as it is
+    config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
+    estimator = MemoryEstimator(config)
+    candidates = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
+    best = setups.best_setup(candidates)
+    if best is None:
+        raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
+    command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
+    step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
+    step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
+    step_seconds = step_flops / (gpus * flops * mfu)
+    estimate, written = best.estimate, patch.config if patch else opened.config
+    settings = read_settings(written)
+    return {
+        "checkpoint": opened.name,
+        "length": length,
+        "gpus": gpus,
+        "gpu_memory": memory,
+        "host_memory": {"machine": host, **asdict(best.host)},
+        "parameters": {
+            "total": estimator.shape.total,
+            "trained": estimate.trained,
+            "active_per_token": estimator.shape.active,
+        },
+        "kv_cache": kv_cache_bytes(section_of(written), settings.family, settings.layers, length),
+        "setting": _setup_name(best),
+        "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
+        "tokens_per_step": step_tokens,
+        "tokens": step_tokens * recipe.steps,
+        "steps": recipe.steps,
+        "flops_per_step": step_flops,
+        "flops": step_flops * recipe.steps,
+        "mfu": mfu,
+        "gpu_flops": flops,
+        "seconds_per_step": step_seconds,
+        "seconds": step_seconds * recipe.steps,
+        "options": [_setup_row(setup) for setup in candidates],
+        "command": command_of(best),
+        "alternatives": [
+            {"setting": _setup_name(setup), "command": command_of(setup)}
+            for setup in setups.alternatives_to(best, candidates)
+        ],
+        "notes": list(_notes(estimator, best, length)),
+        # a patch writes new RoPE fields
+        "findings": [] if patch else [finding._asdict() for finding in faults_in_results(read_state(opened))],
+    }
+
+
+def _setup_row(setup: Setup) -> dict[str, Any]:
+    return {
+        "adapter": setup.changes.get("adapter", setup.recipe.adapter),
+        "engine": setup.launch.name,
+        "changes": setup.changes,
+        "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
+        "bytes": None if setup.refused else setup.estimate.total,
+        "host": None if setup.refused else setup.estimate.host,
+        "host_memory": None if setup.refused else asdict(setup.host),
+        "fits": setup.fits,
+        "refused": setup.refused,
+    }
+
+
+def _notes(estimator: MemoryEstimator, best: Setup, length: int) -> Iterator[str]:
+    """The sentences below the table."""
+    if not estimator.fake_steps.tileable:
+        yield f"tiled_mlp was not tried: {type(estimator.model).__name__} has no MLP that treats each token alone."
+    attention = replace(estimator.shape, matmul=0)
+    share = 1 - flops_of(attention, best.recipe, length, 1) / flops_of(estimator.shape, best.recipe, length, 1)
+    # torchao 0.18, float8/float8_linear.py: casts the operands of each product, and saves them as they are
+    yield (
+        f"FP8 would compute products with weights in 8 bits, at most {share:.0%} of these FLOPs; attention, weights, "
+        "optimizer state and activations stay as they are. It has not run on a GPU, so finetune does not offer it."
+    )
+
+
+def _shortage(
+    model: "PreTrainedModel", candidates: Sequence[Setup], length: int, gpus: int, memory: int, host: int | None
+) -> str:
+    """The memory that is missing, and the next step. memory, host: bytes of a GPU, of a machine."""
+    possible = [setup for setup in candidates if not setup.refused]
+    # of the setups that fit the GPU, the one with the least main memory
+    least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
+    if host and least.estimate.total <= memory:
+        return (
+            f"training takes at least {size(least.host.most)} of main memory on one machine ({_setup_name(least)}); it "
+            f"has {size(host)}. Use a machine with more memory, or plan for another one with --host-memory."
+        )
+    least = min(possible, key=lambda setup: setup.estimate.total)
+    return (
+        f"training at {length} tokens takes at least {size(least.estimate.total)} on each of "
+        f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. {_advice(model, least, memory)}"
+    )
+
+
+def _advice(model: "PreTrainedModel", setup: Setup, memory: int) -> str:
+    """The next step if even this setup does not fit. Names the largest tensor if it takes half of `memory`, a GPU's."""
+    largest = setup.estimate.largest
+    if largest.size < memory / 2:
+        return "Increase --gpus or shorten --length."
+    # a sequence that GPUs share makes this tensor smaller
+    shorten = "increase --gpus or shorten --length." if setup.launch.sequence_ranks > 1 else "shorten --length."
+    takes = size(largest.size)
+    if not largest.pairs:
+        return f"One tensor of {largest.module} takes {takes}: {shorten}"
+    attention = model.config._attn_implementation if setup.recipe.attn == "auto" else setup.recipe.attn
+    # a model that lists flash kernels runs those, not flash_attention_2
+    flash = getattr(model, "_compatible_flash_implementations", None) is None and model._supports_flash_attn
+    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": flash, "flex_attention": model._supports_flex_attn}
+    alternatives = [name for name, is_supported in supported.items() if is_supported and name != attention]
+    instead = f"use --set attn={alternatives[0]} or " if alternatives else ""
+    return (
+        f"attn: {attention} stores a value for every pair of tokens, {takes} in one tensor of {largest.module}: "
+        f"{instead}{shorten}"
+    )
+
+
+def _setup_name(setup: Setup) -> str:
+    adapters = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
+    settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
+    return ", ".join([adapters[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *settings])
