@@ -8,6 +8,7 @@ have one reference, the base.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ropecli.evaluation.report import Change, Report
@@ -163,10 +164,13 @@ def _base(reports: Sequence[Report]) -> Report:
 
 def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
     patched = {report.checkpoint for report in subjects.values() if report.in_memory and report.method != "none"}
-    several = len({report.checkpoint for report in subjects.values()}) > 1
+    checkpoints = {report.checkpoint for report in subjects.values()}
+    several, folders = len(checkpoints) > 1, [Path(checkpoint).name for checkpoint in checkpoints]
 
     def name(key: Key, report: Report) -> str:
-        checkpoint, label = clean(report.checkpoint, 40), clean(report.label)
+        folder, label = Path(report.checkpoint).name, clean(report.label)
+        is_path = report.checkpoint.count("/") > 1  # a Hub id has one
+        checkpoint = clean(folder if is_path and folders.count(folder) == 1 else report.checkpoint, 40)
         if key == base:
             return f"{checkpoint} (base)" if several else "base"
         if report.method == "none":

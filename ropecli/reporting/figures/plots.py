@@ -13,7 +13,8 @@ import numpy as np
 from ropecli.analysis.wavelengths import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
-from ropecli.evaluation.report import Change, Report
+from ropecli.evaluation.protocols import SAME_TOKENS
+from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import Line, base_of, lengths_of, sets_of, title_of
 from ropecli.reporting.report_files import AnyReport
@@ -57,7 +58,10 @@ def draw_values(axes: "Axes", lines: Sequence[Line]) -> None:
     metric, report = lines[0].metric, lines[0].report
     for line in lines:
         values = [metric.of(line.report, length) for length in line.report.lengths]
-        axes.plot(line.report.lengths, values, label=line.name, **line.subject.look)
+        if len(values) == 1 < len(lengths_of(lines)) and line is base_of(lines) and line.report.task in SAME_TOKENS:
+            axes.axhline(values[0], color=style.INK, linewidth=1.8, label=line.name)
+        else:
+            axes.plot(line.report.lengths, values, label=line.name, **line.subject.look)
     better = "higher" if metric.higher else "lower"
     axes.set_title(f"{task_name(report)}{' (%)' * bool(metric.unit)}, {better} is better", fontsize=9, loc="left")
     if metric.logarithmic:
@@ -76,7 +80,7 @@ def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
     zero, drawn = metric.plotted(0), [metric.plotted(0)]
     axes.axhline(zero, color=style.INK, linewidth=1.8, label=base.name)
     for number, line in enumerate(lines[1:]):
-        changes = {length: change for length in line.report.lengths if (change := line.change_from(base, length))}
+        changes = {length: change for length in line.report.lengths if (change := _change(line, base, length))}
         aside = 2 ** (0.035 * (number - (len(lines) - 2) / 2)) if len(lines) <= _MOST_BARS else 1
         spans = [_span(line, change) for change in changes.values()]
         points = [(length * aside, metric.plotted(change.change)) for length, change in changes.items()]
@@ -93,6 +97,13 @@ def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
     if metric.logarithmic:
         style.log_axis(axes, drawn, ratio=True)
     _finish(axes, lines)
+
+
+def _change(line: Line, base: Line, length: int) -> Change | None:
+    """The change from the base. If it was not measured at this length, from its longest one, of the same tokens."""
+    if length not in base.report.lengths and line.report.task in SAME_TOKENS:
+        return loss_change(line.report.cells_at(length)[0], base.report.cells[-1])
+    return line.change_from(base, length)
 
 
 def _span(line: Line, change: Change) -> list[float]:
