@@ -176,18 +176,19 @@ def test_recipe_fits_on_eight_gpus(name, tmp_path):
     """On eight GPUs of 80 GB, in every stage, by the engine that it names, which does not refuse it."""
     from transformers import AutoConfig
 
+    from ropecli.training.launch import Launch
     from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import refusals
 
     path = ROOT / "finetune" / f"{name}.yaml"
-    engine = "ulysses" if "configuration 8-gpu-ulysses" in _header(path) else "fsdp2"
+    launch = Launch("zero-3", 8, sp_size=8) if "configuration 8-gpu-ulysses" in _header(path) else Launch("fsdp2", 8)
     config, processes, _ = EXPECTED[name]
-    assert processes == (1 if engine == "ulysses" else 8)
+    assert processes == launch.data_ranks
     (tmp_path / "config.json").write_text(json.dumps(config))
     estimator = MemoryEstimator(AutoConfig.from_pretrained(tmp_path))
     for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
-        assert list(refusals(estimator, stage.recipe, stage.length, engine, 8)) == []
-        assert estimator.estimate(stage.recipe, stage.length, engine, 8).total < 80 * 10**9
+        assert list(refusals(estimator, stage.recipe, stage.length, launch)) == []
+        assert estimator.estimate(stage.recipe, stage.length, launch).total < 80 * 10**9
 
 
 def test_longmino_scales_the_layers_with_full_attention_alone(build, live, tmp_path):

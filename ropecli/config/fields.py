@@ -63,7 +63,6 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "a positive number below 1e+15": (_positive,
         "factor rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct alpha mixed_b"),
     "a number, 0 or larger": (_number, "mscale mscale_all_dim long_mscale"),
-    "a number with a decimal point": (lambda value: isinstance(value, float), "rms_norm_eps"),
     "a positive number, or a list by layer": (_or(_positive, _list_of(_number)),
         "rope_theta swa_rope_theta compress_rope_theta global_rope_theta local_rope_theta"),
     "true or false": (lambda value: isinstance(value, bool),
@@ -86,7 +85,7 @@ _TABLE = {name: (expected, fits) for expected, (fits, names) in _KINDS.items() f
 _BASES = _KINDS["a positive number, or a list by layer"][1].split()
 _NEVER_NULL = (
     *("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size"),
-    *("rms_norm_eps", "num_kv_shared_layers"),
+    "num_kv_shared_layers",
 )
 
 

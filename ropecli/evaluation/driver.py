@@ -257,9 +257,12 @@ def collect(
         work = {key: task.work(task.samples(one_pass=True)) for key, task in tasks.items()}
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
         progress = Progress([work[id(job.task)] for job in jobs], advice)
+        several = len({id(job.subject.checkpoint) for job in jobs}) > 1
         with progress.shown():
             for number, (part, job) in enumerate(zip(parts, jobs, strict=True), 1):
-                bar = job.subject.label + f" ({number} of {len(jobs)})" * (len(jobs) > 1)
+                subject, label = job.subject, job.subject.label
+                parts_of_name = [subject.checkpoint.name] * (label == "none" or several) + [label] * (label != "none")
+                bar = ", ".join(parts_of_name) + f" ({number} of {len(jobs)})" * (len(jobs) > 1)
                 if (values := _finished(job.task, store.values(part), workers)) is None:
                     scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
                     with factory.open(job.subject, job.tokenizer, scalings) as reader:

@@ -32,7 +32,7 @@ SEED, COUNT, BY_DEFAULT = 0, 3000, 150
 FIELDS = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "vocab_size"),
     *("max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-    *("attention_chunk_size", "no_rope_layers", "num_kv_shared_layers", "index_topk", "rms_norm_eps"),
+    *("attention_chunk_size", "no_rope_layers", "num_kv_shared_layers", "index_topk"),
     *("sliding_window_pattern", "global_attn_every_n_layers", "kv_lora_rank", "qk_rope_head_dim", "rope_theta"),
     *("partial_rotary_factor", "original_max_position_embeddings", "rope_scaling", "rope_parameters"),
     *("rope_scaling", "rope_parameters", "max_position_embeddings", "rope_theta"),  # what users change

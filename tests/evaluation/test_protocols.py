@@ -166,7 +166,6 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
 @pytest.mark.parametrize(
     ("arguments", "lengths", "message"),
     [
-        (("slidin",), [24], "'slidin'.*prefix, tail, sliding, disjoint, yarn.*'sliding'"),
         (("prefix",), [1, 8], "at least 4 tokens"),
         (("sliding", 22), [24, 64], "stride of 22 tokens.*expected 1 to 21"),
         (("tail", None, 22), [24, 64], "22 target tokens.*expected 1 to 21"),

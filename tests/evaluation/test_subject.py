@@ -126,6 +126,7 @@ def test_a_report_has_the_makers_pretraining_length(llama):
     """Llama 4's config.json names 8,192 tokens, which its frequencies are computed from."""
     scaling = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
     config = {"model_type": "llama4_text", "rope_theta": 5e5, "head_dim": 128, "max_position_embeddings": 10485760}
+    config |= {"hidden_size": 5120, "vocab_size": 202048}
     config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 8192}
     subject = Subject(Checkpoint("model", llama, config))
     assert subject.report_fields()["original_max_position_embeddings"] == 262144

@@ -147,12 +147,6 @@ def test_a_config_that_transformers_reads_otherwise_is_refused(config, message, 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_scaling_that_transformers_cannot_build_is_replaced_with_a_warning(llama, edited, tmp_path, caplog):
-    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-    assert patch_to(plan(edited(llama, rope_parameters=longrope)), tmp_path / "out") == 1
-    assert "not proved: that ropecli reads the original config.json as transformers does. " in caplog.text
-
-
 def test_an_error_in_the_code_of_transformers_is_reported_as_such(written):
     """Its yarn multiplies a head_dim of null."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

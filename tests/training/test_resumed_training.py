@@ -13,6 +13,7 @@ import pytest
 from ropecli import signals
 from ropecli.errors import OutputError, RecipeError
 from ropecli.signals import Terminated, terminated_by_signals
+from ropecli.training.launch import Launch
 from ropecli.training.loop import stop_on_signals
 
 LONG = {"steps": 30, "save_every": 10, "gradient_accumulation": 4}
@@ -181,10 +182,6 @@ def test_finished_run_is_not_changed(tune, patched_llama, uninterrupted, tmp_pat
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-class OneProcess:
-    num_processes = 1
-
-
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)]
 )
@@ -193,10 +190,12 @@ def test_signal_ends_the_run_only_after_its_step(number, error):
     with stop_on_signals(said.append) as interrupt:
         for _ in range(3):  # as passed on by a launcher
             send(number)
-        assert interrupt.agreed(OneProcess)
-        with pytest.raises(error):
+        assert interrupt.agreed(Launch())
+        with pytest.raises(error) as stopped:
             interrupt.stop("Saved after step 3.")
-    assert len(said) == 2
+    if error is KeyboardInterrupt:
+        said.append(str(stopped.value))  # which the command line prints
+    assert said[1] == "Saved after step 3."
     assert "Ctrl-C again" in said[0]
 
 
@@ -215,7 +214,7 @@ def test_ignored_signal_stays_ignored(number):
     try:
         with terminated_by_signals(), stop_on_signals() as interrupt:
             send(number)
-            assert not interrupt.agreed(OneProcess)
+            assert not interrupt.agreed(Launch())
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)

@@ -116,7 +116,7 @@ def _smallest_change(
 ) -> Setup:
     """limits: memory and host, bytes."""
     with_adapter = recipe.model_copy(update={"adapter": adapter})
-    if refused := next(_refusals(estimator, with_adapter, length, launch), ""):
+    if refused := next(refusals(estimator, with_adapter, length, launch), ""):
         return Setup(launch, {}, with_adapter, MemoryEstimate(), HostMemory(), False, refused)
 
     def setup(base: Recipe, change: dict[str, Any]) -> Setup:
@@ -131,7 +131,7 @@ def _smallest_change(
     possible = [
         change
         for change in _CHANGES
-        if not any(_refusals(estimator, with_adapter.model_copy(update=change), length, launch))
+        if not any(refusals(estimator, with_adapter.model_copy(update=change), length, launch))
     ]
     recomputed = recipe.gradient_checkpointing == "auto"
     base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
@@ -174,7 +174,7 @@ def estimate_host(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: 
     return HostMemory(loading, estimate.host * processes, saving)
 
 
-def _refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch) -> Iterator[str]:
+def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch) -> Iterator[str]:
     """Yield the messages with which `finetune` would refuse a setup."""
     if recipe.tiled_mlp and not estimator.fake_steps.tileable:
         yield untileable(estimator.model)
