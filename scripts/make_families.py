@@ -13,7 +13,7 @@ import coverage
 
 _COUNTS = ("num_hidden_layers", "num_key_value_heads")
 _SOMETIMES_NULL = (
-    *("head_dim", "max_window_layers", "num_key_value_heads", "sliding_window", "use_sliding_window"),
+    *("rope_theta", "head_dim", "max_window_layers", "num_key_value_heads", "sliding_window", "use_sliding_window"),
     *("global_attn_every_n_layers", "kv_lora_rank", "qk_rope_head_dim"),
 )
 FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
