@@ -75,6 +75,8 @@ class Summary:
             head = (
                 f"No method is certainly best. {best.name} leads at {self.length} tokens; not certainly worse: {names}."
             )
+        elif len(ranked(self.lines, self.length)) == 1:
+            head = f"Only {best.name} was measured at {self.length} tokens."
         elif best.subject.is_base:
             return ["No method is certainly better than the base."]
         else:
@@ -183,9 +185,9 @@ def _of(line: Line, lines: Sequence[Line]) -> Line | None:
 
 
 def _longest(lines: Sequence[Line]) -> int:
-    """The longest length at which there is something to compare."""
-    lengths = lengths_of(lines)
-    return next((length for length in reversed(lengths) if len(ranked(lines, length)) > 1), lengths[-1])
+    """The longest length at which there is something to compare, or the only method beside the base was measured."""
+    lengths, least = lengths_of(lines), min(2, sum(not line.subject.is_base for line in lines))
+    return next((length for length in reversed(lengths) if len(ranked(lines, length)) >= least), lengths[-1])
 
 
 def _short(lines: Sequence[Line]) -> int:

@@ -101,6 +101,13 @@ def situations(report, changed):
             [base, rerope, yarn],
             ["Best: rerope ×4.", "It costs nothing", "It needs ropecli; best in stock software: yarn ×4."],
         ),
+        "alone": (
+            [replace(base, cells=base.cells[:1]), yarn],
+            [
+                "Only yarn ×4 was measured at 1024 tokens.",
+                "It costs +1.1% (1.0 to 1.2) at 256 tokens. Perplexity at 1024",
+            ],
+        ),
         "base": ([base, changed(base, "yarn", SMALL, SMALL, SMALL)], ["No method is certainly better than the base."]),
     }
 
@@ -109,7 +116,7 @@ def verdict_of(tree):
     return ["".join(element.itertext()) for element in tree.iter("p") if element.get("class") == "verdict"]
 
 
-@pytest.mark.parametrize("name", ["certain", "none certain", "cheaper", "too few", "not stock", "base"])
+@pytest.mark.parametrize("name", ["certain", "none certain", "cheaper", "too few", "not stock", "alone", "base"])
 def test_the_verdict(situations, name):
     reports, expected = situations[name]
     for order in (reports, [*reversed(reports)]):
