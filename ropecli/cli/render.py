@@ -310,11 +310,14 @@ def show_extended(result: "Extended") -> None:
     heads = ["candidate", f"far gain at {result.length:,}, nats", "recall", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
     if choice.chosen is None:
-        best, plan = choice.best, choice.best.subject.plan
+        best, label = choice.best, choice.best.subject.label
+        low, cost, plan = recalls[label].recall(result.length).low, 100 * best.cost.change, best.subject.plan
+        more = (
+            f"Allow more with --max-short-cost, {cost:.3g} for {label}, or train it" if low and low > 0 else "Train it"
+        )
         tell(
-            f"No candidate certainly uses text {result.length:,} tokens back at a cost of {result.max_short_cost:g}% "
-            f"or less: nothing is written. Allow more with --max-short-cost, {100 * best.cost.change:.3g} for "
-            f"{best.subject.label}, or train; plan prints the finetune command for your GPUs:"
+            f"No candidate gains from text {result.length:,} tokens back (recall certainly above 0) at a cost of "
+            f"{result.max_short_cost:g}% or less: nothing is written. {more}; plan prints the command for your GPUs:"
         )
         folder = name
         if plan:

@@ -195,21 +195,26 @@ class Extension:
             step()
 
     def _choice(self, left: Sequence[Measured], recall: Recall, store: Store) -> Choice:
-        within = [candidate for candidate in left if not candidate.costs_more(self._most_cost)]
         subjects = [self.base, *(candidate.subject for candidate in left)]
         recalls = [self._report(subject, recall, store) for subject in subjects]
         reference = reference_of(recalls[0])
         recalls = [replace(report, reference=reference) for report in recalls]
-        chosen = None
-        if within:
-            best = within[0]
-            level = [candidate for candidate in within if not candidate.is_certainly_worse(best)]
-            # with few documents nobody knows which are level
-            level = level if best.far.samples >= ENOUGH else [best]
-            chosen = min(level, key=lambda candidate: candidate.cost.change)
-            gain = recalls[1 + list(left).index(chosen)].far_gain(self._recall.lengths[-1])
-            chosen = chosen if gain.low is not None and gain.low > 0 else None
-        return Choice(chosen, left, [*recalls, *(self._report(subject, self._cost, store) for subject in subjects)])
+
+        def gains(report: Report) -> bool:
+            """Whether it certainly reads better than the base without the far text."""
+            low = report.recall(self._recall.lengths[-1]).low
+            return low is not None and low > 0
+
+        within = [
+            candidate
+            for candidate, report in zip(left, recalls[1:], strict=True)
+            if gains(report) and not candidate.costs_more(self._most_cost)
+        ]
+        if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
+            level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
+            within = sorted(level, key=lambda candidate: candidate.cost.change)
+        costs = [self._report(subject, self._cost, store) for subject in subjects]
+        return Choice(within[0] if within else None, left, [*recalls, *costs])
 
     def _report(self, subject: Subject, task: Perplexity | Recall, store: Store) -> Report:
         """What the store has is not measured again. Raises NotFiniteError."""

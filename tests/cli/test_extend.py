@@ -44,7 +44,7 @@ def test_without_a_candidate_within_the_cost_nothing_is_written(extend, tmp_path
     outcome = extend("--max-short-cost", 0)
     assert outcome.code == 3
     assert "at a cost of 0% or less: nothing is written. Allow more with --max-short-cost" in outcome.out
-    assert "for yarn ×4, or train" in outcome.out
+    assert "for yarn ×4, or train it" in outcome.out
     assert "ropecli patch demo --method yarn --factor 4 --target-length 512 --output DIR" in outcome.out
     assert list(tmp_path.iterdir()) == []
 
