@@ -254,9 +254,14 @@ def collect(
     state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
-        work = {key: task.work(task.samples(one_pass=True)) for key, task in tasks.items()}
+        samples = {key: task.samples(one_pass=True) for key, task in tasks.items()}
+        unread = [
+            job.task.work(sample for sample in samples[id(job.task)] if sample not in store.values(part))
+            for part, job in zip(parts, jobs, strict=True)
+        ]
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
-        progress = Progress([work[id(job.task)] for job in jobs], advice)
+        shares = [{length: tokens / workers.count for length, tokens in work.items()} for work in unread]
+        progress = Progress(shares, advice)
         several = len({id(job.subject.checkpoint) for job in jobs}) > 1
         with progress.shown():
             for number, (part, job) in enumerate(zip(parts, jobs, strict=True), 1):
