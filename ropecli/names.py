@@ -1,4 +1,4 @@
-"""What a user may name: a checkpoint, a source of documents, a scaling method.
+"""Names that a user gives: of checkpoints, sources of documents and scaling methods.
 
 Commands check these names before they import anything that takes time, so that a typo is refused at once.
 """
@@ -68,7 +68,7 @@ def check_method(name: str) -> None:
 
 
 def check_checkpoint(name: str) -> None:
-    """Raises CheckpointError for what is no folder with a config.json, no Hub id and not `demo`."""
+    """Raise CheckpointError unless this is a folder with a config.json, a Hub id or `demo`."""
     folder = checkpoint_folder(name)
     if folder and not any((folder / file).exists() for file in ("config.json", "adapter_config.json")):
         refuse_without_config(name, folder)
@@ -115,7 +115,7 @@ def locate(source: str) -> Path | HubDataset:
 
 
 def check_data(source: str) -> None:
-    """Raises DataError for what names no file, folder or Hub dataset, and not the demo's text."""
+    """Raise DataError unless this names a file, a folder, a Hub dataset or the demo's text."""
     if source not in (DEMO, DEMO_TRAIN):
         locate(source)
 
@@ -132,7 +132,7 @@ def refuse_held_out(source: str) -> None:
 
 
 def check_report(path: str | Path) -> None:
-    """Raises DataError for what is no JSON file, OSError."""
+    """Raise DataError for a folder, or a file that is not JSON; OSError."""
     path = Path(path).expanduser()
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a report that a command wrote with --output.")

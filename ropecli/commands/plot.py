@@ -81,7 +81,7 @@ def plot(
 
 
 def _refuse_other_files(kind: str | None, subjects: Sequence[str]) -> None:
-    """Raise DataError for what is no report, OSError."""
+    """Raise DataError for a subject that is not a report; OSError."""
     for name in subjects:
         if kind is None and (name == demo.NAME or options.as_path(name).is_dir()):
             raise DataError(f"{name} is not a report. Plot a checkpoint with --kind {' or '.join(_STUDY.values)}.")

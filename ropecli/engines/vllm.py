@@ -10,7 +10,7 @@
 - Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
 - A draft (config/speculative.py) does not get the values of `--hf-overrides`. MTP layers read config.json; beyond its
   max_position_embeddings nothing is drafted. EAGLE-3 drafters read their own; vLLM raises its length, never scales it.
-- qwen3_5 reads yarn with the sections of multimodal positions. There is no dual-chunk attention since 0.11.
+- qwen3_5 reads yarn with the sections of multimodal positions. vLLM has had no dual-chunk attention since 0.11.
 """
 
 from typing import Any

@@ -193,7 +193,7 @@ def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -
 
 
 def tensors_of(output: Any) -> tuple[torch.Tensor, ...]:
-    """What a rotary module returns: cos and sin, or one complex tensor."""
+    """The tensors that a rotary module returns: cos and sin, or one complex tensor."""
     return (output,) if isinstance(output, torch.Tensor) else tuple(output)
 
 

@@ -50,7 +50,7 @@ def draw_lengths(reports: Sequence[Report]) -> "Figure":
 
 
 def panels(lines: Sequence[Line]) -> "list[Callable[[Axes, Sequence[Line]], None]]":
-    """What draws a set: the values, and the changes if the base can be compared with at the longest length."""
+    """The functions that draw a set: values, and changes if the longest length can be compared with the base."""
     base, longest = base_of(lines), lengths_of(lines)[-1]
     changes = base and any(longest in line.report.lengths and _change(line, base, longest) for line in lines[1:])
     return [draw_values, draw_changes] if changes else [draw_values]
