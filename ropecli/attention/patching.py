@@ -4,7 +4,6 @@ The proof of a distance method has two parts: rotating queries and keys further 
 (head_layout.py), and a text too short for any distance to change must give the same output as without the method.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,7 @@ from ropecli.attention.attention_function import frequencies_of
 from ropecli.attention.head_layout import find_layout, in_evaluation
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_patch
-from ropecli.config.changes import diff
-from ropecli.config.saved_remapping import KEY, SavedRemapping, read_saved_remapping, write_saved_remapping
+from ropecli.config.saved_remapping import KEY, SavedRemapping
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.devices import input_device
 from ropecli.live.loading import is_quantized
@@ -52,13 +50,10 @@ def with_layout(plan: PatchPlan) -> PatchPlan:
     method, or with a known layout, are returned unchanged. Raises PatchError if the architecture does not support the
     method, OutputError if no temporary file can be written.
     """
-    saved = read_saved_remapping(plan.config)
+    saved = plan.remapping
     if saved is None or saved.rotary_start is not None:
         return plan
-    complete = _prove_on_small_model(stock_config_of(plan.config), saved)
-    config = copy.deepcopy(plan.config)
-    write_saved_remapping(config, complete)
-    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
+    return replace(plan, remapping=_prove_on_small_model(stock_config_of(plan.config), saved))
 
 
 def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:

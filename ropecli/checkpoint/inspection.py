@@ -179,8 +179,6 @@ def _advice(state: CheckpointState) -> str:
         plan = make_plan(state.checkpoint, make_spec("yarn", factor))
     except RopecliError:
         return ""
-    if plan.unwritable:
-        return ""
     command = patch_command(state.checkpoint.name, None, "yarn", factor)
     return f" To read {plan.positions.context_length} tokens: `{command}`."
 
@@ -283,7 +281,7 @@ def make_study(
             positions = state.positions
             findings += state.findings
         else:
-            plan = make_plan(checkpoint, spec, original_length=original_length)
+            plan = make_plan(checkpoint, spec, original_length=original_length, in_memory=True)
             positions = plan.positions
             findings += plan.findings_in_memory
         rope = positions.main

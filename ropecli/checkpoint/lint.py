@@ -192,15 +192,13 @@ def fix_command(state: CheckpointState) -> str | None:
     if main.remapping is not None and note is None:
         return None
     spec, options, labels = main.spec, _fixing_lengths(state), None
-    lengths = {key: value for key, value in options.items() if isinstance(value, int)}
+    lengths: dict[str, Any] = {key: value for key, value in options.items() if isinstance(value, int)}
     if note and main.geometry.layer_type not in note.layer_types:
         spec, labels = note.spec(), list(map(str, note.layer_types))
         options["layer_types"] = ",".join(labels)
     try:
-        plan = make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=_falls_short(state), **lengths)
+        make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=_falls_short(state), **lengths)
     except RopecliError:
-        return None
-    if plan.unwritable:
         return None
     checkpoint, by_length = state.checkpoint, _falls_short(state) or spec.method.name == "none"
     return patch_command(

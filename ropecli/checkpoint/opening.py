@@ -1,7 +1,5 @@
 """Finds a checkpoint (a folder, a Hub id, or `demo`), checks its files, and reads its JSON files."""
 
-import hashlib
-import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +27,7 @@ from ropecli.checkpoint.files import (
     weights_in,
 )
 from ropecli.errors import CheckpointError, quoted, shown
-from ropecli.hashing import sha256_of
+from ropecli.hashing import digest, sha256_of
 from ropecli.names import checkpoint_folder, refuse_without_config
 
 # Names that git accepts, without those that would leave the cache's refs folder.
@@ -125,13 +123,9 @@ class Checkpoint:
     def _digest(self) -> str:
         if not self.has_weights:
             return f"commit:{self.commit}"
-        sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         paths = [path for path in weights_in(self.folder) if is_file(path)]
-        for path, content in zip(paths, _hashes_of(paths), strict=True):
-            sha.update(f"{path.name} {content}".encode())
-        if self.base:
-            sha.update(self.base.digest().encode())
-        return f"sha256:{sha.hexdigest()}"
+        names = [path.name for path in paths]
+        return f"sha256:{digest(self.config, names, _hashes_of(paths), self.base and self.base.digest())}"
 
     def origin(self, *, digest: bool = True) -> dict[str, Any]:
         """Name, revision, commit and digest, for records of where something came from.

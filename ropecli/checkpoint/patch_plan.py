@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,32 +30,38 @@ class PatchPlan:
     """The changes that a patch would write.
 
     positions: after the patch; the main rope is that of the first scaled layer type, and the pretraining length its
-    geometry's. scaled: the scaled layer types. original: the config before any patch; config: after this patch;
-    changes: from the current config to it. unwritable: why config.json cannot express the method; `config` is then
-    `original`. max_position_embeddings: the value to write, tokens. layers: see read_layers.
+    geometry's. written: the ropes to write, by scaled layer type. remapping: of a distance method. original: the config
+    before any patch. max_position_embeddings: the value to write, tokens. layers: see read_layers.
     """
 
     source: Checkpoint
     spec: ScalingSpec
     positions: Positions
-    scaled: tuple[str | None, ...]
+    written: dict[str | None, ScaledRope]
+    remapping: SavedRemapping | None
     original: dict[str, Any]
-    config: dict[str, Any]
-    changes: tuple[ConfigChange, ...]
-    unwritable: str | None
     max_position_embeddings: int
     layers: tuple[Layer, ...]
     findings: tuple[Finding, ...]
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json after the patch. Raises PatchError if it cannot express the scaling."""
+        config = copy.deepcopy(self.original)
+        write_settings(config, self.written, self.max_position_embeddings)
+        if self.remapping is not None:
+            write_saved_remapping(config, self.remapping)
+        return config
+
+    @property
+    def changes(self) -> tuple[ConfigChange, ...]:
+        """From the current config.json to the patched one."""
+        return tuple(diff(self.source.config, self.config))
 
     @property
     def findings_in_memory(self) -> tuple[Finding, ...]:
         """Without those that only concern a patch on disk."""
         return tuple(finding for finding in self.findings if finding.about != "writing")
-
-    @property
-    def remaps(self) -> bool:
-        """Whether the method is a distance method, with ropecli's attention."""
-        return any(rope.remapping is not None for rope in self.positions.ropes.values())
 
 
 def _before_patches(
@@ -87,14 +94,16 @@ def make_plan(
     original_length: int | None = None,
     layer_types: Sequence[str] | None = None,
     choose_factor: bool = True,
+    in_memory: bool = False,
 ) -> PatchPlan:
     """Plan a patch of `checkpoint`.
 
     target_length: tokens. choose_factor: compute the factor from target_length and the pretraining length, ignoring
     spec.factor. original_length: overrides the pretraining length. layer_types: the layer types to scale. Default:
     those that see the whole context. Method `none` keeps the scaling that the checkpoint ships with, and by default
-    its context length; `unscaled` removes it. Raises MethodError for a factor or target out of range or without
-    effect, PatchError for unknown layer types, and for scalings that the architecture does not support.
+    its context length; `unscaled` removes it. in_memory: also for a scaling that config.json cannot express. Raises
+    MethodError for a factor or target out of range or without effect, PatchError for unknown layer types, and for
+    scalings that the architecture or config.json does not support.
     """
     config, settings, findings = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
@@ -129,16 +138,9 @@ def make_plan(
     written_length = original if spec.method.rope_type == "dynamic" else target
     scaled = {label: ropes[label] for label in labels}
     _refuse_own_positions(settings, scaled.values())
-    patched, unwritable = copy.deepcopy(config), None
-    try:
-        # for a distance method alone, the RoPE fields keep the scaling that the checkpoint ships with
-        specs = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
-        written = {label: replace(rope, spec=rope.spec.frequency or specs[label]) for label, rope in scaled.items()}
-        write_settings(patched, written, written_length)
-        if (saved := SavedRemapping.of(scaled.values())) is not None:
-            write_saved_remapping(patched, saved)
-    except PatchError as error:
-        patched, unwritable = config, str(error)
+    # for a distance method alone, the RoPE fields keep the scaling that the checkpoint ships with
+    specs = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
+    written = {label: replace(rope, spec=rope.spec.frequency or specs[label]) for label, rope in scaled.items()}
     record = checkpoint.record
     if tuned_weights(record) and (tuned_for := record["tuned"].get("scaling")) != spec.label:
         tuned = (
@@ -153,19 +155,20 @@ def make_plan(
         finding._replace(about="writing")
         for finding in plan_warnings.of_writing(checkpoint, config, rope, written_length)
     ]
-    return PatchPlan(
+    plan = PatchPlan(
         source=checkpoint,
         spec=spec,
         positions=Positions(ropes, rope, original, target),
-        scaled=labels,
+        written=written,
+        remapping=SavedRemapping.of(scaled.values()),
         original=config,
-        config=patched,
-        changes=tuple(diff(checkpoint.config, patched)),
-        unwritable=unwritable,
         max_position_embeddings=written_length,
         layers=settings.layers,
         findings=(*findings, *of_scaling, *of_writing),
     )
+    if not in_memory:
+        _ = plan.config  # raises PatchError
+    return plan
 
 
 def _labels_to_scale(

@@ -54,7 +54,6 @@ def write_patch(
     them and report it with `say`. rewrite: for weights that change too. notes: further entries of ropecli.yaml. check:
     called on the complete folder before it is renamed. Raises OSError, OutputError, ProofError: nothing is written.
     """
-    refuse_unwritable(plan)
     plan.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
@@ -64,12 +63,6 @@ def write_patch(
         _place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
         check(folder)
     return proved
-
-
-def refuse_unwritable(plan: PatchPlan) -> None:
-    """Raise PatchError for a patch that works only in memory."""
-    if plan.unwritable:
-        raise PatchError(plan.unwritable)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -90,7 +83,7 @@ def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any], note
             "method": spec.method.name,
             "factor": float(spec.factor),
             "params": {key: list(value) if isinstance(value, tuple) else value for key, value in spec.params.items()},
-            "layer_types": list(plan.scaled),
+            "layer_types": list(plan.written),
         },
         "changes": [change._asdict() for change in changes],
     }

@@ -225,7 +225,7 @@ def show_patch(result: "PatchResult") -> None:
     if output is None:
         show_changes(CONFIG, plan.changes)
     tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
-    if plan.remaps:
+    if plan.remapping:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
     if output is not None:
         _suggest_measuring(output, plan.source.name)

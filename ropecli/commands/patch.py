@@ -116,11 +116,10 @@ def patch(
 
 
 def write_plan(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
-    from ropecli.checkpoint.writing import refuse_unwritable, write_patch
+    from ropecli.checkpoint.writing import write_patch
     from ropecli.config.families import is_known
 
-    refuse_unwritable(plan)
-    if plan.remaps:  # may refuse: before the warnings
+    if plan.remapping:  # may refuse: before the warnings
         from ropecli.attention.patching import with_layout
 
         plan = with_layout(plan)

@@ -135,7 +135,7 @@ def _default_specs(
     for name, params in methods.items():
         spec = make_spec(name, factor, params)
         try:
-            make_plan(checkpoint, spec)
+            make_plan(checkpoint, spec, in_memory=True)
         except MethodError as error:
             warn(f"Skipping {name}: {error}")
             continue

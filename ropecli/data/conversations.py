@@ -11,7 +11,6 @@ conversations with the same roles and fields. Templates also look at texts, so e
 rendering too. Reasoning of earlier answers may be left out, as it is at inference.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -28,6 +27,7 @@ import numpy as np
 from ropecli.data.documents import Document, encode
 from ropecli.data.formats import REASONING, Conversation, Message, messages_of, reasoning_of
 from ropecli.errors import DataError, reason_of
+from ropecli.hashing import digest
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _THINKING = re.compile(r"(\s*<think>)(.*?)(</think>)(.*)", re.DOTALL)
@@ -79,8 +79,7 @@ def template_digest(tokenizer) -> str | None:
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         return None
-    settings = json.dumps([template, tokenizer.special_tokens_map], sort_keys=True, default=str)
-    return hashlib.sha256(settings.encode()).hexdigest()
+    return digest(template, tokenizer.special_tokens_map)
 
 
 def tokenize_conversations(

@@ -1,6 +1,5 @@
 """Tokenizes a source into documents; skips and counts those that are too short."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import CheckpointError, DataError, reason_of
+from ropecli.hashing import digest
 
 _BATCH = 32
 _CHARACTERS = 8
@@ -91,14 +91,7 @@ class Documents:
 
     def fingerprint(self, length: int | None = None) -> str:
         """sha256 over the first `length` token ids of every document, or over all of them, and over the key tokens."""
-        sha = hashlib.sha256()
-        for document in self.kept:
-            ids = document.ids[:length]
-            sha.update(len(ids).to_bytes(8, "little"))
-            sha.update(ids.astype("<i8").tobytes())
-            if document.key_tokens is not None:
-                sha.update(document.key_tokens.astype("<i8").tobytes())
-        return sha.hexdigest()
+        return digest(*(part for document in self.kept for part in (document.ids[:length], document.key_tokens)))
 
 
 def read_documents(

@@ -1,7 +1,5 @@
 """Training sequences of one length from all sources of a recipe, as a function of the stream position."""
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -32,6 +30,7 @@ from ropecli.data.sequences import (
 from ropecli.data.sources import TO_TRAIN, Source
 from ropecli.data.token_store import UNKNOWN_END, TokenStore, open_store
 from ropecli.errors import DataError
+from ropecli.hashing import digest
 from ropecli.messages import Span, say
 
 _FORMAT = 2
@@ -148,8 +147,8 @@ class Stream:
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
         chunks = recipe.pose_chunks if recipe.positions == "pose" else None
-        parts = [_FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        of_mixture = self._mixture.shares, list(self._made_of)
+        return digest(_FORMAT, self.length, recipe.seed, gaps, chunks, *of_mixture)
 
     def summary(self, pretraining_length: int, context_length: int) -> list[str]:
         """A sentence per source, and the share of the labels that need a longer context than the pretraining length.

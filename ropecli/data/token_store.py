@@ -15,7 +15,6 @@ KEY is computed from the source and the tokenizer, without reading the text. The
 shards of 64 MiB or one file, each under its own KEY, so that a failure or a change loses one of them.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -40,6 +39,7 @@ from ropecli.data.formats import Conversation
 from ropecli.data.sources import Rows, Source, describe_faults
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
+from ropecli.hashing import digest
 from ropecli.messages import warn
 
 _FORMAT = 4
@@ -96,18 +96,14 @@ class TokenStore:
         self._first_turns = np.cumsum(self.turn_counts) - self.turn_counts
         self._starts = np.cumsum(lengths) - lengths
         self.masked, self.largest_id = False, -1
-        sha = hashlib.sha256()
+        pieces = []
         for start in range(0, len(ids), _PIECE):
             part, scored = ids[start : start + _PIECE], trained[start : start + _PIECE]
             self.masked |= not scored.all()
             self.largest_id = max(self.largest_id, int(part.max()))
-            sha.update(np.where(scored, part, ~part).astype("<i4").data)
-        if compression is not None:  # builds of zlib differ a little
-            sha.update(np.ascontiguousarray(compression, dtype="<f8").data)
-        if len(self.turns):
-            sha.update(np.concatenate([self.turn_counts, self.turns]).astype("<i8").data)
-        of_lengths = hashlib.sha256(np.ascontiguousarray(lengths, dtype="<i8").data)
-        self.digest = hashlib.sha256(of_lengths.digest() + sha.digest()).hexdigest()
+            pieces.append(digest(np.where(scored, part, ~part).astype("<i4").tobytes()))
+        # builds of zlib compress a little differently
+        self.digest = digest(lengths, pieces, compression, self.turn_counts, self.turns)
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -174,7 +170,7 @@ def open_store(
             return " ".join(filter(None, sentences))
 
         identity = [*settings, source_identity(source, part)]
-        key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        key = digest(identity)
         return open_documents(key, documents, skipped)
 
     if source.is_demo or source.limit is not None:
@@ -339,7 +335,7 @@ def last_seen_files(source: Source, folder: Path) -> tuple[DataFile, ...]:
     """
     if not source.is_on_hub:
         return source.files()
-    name = hashlib.sha256(json.dumps([source.place, source.split, source.splits]).encode()).hexdigest()
+    name = digest(source.place, source.split, source.splits)
     path = folder / f"{name}.json"
     try:
         files = source.files()
@@ -359,7 +355,7 @@ def source_identity(source: Source, files: Sequence[DataFile]) -> list[Any]:
     Includes mtime and ctime, because cp -p, tar and rsync -t preserve mtime.
     """
     if source.is_demo:
-        chooses = hashlib.sha256(Path(corpus.__file__).read_bytes()).hexdigest()
+        chooses = digest(Path(corpus.__file__).read_bytes())
         root = corpus.stdlib_root()
         return [source.place, chooses, sys.version, str(root), root.stat().st_mtime_ns]
     identity: list[Any] = []
@@ -375,17 +371,15 @@ def source_identity(source: Source, files: Sequence[DataFile]) -> list[Any]:
 
 def tokenizer_digest(tokenizer) -> str:
     """sha256 over everything that determines how the tokenizer splits text."""
-    sha = hashlib.sha256(type(tokenizer).__name__.encode())
+    name = type(tokenizer).__name__
     if tokenizer.is_fast:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         # these are arguments of the last call
         backend = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
         # not part of the backend: whether special tokens in the text are split
         split = bool(getattr(tokenizer, "split_special_tokens", False))
-        sha.update(json.dumps([backend, split], sort_keys=True).encode())
-        return sha.hexdigest()
+        return digest(name, backend, split)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-            sha.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return sha.hexdigest()
+        files = {path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()}
+        return digest(name, *(part for file in sorted(files) for part in (file, files[file].read_bytes())))

@@ -1,6 +1,5 @@
 """The pieces of prompts, as tokens: of a longer text, of a chat template, and the text around needles."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from ropecli.data.conversations import warn_if_slow
 from ropecli.data.documents import encode, special_tokens
 from ropecli.errors import DataError, reason_of
+from ropecli.hashing import digest
 
 TokenIds = tuple[int, ...]
 
@@ -104,7 +104,7 @@ class Haystack:
     anywhere: bool
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()
+        return digest(self.ids)
 
     def stretch(self, tokens: int, rng: np.random.Generator) -> np.ndarray:
         """Shape (tokens,), int64."""

@@ -5,7 +5,6 @@ completes. Each piece is tokenized separately, so no needle is cut and its posit
 depth, index and seed give the same prompt for every model with the same tokenizer.
 """
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,6 +19,7 @@ from ropecli.data.sources import DEMO, DEMO_TRAIN
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.prompt_pieces import Frame, Haystack, PieceTokenizer, TokenIds
 from ropecli.evaluation.request import NeedleOptions, with_config
+from ropecli.hashing import digest
 
 _WORDS = (
     "Amber Birch Cedar Clover Copper Coral Crystal Dahlia Ebony Ember Falcon Fern Garnet Ginger Hazel Indigo Ivory "
@@ -147,7 +147,7 @@ class Prompt:
 
     def digest(self) -> str:
         """sha256 of the prompt with the true key; the same for both modes."""
-        return hashlib.sha256(np.array([*self.ids, *self.answers[0]], dtype="<i8").tobytes()).hexdigest()
+        return digest(np.array([*self.ids, *self.answers[0]]))
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def alternatives(checkpoint: Checkpoint) -> dict[str, Subject]:
         if alternative.factor < 1:
             continue
         try:
-            plan = make_plan(checkpoint, alternative)
+            plan = make_plan(checkpoint, alternative, in_memory=True)
         except (MethodError, PatchError):  # ×1 has no effect: unpatched stands for it
             continue
         if _tables(plan.positions.ropes) not in tables:

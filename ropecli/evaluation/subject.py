@@ -1,7 +1,6 @@
 """A checkpoint to measure, with its scaling, and the models that read for it."""
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
+from ropecli.hashing import digest
 from ropecli.live.loading import resolve_dtype_and_device, vocabulary_mismatch
 from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
@@ -75,13 +75,11 @@ class Subject:
         """Hash of the plan's ropes, to the bit. None for no plan."""
         if self.plan is None:
             return None
-        sha = hashlib.sha256()
+        parts: list[Any] = []
         for label, rope in self.plan.positions.ropes.items():
-            sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
-            if rope.remapping is not None:
-                sha.update(repr((rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)).encode())
-            sha.update(rope.inv_freq.tobytes())
-        return sha.hexdigest()
+            remapping = rope.remapping and (rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)
+            parts += [label, rope.geometry, rope.spec, rope.attention_factor, remapping, rope.inv_freq]
+        return digest(*parts)
 
     def report_fields(self) -> dict[str, Any]:
         return {
@@ -119,7 +117,7 @@ def open_subjects(
     opened = [open_checkpoint(name, revision=revision, **needed) for name in names]
     length = options["original_length"]
     subjects = [
-        Subject(checkpoint, make_plan(checkpoint, spec, original_length=length) if spec else None)
+        Subject(checkpoint, make_plan(checkpoint, spec, original_length=length, in_memory=True) if spec else None)
         for checkpoint in opened
         for spec in specs
     ]
@@ -184,7 +182,7 @@ def refuse_attention(subject: Subject, attn: str) -> None:
     Raises CheckpointError for an incomplete distance method in config.json.
     """
     saved = read_state(subject.checkpoint).saved_remapping
-    method = subject.spec.method.name if subject.plan and subject.plan.remaps else None
+    method = subject.spec.method.name if subject.plan and subject.plan.remapping else None
     if saved is not None and method is None:
         method = f"{subject.checkpoint.name}, which is {saved.method}"
     if attn != "auto" and method:

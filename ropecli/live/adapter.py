@@ -57,7 +57,8 @@ def merge_adapter(
     """
     from peft import PeftModel, set_peft_model_state_dict
 
-    lora = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
+    # peft merges these itself; trainable_tokens are the changes of single embeddings
+    lora = {name: tensor for name, tensor in tensors.items() if ".lora_" in name or ".trainable_tokens_" in name}
     _load_trained_in_full(checkpoint, model, {name: tensor for name, tensor in tensors.items() if name not in lora})
     lora_config = dataclasses.replace(
         config, modules_to_save=None, ensure_weight_tying=False, init_lora_weights=True, inference_mode=True
@@ -93,21 +94,30 @@ def other_base(adapter: Path, base: Checkpoint) -> str | None:
 
 
 def _load_trained_in_full(checkpoint: Checkpoint, model: "PreTrainedModel", tensors: Tensors) -> None:
-    """Copy fully trained embeddings and norms into the model in place, which keeps tied weights tied."""
+    """Copy fully trained embeddings and norms into the model, in place.
+
+    As in peft, the vocabulary may have been resized, and a head that was tied is untied unless it was trained to the
+    same values.
+    """
+    trained = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    embeddings: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    names = {module: f"{name}.weight" for name, module in model.named_modules() if module in (embeddings, head)}
+    rows = {len(trained[name]) for name in names.values() if name in trained}
+    if len(rows) == 1 and rows != {embeddings.num_embeddings}:
+        model.resize_token_embeddings(min(rows), mean_resizing=False)
+        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is not None and head.weight is embeddings.weight and rows:
+        pair = [trained[name] for name in names.values() if name in trained]
+        if len(pair) == 1 or not torch.equal(*pair):
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
+            model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
     of_model = model.state_dict()
-    for name, tensor in tensors.items():
-        target = of_model.get(name.removeprefix(PREFIX))
+    for name, tensor in trained.items():
+        target = of_model.get(name)
         if target is None or target.shape != tensor.shape:
             base = "is missing in the base" if target is None else f"has shape {tuple(target.shape)} in the base"
             raise _does_not_fit(checkpoint, f"{name}, shape {tuple(tensor.shape)}, {base}")
-        for tied in [key for key, value in of_model.items() if value.data_ptr() == target.data_ptr()]:
-            trained = tensors.get(PREFIX + tied)
-            if trained is None or not torch.equal(trained, tensor):
-                raise _does_not_fit(
-                    checkpoint,
-                    f"it trains {name} and {tied} separately, but they are tied in the base",
-                    "Train it again without one of them.",
-                )
         with torch.no_grad():
             target.copy_(tensor)
 

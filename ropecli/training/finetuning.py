@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ropecli.attention import load_model
 from ropecli.attention.loaded import check_tables
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
+from ropecli.config.changes import get_path
 from ropecli.data.stream import Batch, Stream, open_stream
 from ropecli.errors import ProofError, RecipeError
 from ropecli.evaluation.protocols import short_context
@@ -76,7 +77,7 @@ def finetune_checkpoint(
     length: tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage.
     SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
     """
-    say = listener.say
+    say, given = listener.say, recipe
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
         say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
         recipe = recipe.model_copy(update={"mixed_precision": "none"})
@@ -99,9 +100,8 @@ def finetune_checkpoint(
     model, unread = _load(checkpoint, recipe, launch)
     launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
-    recorded = launch.from_main(lambda: run_folder.read_run(output).get("recipe", {}))
-    checkpointing = recorded.get("gradient_checkpointing")
-    recipe = resolve_checkpointing(launch, model.config, recipe, length, checkpointing, say)
+    recorded = launch.from_main(lambda: get_path(run_folder.read_run(output), "resolved.gradient_checkpointing"))
+    recipe = resolve_checkpointing(launch, model.config, recipe, length, recorded, say)
     positions = read_state(checkpoint).positions
     try:
         loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
@@ -125,7 +125,8 @@ def finetune_checkpoint(
         "length": length,
         "window": position_span,
         "processes": launch.world,
-        "recipe": recipe.model_dump(mode="json", exclude={"stages"}),
+        "recipe": given.model_dump(mode="json", exclude={"stages"}),
+        "resolved": recipe.model_dump(mode="json", include={"mixed_precision", "gradient_checkpointing"}),
     }
     with sole_use(output / run_folder.LOCK, output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
@@ -137,8 +138,14 @@ def finetune_checkpoint(
                 clear_finished(output)
             return
         listener.on_phase("fine-tuning")
-        run = _Training(checkpoint, launch, recipe, stream, validation, output, listener, unread)
-        wrapped = run.train(loss_of, optimizer, interrupt, settings)
+        wrapped, optimizer = _prepare(checkpoint, launch, loss_of, optimizer, unread)
+        _train(
+            *(launch, recipe, stream, validation, output, listener),
+            wrapped=wrapped,
+            optimizer=optimizer,
+            interrupt=interrupt,
+            settings=settings,
+        )
         if unread and unread.files and recipe.adapter == "none":
             tensors = unread.gathered()
             try:
@@ -153,94 +160,93 @@ def finetune_checkpoint(
         launch.wait([0])
 
 
-@dataclass
-class _Training:
-    """Adds the log, validation and divergence detection to the training loop."""
+def _prepare(
+    checkpoint: Checkpoint, launch: Launch, loss_of: NextTokenLoss, optimizer: torch.optim.Optimizer, unread: Any
+) -> tuple[torch.nn.Module, Any]:
+    """The loss module and the optimizer as the engine wraps them, with the weights read and their tables checked."""
+    adapted = hasattr(loss_of.model, "peft_config")
+    wrapped, optimizer = launch.prepare(loss_of, optimizer)
+    if unread:
+        unread.read()
+    if differences := check_tables(wrapped, checkpoint).differences:  # of what the engine made of it
+        raise ProofError(" ".join(differences))
+    if adapted:
+        adapters.save_only_trained(launch.accelerator)
+    return wrapped, optimizer
 
-    checkpoint: Checkpoint
-    launch: Launch
-    recipe: Recipe
-    stream: Stream
-    validation: Validation | None
-    output: Path
-    listener: Listener
-    unread: UnreadModel | None = None
 
-    def train(
-        self, loss_of: NextTokenLoss, optimizer: torch.optim.Optimizer, interrupt: Interrupt, settings: dict[str, Any]
-    ) -> torch.nn.Module:
-        """Train from the newest checkpoint, or from the start. Returns the loss module as prepared by Accelerate."""
-        recipe = self.recipe
-        self.wrapped, optimizer = self.launch.prepare(loss_of, optimizer)
-        if self.unread:
-            self.unread.read()
-        if differences := check_tables(self.wrapped, self.checkpoint).differences:  # of what the engine made of it
-            raise ProofError(" ".join(differences))
-        if recipe.adapter != "none":
-            adapters.save_only_trained(self.launch.accelerator)
-        checkpoints = run_folder.TrainingCheckpoints(
-            self.launch,
-            self.output / run_folder.CHECKPOINTS,
-            recipe.save_every,
-            recipe.keep_checkpoints,
-            say=self.listener.say,
-        )
-        loop = TrainingLoop(
-            self.launch,
-            self.wrapped,
-            list(self.wrapped.parameters()),
-            optimizer,
-            schedule=lambda step: rate_factor(step, recipe),
-            batches=self._batches,
-            ended=lambda done: done >= recipe.steps,
-            max_grad_norm=recipe.max_grad_norm,
-            seed=recipe.seed,
-            on_step=self._report,
-            checkpoints=checkpoints,
-            interrupt=interrupt,
-            advice=lambda: (
-                f"{self.divergence.kept()} Start over in another --output with a lower learning_rate or more "
-                "warmup_steps."
-            ),
-        )
-        done = checkpoints.restore()
-        if done:
-            self.listener.say(f"Resuming after step {done}.")
-        earlier = self.launch.from_main(lambda: run_folder.losses_until(self.output, done))
-        self.divergence = Divergence(recipe.max_loss_rise, self.output, earlier)
-        checkpoints.spare = self.divergence.last_good
-        self.log = run_folder.RunLog(self.launch, self.output, done or None, settings)
-        if not done:
-            self._validate(0)
-        pass_size = f"A pass over {recipe.batch_size} × {self.stream.length} tokens"
-        remedy = (
-            "Start over in another --output with a smaller batch_size, an adapter or shorter sequences. `ropecli plan` "
-            "shows what fits."
-        )
-        with closing(self.log), explain_out_of_memory(pass_size, remedy):
-            loop.train(done)
-        return self.wrapped
+def _train(
+    launch: Launch,
+    recipe: Recipe,
+    stream: Stream,
+    validation: Validation | None,
+    output: Path,
+    listener: Listener,
+    *,
+    wrapped: torch.nn.Module,
+    optimizer: Any,
+    interrupt: Interrupt,
+    settings: dict[str, Any],
+) -> None:
+    """Train from the newest checkpoint, or from the start, with the log, validation and detection of divergence."""
+    checkpoints = run_folder.TrainingCheckpoints(
+        launch, output / run_folder.CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=listener.say
+    )
+    rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its step
+    done = checkpoints.restore()
+    if done:
+        listener.say(f"Resuming after step {done}.")
+    divergence = Divergence(
+        recipe.max_loss_rise, output, launch.from_main(lambda: run_folder.losses_until(output, done))
+    )
+    checkpoints.spare = divergence.last_good
+    log = run_folder.RunLog(launch, output, done or None, settings)
 
-    def _batches(self, step: int) -> list[Batch]:
-        """This process's batches of a step, one per pass. Sequences are numbered by step, pass, process and row."""
-        rank, ranks = self.launch.data_rank, self.launch.data_ranks
-        passes, size = self.recipe.gradient_accumulation, self.recipe.batch_size
-        starts = [((step * passes + part) * ranks + rank) * size for part in range(passes)]
-        return [self.stream.batch(range(start, start + size)) for start in starts]
-
-    def _report(self, progress: TrainingProgress) -> None:
-        self.log.write(asdict(progress))
-        self.listener.on_step(progress)
-        self.divergence.add(progress.step, progress.loss)
-        self._validate(progress.step)
-
-    def _validate(self, step: int) -> None:
-        """Measure perplexity on held-out text if it is due; also before the first step."""
-        if self.validation and self.validation.due(step):
-            measured = self.validation.run(self.launch, self.wrapped, step)
-            self.log.write(measured)
+    def validate(step: int) -> None:
+        if validation and validation.due(step):
+            measured = validation.run(launch, wrapped, step)
+            log.write(measured)
             perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
-            self.listener.say(f"Step {step}: perplexity {perplexities}.")
+            listener.say(f"Step {step}: perplexity {perplexities}.")
+
+    def report(progress: TrainingProgress) -> None:
+        log.write(asdict(progress))
+        listener.on_step(progress)
+        divergence.add(progress.step, progress.loss)
+        validate(progress.step)
+
+    def batches(step: int) -> list[Batch]:
+        """This process's batches of a step, one per pass. Sequences are numbered by step, pass, process and row."""
+        passes, size = recipe.gradient_accumulation, recipe.batch_size
+        starts = [((step * passes + part) * launch.data_ranks + launch.data_rank) * size for part in range(passes)]
+        return [stream.batch(range(start, start + size)) for start in starts]
+
+    loop = TrainingLoop(
+        launch,
+        wrapped,
+        list(wrapped.parameters()),
+        optimizer,
+        schedule=lambda step: [rate * rate_factor(step, recipe) for rate in rates],
+        batches=batches,
+        ended=lambda done: done >= recipe.steps,
+        max_grad_norm=recipe.max_grad_norm,
+        seed=recipe.seed,
+        on_step=report,
+        checkpoints=checkpoints,
+        interrupt=interrupt,
+        advice=lambda: (
+            f"{divergence.kept()} Start over in another --output with a lower learning_rate or more warmup_steps."
+        ),
+    )
+    pass_size = f"A pass over {recipe.batch_size} × {stream.length} tokens"
+    remedy = (
+        "Start over in another --output with a smaller batch_size, an adapter or shorter sequences. `ropecli plan` "
+        "shows what fits."
+    )
+    with closing(log), explain_out_of_memory(pass_size, remedy):
+        if not done:
+            validate(0)
+        loop.train(done)
 
 
 def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreTrainedModel", UnreadModel | None]:

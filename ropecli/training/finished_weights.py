@@ -19,11 +19,12 @@ from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
 from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
-from ropecli.checkpoint.writing import place
+from ropecli.checkpoint.writing import place, write_json
 from ropecli.config.changes import get_path
+from ropecli.config.fields import section_of
 from ropecli.errors import NotFiniteError, OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
 from ropecli.messages import warn
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
 from ropecli.training.run_folder import CHECKPOINTS
@@ -222,4 +223,18 @@ def merge_to(
     notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
     with new_folder(output) as folder:
         _write_folder(folder, partial(save_weights, source, model), source, files, configured, notes)
+        _note_embeddings(folder, model)
     return source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors)
+
+
+def _note_embeddings(folder: Path, model: "PreTrainedModel") -> None:
+    """Write into config.json what an adapter may have changed: the size of the vocabulary, and an untied head."""
+    now, before = model.config.get_text_config(), read_stock_config(folder, str(folder)).get_text_config()
+    config = read_json(folder / CONFIG)
+    section = section_of(config)
+    if now.vocab_size != before.vocab_size:
+        section["vocab_size"] = now.vocab_size
+    if now.tie_word_embeddings != before.tie_word_embeddings:
+        config["tie_word_embeddings"] = section["tie_word_embeddings"] = now.tie_word_embeddings
+    if config != read_json(folder / CONFIG):
+        write_json(folder / CONFIG, config)

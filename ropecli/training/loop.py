@@ -93,17 +93,17 @@ class TrainingProgress:
 class TrainingLoop:
     """Trains `parameters` with `loss_of`: a NextTokenLoss, or Accelerate's wrapper around one.
 
-    optimizer: with the learning rate of each group. schedule: factor of these rates at a step, from 0. batches: this
-    process's batches of a step, one per pass. ended: whether to stop after this number of steps. on_step: called after
-    each step, before saving. advice: end of the message if the loss is not finite. checkpoints: None saves nothing.
-    interrupt: None ignores signals.
+    schedule: the learning rate of each group of the optimizer at a step, from 0. batches: this process's batches of a
+    step, one per pass. ended: whether to stop after this number of steps. on_step: called after each step, before
+    saving. advice: end of the message if the loss is not finite. checkpoints: None saves nothing. interrupt: None
+    ignores signals.
     """
 
     launch: Launch
     loss_of: torch.nn.Module
     parameters: Sequence[torch.nn.Parameter]
     optimizer: Any
-    schedule: Callable[[int], float]
+    schedule: Callable[[int], Sequence[float]]
     batches: Callable[[int], list[Batch]]
     ended: Callable[[int], bool]
     max_grad_norm: float
@@ -112,9 +112,6 @@ class TrainingLoop:
     checkpoints: TrainingCheckpoints | None = None
     interrupt: Interrupt | None = None
     advice: Callable[[], str] = lambda: ""
-
-    def __post_init__(self) -> None:
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def train(self, done: int = 0) -> None:
         """Train from step `done`, as checkpoints.restore returns. Raises NotFiniteError. A signal saves and stops.
@@ -154,9 +151,9 @@ class TrainingLoop:
         """Update the weights. counts: of the batches, over all processes. Returns the next batches and counts too."""
         before = self._tokens
         torch.manual_seed(self.seed + done)
-        factor = self.schedule(done)
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+        rates = self.schedule(done)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         targets, weight = (count / self.launch.sequence_ranks for count in counts)
         # engines average over processes and passes; this scale makes that the mean over all scored tokens or documents
         scale = self.launch.averaged_over * len(batches) / weight
@@ -174,7 +171,7 @@ class TrainingLoop:
             )
         tokens = (self._tokens - before) * self.launch.world
         speed = self._tokens * self.launch.world / (time.monotonic() - self._started)
-        return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens), batches, counts
+        return TrainingProgress(done + 1, loss, rates[0], grad_norm, speed, tokens), batches, counts
 
     def _pass(self, batch: Batch, scale: float) -> torch.Tensor:
         """Run forward and backward. Returns the summed, unweighted loss of this process's tokens, nats, float64."""

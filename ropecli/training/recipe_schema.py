@@ -27,6 +27,11 @@ Tokens = Annotated[
 _MOST = 10**6
 
 
+def _may_change(default: Any, **options: Any) -> Any:
+    """A key that does not affect the weights, so that a resumed run may have another value."""
+    return Field(default, json_schema_extra={"may_change_on_resume": True}, **options)
+
+
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -150,7 +155,7 @@ class Recipe(_Text):
         description="autocast dtype; weights stay in float32. A CPU without bfloat16 arithmetic trains in float32",
     )
     attn: str = Field("auto", description="attention implementation of transformers")
-    gradient_checkpointing: bool | Literal["auto"] = Field(
+    gradient_checkpointing: bool | Literal["auto"] = _may_change(
         "auto", description="recompute layers in the backward pass. auto: only if memory would not suffice otherwise"
     )
     offload_activations: bool = Field(False, description="keep checkpointed activations in CPU memory")
@@ -158,18 +163,22 @@ class Recipe(_Text):
         False, description="compute MLPs in tiles of the sequence, which the backward pass recomputes one by one"
     )
 
-    save_every: int = Field(50, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep during the run")
-    eval_data: str | None = Field(None, description="source on which to measure perplexity while training")
-    eval_text_column: str | None = Field(
+    save_every: int = _may_change(50, ge=1, description="steps between checkpoints")
+    keep_checkpoints: int = _may_change(2, ge=1, description="number of checkpoints to keep during the run")
+    eval_data: str | None = _may_change(None, description="source on which to measure perplexity while training")
+    eval_text_column: str | None = _may_change(
         None, description="column of its tables that holds the text; default: text_column"
     )
-    eval_split: str | None = Field(None, description="its split; default: test, validation or train")
-    eval_every: int = Field(50, ge=1, description="steps between measurements")
-    eval_lengths: tuple[Tokens, ...] = Field((), description="tokens; default: the pretraining length and `length`")
-    eval_documents: int = Field(16, ge=1, description="documents to measure on")
-    max_loss_rise: float = Field(2.0, gt=0, description="rise above the best loss that ends the run, nats per token")
-    tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field(
+    eval_split: str | None = _may_change(None, description="its split; default: test, validation or train")
+    eval_every: int = _may_change(50, ge=1, description="steps between measurements")
+    eval_lengths: tuple[Tokens, ...] = _may_change(
+        (), description="tokens; default: the pretraining length and `length`"
+    )
+    eval_documents: int = _may_change(16, ge=1, description="documents to measure on")
+    max_loss_rise: float = _may_change(
+        2.0, gt=0, description="rise above the best loss that ends the run, nats per token"
+    )
+    tracker: Literal["auto", "none", "tensorboard", "wandb"] = _may_change(
         "auto", description="auto: TensorBoard, if installed"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="random seed")
@@ -222,6 +231,10 @@ class Recipe(_Text):
         if stage.keys() & {"data", "mixture"}:  # a stage's own data replaces the shared data
             shared = {key: value for key, value in shared.items() if key not in (*RecipeSource.model_fields, "mixture")}
         return Recipe(**{**shared, "seed": self.seed + number, **stage})
+
+
+MAY_CHANGE = tuple(name for name, key in Recipe.model_fields.items() if key.json_schema_extra)
+"""Keys that do not affect the weights."""
 
 
 def recipe_schema() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The folder of a training run: its settings, metrics and training checkpoints.
 
-OUTPUT/run.yaml              recipe and source; resuming requires the same ones
+OUTPUT/run.yaml              recipe as given, what its auto values became, and source; resuming requires the same ones
 OUTPUT/metrics.jsonl         one line per step and per validation
 OUTPUT/logs/                 the same numbers for TensorBoard or Weights & Biases, through Accelerate
 OUTPUT/checkpoints/000040/   Accelerate's state after 40 steps (ropecli/resume.py); removed when the run is finished
@@ -31,17 +31,15 @@ from ropecli.resume import (
     snapshot_path,
 )
 from ropecli.training.launch import Launch
+from ropecli.training.recipe_schema import MAY_CHANGE
 from ropecli.yaml12 import read_own_yaml
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 LOGS = "logs"
 LOCK = ".lock"
-# Keys that may change on resume: where the source is (its digest may not), and what does not affect the weights.
-_MAY_CHANGE = (
-    r"source\.(checkpoint|revision|commit)"
-    r"|(recipe\.)?(stages\.\d+\.)?(save_every|keep_checkpoints|tracker|max_loss_rise|gradient_checkpointing|eval_.+)"
-)
+# where the source is may change (its digest may not)
+_MAY_CHANGE = rf"source\.(checkpoint|revision|commit)|((recipe|resolved)\.)?(stages\.\d+\.)?({'|'.join(MAY_CHANGE)})"
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:

@@ -26,9 +26,8 @@ from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_chec
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.data.sampling import refuse_impossible_positions
-from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
+from ropecli.errors import MethodError, OutputError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.messages import size
@@ -109,8 +108,6 @@ def _plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
         choose_factor=patch.factor is None,
         original_length=patch.original_length,
     )
-    if plan.unwritable:
-        raise PatchError(plan.unwritable)
     return with_layout(plan)
 
 
@@ -130,7 +127,7 @@ def _plan_stage(
         raise RecipeError(
             f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
-    method = read_saved_remapping(in_effect.config) if in_effect else state.saved_remapping
+    method = in_effect.remapping if in_effect else state.saved_remapping
     refuse_method_conflicts(recipe, method)
     longest = length if recipe.positions == "full" else position_span
     of_patch = [finding.message for finding in plan.findings] if plan else []

@@ -5,7 +5,6 @@ document, read at the target length and at the pretraining length. The first mea
 second its cost at the pretraining length.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import loading_request
 from ropecli.evaluation.tasks.perplexity import Perplexity
+from ropecli.hashing import digest
 from ropecli.names import refuse_held_out
 from ropecli.scaling.spec import ScalingSpec
 from ropecli.tuning.task import Score, TuneSettings
@@ -47,7 +47,7 @@ class Calibration:
 
     def fingerprint(self) -> str:
         """sha256 of all documents."""
-        return hashlib.sha256(self.evaluated.fingerprint().encode() + self.sequences.numpy().tobytes()).hexdigest()
+        return digest(self.evaluated.fingerprint(), self.sequences.numpy())
 
 
 def read_calibration(
@@ -105,7 +105,7 @@ class TuningTask:
         return self.baseline.positions
 
     def plan(self, spec: ScalingSpec) -> PatchPlan:
-        return make_plan(self.checkpoint, spec, original_length=self.settings["original_length"])
+        return make_plan(self.checkpoint, spec, original_length=self.settings["original_length"], in_memory=True)
 
     def settings_values(self) -> dict[str, Any]:
         """The settings as stored in tune.json. Raises DataError for targets that do not fit the lengths."""

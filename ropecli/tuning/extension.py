@@ -63,7 +63,7 @@ def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Su
     for name, factor in dict.fromkeys(specs) if needed > 1 else ():
         try:
             plan = make_plan(checkpoint, make_spec(name, factor), target_length=length, choose_factor=False)
-            refusal = plan.unwritable or _refusal(plan, engine)
+            refusal = _refusal(plan, engine)
         except RopecliError as error:
             refusal = str(error)
         if refusal:
@@ -234,7 +234,7 @@ def make_extension(
     candidates = make_candidates(opened, length, serve)
     base = Subject(opened)
     if base.label != "none":
-        base = Subject(opened, make_plan(opened, make_spec("unscaled")))
+        base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
     if candidates[0].plan is None:
         say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length

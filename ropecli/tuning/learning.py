@@ -156,7 +156,7 @@ def learn(
         NextTokenLoss(model),
         parameters,
         optimizer,
-        schedule=learning.rate_factor,
+        schedule=lambda step: [rate * learning.rate_factor(step) for _, rate in groups],
         batches=learning.batches,
         ended=learning.ended,
         max_grad_norm=1.0,

@@ -96,9 +96,6 @@ def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings
     if settings["level"] == "search":
         specs.append(make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)}))
     plans = [*map(plan_of, specs)]
-    for plan in plans:
-        if plan.unwritable:
-            raise PatchError(plan.unwritable)
     return plans[first_default(specs)]
 
 
@@ -214,7 +211,7 @@ class _Tuning:
     def make_gains(self) -> tuple[HeadGains, dict[str, StoredWeight]]:
         """The parameters to train, and the weights in the files that will hold them. Raises PatchError."""
         try:
-            gains = HeadGains(self.model, self.task.baseline.scaled)
+            gains = HeadGains(self.model, tuple(self.task.baseline.written))
             return gains, find_stored(self.task.checkpoint, self.model, gains.weights)
         except PatchError as error:
             raise PatchError(

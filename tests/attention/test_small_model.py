@@ -13,7 +13,6 @@ from ropecli.attention.patching import with_layout
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config.families import family_of
-from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, PatchError, RopecliError
 from ropecli.live.skeleton import make_small_model
 from ropecli.scaling.spec import make_spec
@@ -97,9 +96,7 @@ def test_every_type_is_proved_or_refused_with_its_reason(model_type, tmp_path):
 def layout_of(folder):
     """As `ropecli patch` finds and proves it, by ReRoPE."""
     plan = make_plan(open_checkpoint(folder), make_spec("rerope", 4.0))
-    if plan.unwritable:
-        raise PatchError(plan.unwritable)
-    saved = read_saved_remapping(with_layout(plan).config)
+    saved = with_layout(plan).remapping
     return HeadLayout(saved.rotary_start, saved.neighbours)
 
 

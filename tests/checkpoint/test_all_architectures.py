@@ -152,10 +152,10 @@ def assert_rotates(name: str, table: Table, rope: ScaledRope) -> None:
 
 def assert_patched(before: Live, after: Live, plan: PatchPlan) -> None:
     assert before.tables.keys() == after.tables.keys()
-    assert {table.label for table in after.tables.values()} & set(plan.scaled)
+    assert {table.label for table in after.tables.values()} & set(plan.written)
     for name, table in after.tables.items():
         assert_rotates(name, table, plan.positions.ropes[table.label])
-        if table.label in plan.scaled:
+        if table.label in plan.written:
             assert not np.array_equal(table.inv_freq, before.tables[name].inv_freq), f"{name} is unchanged"
         else:
             np.testing.assert_array_equal(table.inv_freq, before.tables[name].inv_freq, err_msg=name)

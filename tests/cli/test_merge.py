@@ -157,27 +157,41 @@ def test_weights_that_do_not_fill_the_adapters_config_are_refused(refused, build
 
 
 @pytest.mark.parametrize(
-    ("keys", "matrices"),
+    ("keys", "tied", "rows"),
     [
-        ({"target_modules": ["q_proj", "embed_tokens"]}, 3),
-        ({"target_modules": ["q_proj"], "use_dora": True}, 2),
-        ({"target_modules": ["q_proj"], "use_rslora": True, "rank_pattern": {"0.self_attn.q_proj": 3}}, 2),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, False, 512),
+        ({"use_dora": True}, False, 512),
+        ({"use_rslora": True, "rank_pattern": {"0.self_attn.q_proj": 3}}, False, 512),
+        ({"modules_to_save": ["embed_tokens", "lm_head"]}, True, 512),
+        ({"modules_to_save": ["embed_tokens"]}, True, 512),
+        ({"modules_to_save": ["embed_tokens", "lm_head"]}, True, 520),
+        ({"modules_to_save": ["embed_tokens", "lm_head"]}, False, 520),
+        ({"trainable_token_indices": [3, 4]}, True, 512),
     ],
-    ids=["embeddings", "dora", "rslora"],
+    ids=["embeddings", "dora", "rslora", "untied", "half-untied", "tied-resized", "resized", "tokens"],
 )
-def test_pefts_own_folder_is_merged_too(ropecli, llama, tmp_path, keys, matrices):
-    from peft import LoraConfig, PeftModel, get_peft_model
+def test_pefts_own_folder_is_merged_too(ropecli, build, tmp_path, keys, tied, rows):
+    """With peft's logits, and a config.json that says what the adapter changed."""
+    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=4, init_lora_weights=False, **keys))
-    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    outcome = ropecli("merge", tmp_path / "adapter", "-o", tmp_path / "whole", "--base", llama).succeeds()
-    assert f": {matrices} matrices" in outcome.out
-    base = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    folder = build("llama", tie_word_embeddings=tied)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if rows != 512:
+        base.resize_token_embeddings(rows)
+    model = get_peft_model(base, LoraConfig(r=4, init_lora_weights=False, **{"target_modules": ["q_proj"], **keys}))
     with torch.no_grad():
-        expected = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()(IDS).logits
+        for number, parameter in enumerate(model.parameters()):
+            parameter += number * 1e-3 if parameter.requires_grad else 0
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    outcome = ropecli("merge", tmp_path / "adapter", "-o", tmp_path / "whole", "--base", folder).succeeds()
+    assert f": {3 if 'embed_tokens' in keys.get('target_modules', ()) else 2} matrices" in outcome.out
+    with torch.no_grad():
+        expected = model.eval()(IDS).logits
     assert (logits(tmp_path / "whole") - expected).abs().max() < 1e-5 * expected.abs().max()
+    written = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert written["vocab_size"] == rows
+    assert written["tie_word_embeddings"] is (tied and "modules_to_save" not in keys)
 
 
 @pytest.mark.parametrize(

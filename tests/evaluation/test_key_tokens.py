@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.data.documents import Document
 from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.processes import Workers
@@ -15,7 +14,8 @@ from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.request import PerplexityOptions
 from ropecli.evaluation.subject import LiveReaderFactory
 from ropecli.evaluation.tasks import key_tokens
-from ropecli.evaluation.tasks.key_tokens import DocumentKeyTokens, KeyTokens, get_key_tokens, read_marked, token_digest
+from ropecli.evaluation.tasks.key_tokens import DocumentKeyTokens, KeyTokens, get_key_tokens, read_marked
+from ropecli.hashing import digest
 
 LENGTH = 200
 SHORT = ShortContext(64, 16)  # of a pretraining length of 64 tokens
@@ -94,7 +94,7 @@ def test_keys_of_another_text_are_refused(corpus, texts, tokenizer, options_of):
     with pytest.raises(DataError, match=f"another text of {name}"):
         read_marked(choice, tokenizer, keys_of(name, "f", 7))
     ids = np.array(tokenizer(texts[name])["input_ids"][:20])
-    [document] = read_marked(choice, tokenizer, keys_of(name, token_digest(Document(name, ids)), 7)).kept
+    [document] = read_marked(choice, tokenizer, keys_of(name, digest(ids), 7)).kept
     assert (document.ids.tolist(), document.key_tokens.tolist()) == (ids.tolist(), [7])
     with pytest.raises(DataError, match="other is not in --data"):
         read_marked(choice, tokenizer, keys_of("other", "f", 7))

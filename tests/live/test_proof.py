@@ -32,7 +32,9 @@ def tampered(plan, **rope_parameters: object):
             config[dialect].pop(key, None)
             if value is not ...:
                 config[dialect][key] = value
-    return dataclasses.replace(plan, config=config)
+    changed = dataclasses.replace(plan)
+    changed.__dict__["config"] = config
+    return changed
 
 
 WRONG = {  # method and parameters, change to config.json, message

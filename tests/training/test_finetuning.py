@@ -238,4 +238,4 @@ def test_checkpointing_follows_memory_and_resuming_keeps_it(tune, patched_llama,
     recomputed = on_device(10**9 if short else 10**6)  # another machine
     run = tune(patched_llama, steps=2, gradient_checkpointing="auto", resume=True)
     assert bool(recomputed) is short
-    assert yaml.safe_load((run / "run.yaml").read_text())["recipe"]["gradient_checkpointing"] is short
+    assert yaml.safe_load((run / "run.yaml").read_text())["resolved"]["gradient_checkpointing"] is short

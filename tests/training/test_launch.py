@@ -259,7 +259,7 @@ def test_a_step_reads_the_device_at_its_end_however_many_passes_it_has(llama, mo
             wrapped,
             list(wrapped.parameters()),
             optimizer,
-            schedule=lambda step: 1.0,
+            schedule=lambda step: [group["lr"] for group in optimizer.param_groups],
             batches=lambda step: [Batch(ids, ids)] * passes,
             ended=lambda done: done == 3,
             max_grad_norm=1.0,

@@ -61,7 +61,7 @@ def with_gains(run, size=0.3):
     """The model's gains at random, and its logits with them live."""
     plan = run.task.baseline
     live_patch(run.model, plan.positions.ropes)
-    gains = HeadGains(run.model, plan.scaled)
+    gains = HeadGains(run.model, tuple(plan.written))
     torch.manual_seed(2)
     with torch.no_grad():
         for parameter in (gains.log_temperature, *gains.log_gain, *gains.phase, *gains.norm_log_gain.values()):

@@ -142,7 +142,7 @@ def test_a_resumed_run_measures_nothing_again(llama, make_run, monkeypatch, tmp_
 def test_only_layers_that_see_the_whole_context_are_tuned(build, make_run):
     layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "head_dim": 32}
     tuned = make_run(build("gemma3_text", **layers), level="heads", points=1).tune()
-    assert tuned.plan.scaled == ("full_attention",)
+    assert tuple(tuned.plan.written) == ("full_attention",)
     assert [layer.name for layer in tuned.report.gains] == ["model.layers.1.self_attn.q_norm"]
     assert tuned.report.gains[0].phase == []
     assert np.shape(tuned.report.gains[0].log_gain) == (1, 16)

@@ -6,7 +6,6 @@ them among the best n; a tie counts against them. Works for every causal LM, inc
 Mode generate: greedy decoding; the task scores the text.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +18,7 @@ from ropecli.evaluation.driver import SampleId, Task, Values
 from ropecli.evaluation.prompt_pieces import TokenIds
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell, score_cell
+from ropecli.hashing import digest
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Asking(Task):
         return cells
 
     def fingerprint(self, values: Values) -> str:
-        return hashlib.sha256(b"".join(bytes.fromhex(value[1]) for value in values.values())).hexdigest()
+        return digest([value[1] for value in values.values()])
 
 
 def score_of_ranks(values: np.ndarray, right: int) -> float:

@@ -10,8 +10,6 @@ windows do not start with <s>. Unlike there, a document starts with what the tok
 <s>.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from annotated_types import Interval, Len
 from ropecli.atomic import sibling
 from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.data.documents import Document, Documents
+from ropecli.data.documents import Documents
 from ropecli.data.sources import Texts
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation.driver import Job, SampleId, Task, collect
@@ -35,6 +33,7 @@ from ropecli.evaluation.request import DocumentOptions, PerplexityOptions, docum
 from ropecli.evaluation.statistics import Count, TokenCount
 from ropecli.evaluation.subject import ReaderFactory, Subject, refuse_attention
 from ropecli.evaluation.texts import read_texts, read_with_bar
+from ropecli.hashing import digest
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import say, warn
 from ropecli.resume import remove_state
@@ -86,7 +85,7 @@ class KeyTokens:
         return {name: getattr(self, name) for name in names}
 
     def computed_checksum(self) -> str:
-        return _sha256(json.dumps(asdict(replace(self, checksum=""))).encode())
+        return digest(asdict(replace(self, checksum="")))
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
         """The texts that the evaluator read, up to the last of them. Raises DataError if one is missing."""
@@ -143,18 +142,10 @@ class FindKeyTokens(Task):
         return (self.context.first + np.flatnonzero(is_key)).tolist()
 
 
-def token_digest(document: Document) -> str:
-    return _sha256(document.ids.astype("<i8").tobytes())
-
-
 def vocabulary_digest(tokenizer: Any) -> str:
     """sha256 of the vocabulary without added tokens: fine-tuned models often have one more, for padding."""
     tokens = tokenizer.get_vocab().items() - tokenizer.get_added_vocab().items()
-    return _sha256(json.dumps(sorted(tokens)).encode())
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return digest(sorted(tokens))
 
 
 def write_key_tokens(path: Path, key_tokens: KeyTokens) -> None:
@@ -259,7 +250,7 @@ def _find(
     job = Job(subject, FindKeyTokens(documents, context, lengths[-1]), tokenizer)
     ((_, values, _),) = collect([job], factory, output, workers)
     key_documents = tuple(
-        DocumentKeyTokens(document.name, len(document.ids), token_digest(document), tuple(positions))
+        DocumentKeyTokens(document.name, len(document.ids), digest(document.ids), tuple(positions))
         for document, positions in zip(documents.kept, values.values(), strict=True)
     )
     read_with = (lengths[-1], context.tokens, context.stride, MIN_GAIN, MAX_LOSS)
@@ -277,7 +268,7 @@ def read_marked(options: DocumentOptions, tokenizer: Any, key_tokens: KeyTokens)
     documents = read_with_bar(options, tokenizer, texts, 0, max(document.tokens for document in key_tokens.documents))
     marked = []
     for document in documents.kept:
-        if token_digest(document) != of_evaluator[document.name].sha256:
+        if digest(document.ids) != of_evaluator[document.name].sha256:
             raise DataError(f"The key tokens were found in another text of {document.name}. Find them again.")
         positions = np.array(of_evaluator[document.name].positions, dtype=np.int64)
         marked.append(replace(document, key_tokens=positions))

@@ -13,7 +13,6 @@ other documents; a longer one begins earlier, so that what stands before the cue
 This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from itertools import takewhile
@@ -31,6 +30,7 @@ from ropecli.evaluation.request import PerplexityOptions, document_source
 from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.tasks.perplexity import have_same_tokens, refuse_overflow
 from ropecli.evaluation.texts import read_texts
+from ropecli.hashing import digest
 from ropecli.live.loading import load_tokenizer
 
 _PASSAGES = 2
@@ -201,7 +201,7 @@ class Recall(Task):
         return cells
 
     def fingerprint(self, values: Values) -> str:
-        return hashlib.sha256(f"{self.documents.fingerprint()} {self.lead}".encode()).hexdigest()
+        return digest(self.documents.fingerprint(), self.lead)
 
 
 def lead_in(pretraining_length: int) -> int:

@@ -5,7 +5,6 @@ has all references, since more text cannot lower its score. In the mode rank, re
 by log-probability per token.
 """
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
@@ -19,6 +18,7 @@ from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
 from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question
+from ropecli.hashing import digest
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
 
@@ -51,11 +51,9 @@ class Ruler(Asking):
 
     def request(self) -> dict[str, Any]:
         essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
-        sha = hashlib.sha256(repr(essay).encode())
-        for task in self.tasks:
-            sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
+        prompts = [self.maker.make(task, self.lengths[-1], 0).ids for task in self.tasks]
         chosen = {"lengths": self.lengths, "samples": self.count, "mode": self.mode, "seed": self.maker.seed}
-        return {"prompts": sha.hexdigest(), "tasks": [task.name for task in self.tasks], **chosen}
+        return {"prompts": digest(essay, *prompts), "tasks": [task.name for task in self.tasks], **chosen}
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
         names = [task.name for task in self.tasks]
@@ -72,12 +70,11 @@ class Ruler(Asking):
             score = score_of(self.maker.tokenizer.text(tokens), prompt.references)
             return score, score == 1
 
-        text = prompt.ids.astype("<i8").tobytes() + repr(prompt.references).encode()
-        digest = hashlib.sha256(text).hexdigest()
-        return Question(prompt.ids, digest, answers, len(prompt.references), TASKS[task].generated, grade)
+        identity = digest(prompt.ids, prompt.references)
+        return Question(prompt.ids, identity, answers, len(prompt.references), TASKS[task].generated, grade)
 
     def fingerprint(self, values: Values) -> str:
-        return hashlib.sha256("".join(value[1] for value in values.values()).encode()).hexdigest()
+        return digest([value[1] for value in values.values()])
 
 
 def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Ruler, Any]:
