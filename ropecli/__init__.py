@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState as CheckpointState
     from ropecli.checkpoint.state import read_state as read_state
     from ropecli.commands.check_served import check_served as check_served
+    from ropecli.commands.env import env as env
     from ropecli.commands.export import export as export
     from ropecli.commands.extend import extend as extend
     from ropecli.commands.finetune import finetune as finetune

@@ -1,8 +1,8 @@
 """Lists phrases that our users would not say, in code, tests, recipes and READMEs. Exits with 1 if there are any.
 
-See "How we write" in tests/README.md. A list of phrases does not hear tone: read what you write aloud, too. Also counts
-local names in ropecli/ that do not say what they hold (`--names` lists them), and warns of rooms that have more lines
-than the table in tests/README.md; neither changes the exit status.
+See "How we write" in .github/CONTRIBUTING.md. A list of phrases does not hear tone: read what you write aloud, too.
+Also counts local names in ropecli/ that do not say what they hold (`--names` lists them), and warns of rooms that have
+more lines than the table in .github/CONTRIBUTING.md; neither changes the exit status.
 """
 
 import ast
@@ -37,7 +37,7 @@ PATTERN = re.compile("|".join(f"(?:{phrase})" for phrase in PHRASES), re.IGNOREC
 
 
 def files() -> list[Path]:
-    found = [ROOT / "README.md", ROOT / "tests" / "README.md"]
+    found = [ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md"]
     for folder in ("ropecli", "recipes", "scripts", "tests"):
         found += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml", ".html")]
     return sorted(path for path in found if path != Path(__file__).resolve())
@@ -62,8 +62,10 @@ def bound(node: ast.AST) -> str | None:
 
 
 def grown_rooms() -> list[str]:
-    """Rooms with more lines than the table in tests/README.md."""
-    table = dict(re.findall(r"^\| `([\w/]+)` \| ([\d,]+) \|", (ROOT / "tests/README.md").read_text("utf-8"), re.M))
+    """Rooms with more lines than the table in .github/CONTRIBUTING.md."""
+    table = dict(
+        re.findall(r"^\| `([\w/]+)` \| ([\d,]+) \|", (ROOT / ".github/CONTRIBUTING.md").read_text("utf-8"), re.M)
+    )
     lines: Counter[str] = Counter()
     for path in (*(ROOT / "ropecli").rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
         top, *rest = path.relative_to(ROOT).parts
@@ -72,7 +74,7 @@ def grown_rooms() -> list[str]:
     rooms = {room: int(count.replace(",", "")) for room, count in table.items()}
     print(f"{sum(lines.values()) - lines['tests']:,} lines in ropecli/, {lines['tests']:,} in tests/")
     return [
-        f"{room} has {lines[room]:,} lines, {rooms.get(room, 0):,} in tests/README.md"
+        f"{room} has {lines[room]:,} lines, {rooms.get(room, 0):,} in .github/CONTRIBUTING.md"
         for room in sorted(lines)
         if lines[room] > rooms.get(room, 0)
     ]

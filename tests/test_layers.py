@@ -1,7 +1,6 @@
 """The layers of the package. Imports inside functions and for type checkers count as those at the top do."""
 
 import ast
-import re
 import sys
 from pathlib import Path
 
@@ -102,13 +101,6 @@ def part_of(name: str) -> str:
 
 def outside(*parts: str) -> list[str]:
     return [name for name in MODULES if part_of(name) not in parts]
-
-
-def test_every_folder_is_packaged():
-    project = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
-    listed = re.findall(r'^  "(ropecli[\w.]*)",$', project, re.MULTILINE)
-    folders = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in PACKAGE.rglob("*.py")}
-    assert set(listed) == folders | {"ropecli.recipes"}
 
 
 def test_imports_go_down():

@@ -4,12 +4,17 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 import typer
 
 from ropecli.cli.app import app
 
 GROUP = typer.main.get_command(app)
 ROOT = Path(__file__).parent.parent
+LINKED = [
+    *ROOT.glob("*.md"),
+    *(page for folder in (".github", "recipes", "ropecli", "scripts") for page in (ROOT / folder).rglob("*.md")),
+]
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "ropecli").glob("*/README.md"))]
 PLACEHOLDERS = {
     "ADAPTER": "adapter",
@@ -46,8 +51,26 @@ def test_every_command_is_understood():
         _, name, *words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
         command = GROUP.get_command(None, name)
         parsed = command.make_context(name, [word for word in words if word])
-        argument = next(parameter for parameter in command.params if parameter.param_type_name == "argument")
-        assert parsed.params[argument.name], line
+        arguments = [parameter.name for parameter in command.params if parameter.param_type_name == "argument"]
+        assert all(parsed.params[name] for name in arguments[:1]), line
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch):

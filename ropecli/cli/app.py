@@ -57,6 +57,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
     "Show": {
         "plot": ("show_file", "yarn.json", "demo --kind frequencies --methods yarn,ntk"),
         "report": ("show_file", "yarn.json", "yarn.json ntk.json --output both.html"),
+        "env": ("show_environment", "", "--json"),
     },
 }
 """By group of the help and name: the function of `render` that prints the result, and examples."""
@@ -100,9 +101,35 @@ def _print_version(given: bool) -> None:
         raise typer.Exit
 
 
+_GUIDE = """
+Exit status: 0 done; 2 something to fix, one message on standard error says what; 1 a bug; 129, 130, 143 interrupted.
+extend: 3 no choice is good enough. check-served: 3 the server does not apply the scaling, 4 it cannot be told.
+Every command is also a Python function, ropecli.NAME, with the same options; --json prints its result.
+
+1. Never edit the RoPE fields of config.json by hand: patch writes and proves them. A factor is relative to the
+   pretraining length, which config.json may not say rightly; inspect tells it. Check the server with check-served,
+   and the model in a trainer with ropecli.check_loaded(model).
+2. A low perplexity does not say that far text is read: measure with --protocol recall. Most methods need headroom, a
+   factor of 1.5 to 2 times what the length needs, with --target-length for the length itself.
+3. No output is overwritten. To continue an interrupted run, repeat the command with --resume.
+"""
+
+
+def _print_guide(given: bool) -> None:
+    if given:
+        for name in _PANELS:
+            summary = (find_command(name.replace("-", "_")).__doc__ or "").partition("\n")[0]
+            typer.echo(f"{summary}\n  {' '.join(filter(None, ['ropecli', name, _COMMANDS[_PANELS[name]][name][1]]))}")
+        typer.echo(_GUIDE.rstrip())
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    guide: bool = typer.Option(
+        False, "--guide", callback=_print_guide, is_eager=True, help="Print all commands and three traps on one page."
+    ),
 ) -> None:
     pass
 

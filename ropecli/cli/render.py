@@ -15,6 +15,7 @@ from ropecli.table import Bold, Table
 
 if TYPE_CHECKING:
     from ropecli.commands.check_served import ServedCheck
+    from ropecli.commands.env import Environment
     from ropecli.commands.extend import Extended
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.inspect import Inspection
@@ -363,6 +364,10 @@ def show_recipes(listed: "RecipeList") -> None:
     else:
         rows = [[file.name, file.kind, file.summary] for file in listed.recipes]
         show_tables([Table("", ["name", "kind", "summary"], rows, names=3)])
+
+
+def show_environment(environment: "Environment") -> None:
+    show_tables([Table("", ["name", "value"], [[*row] for row in environment.values.items()], names=2)])
 
 
 def show_tuned(result: "TunedCheckpoint") -> None:

@@ -1,6 +1,7 @@
 """A source's tokens on disk: written once, then memory-mapped, so that no process loads them all.
 
-The cache folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli.
+The cache folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli; if that cannot be written, one
+in the temporary folder.
 
 CACHE/tokens/KEY/lengths.bin      tokens of each document, int64
 CACHE/tokens/KEY/ids.bin          tokens of all documents, int32
@@ -128,7 +129,13 @@ class TokenStore:
 def cache_folder() -> Path:
     if folder := os.environ.get("ROPECLI_CACHE"):
         return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        return folder
+    # a home folder that is read-only or missing, as in containers and jobs
+    return Path(tempfile.gettempdir()) / f"ropecli-{os.getuid()}"
 
 
 def open_store(

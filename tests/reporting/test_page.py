@@ -151,7 +151,7 @@ def test_a_tuning_run_has_its_own_page(tuning):
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, by Playwright."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, see tests/README.md")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, see .github/CONTRIBUTING.md")
     found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if not found:
         pytest.skip("needs Chromium: install it, or name it in CHROMIUM")

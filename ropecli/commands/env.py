@@ -1,0 +1,49 @@
+"""`ropecli env`: what a bug report needs."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ropecli.signature import command
+
+_PACKAGES = (
+    *("ropecli", "torch", "transformers", "tokenizers", "accelerate", "peft", "datasets", "huggingface_hub", "numpy"),
+    *("safetensors", "typer", "rich", "vllm", "sglang", "deepspeed", "bitsandbytes", "flash-attn", "trl"),
+)
+_VARIABLES = ("ROPECLI_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """values: by name, such as python, torch or device."""
+
+    values: dict[str, str]
+
+    def as_json(self) -> Any:
+        return self.values
+
+
+@command
+def env() -> Environment:
+    """Print versions, devices and settings, for a bug report."""
+    values = {"python": platform.python_version(), "system": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            values[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    import psutil
+    import torch
+
+    from ropecli.live.devices import emulates_bfloat16
+    from ropecli.messages import size
+
+    memory = size(psutil.virtual_memory().total)
+    arithmetic = "without" if emulates_bfloat16() else "with"
+    values["cpu"] = f"{psutil.cpu_count(logical=False)} cores, {memory}, {arithmetic} bfloat16 arithmetic"
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        values[f"cuda:{number}"] = f"{device.name}, {size(device.total_memory)}, CUDA {torch.version.cuda}"
+    return Environment(values | {name: os.environ[name] for name in _VARIABLES if name in os.environ})
