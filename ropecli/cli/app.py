@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ropecli.cli import terminal
 from ropecli.cli.terminal import shown_progress
 from ropecli.cli.typer_command import as_command, take_words
-from ropecli.commands import find_command
+from ropecli.commands import find_command, summary_of
 from ropecli.errors import RopecliError, did_you_mean
 from ropecli.ranks import read_ranks
 
@@ -66,7 +66,13 @@ _PANELS = {name: panel for panel, members in _COMMANDS.items() for name in membe
 
 
 class _Commands(TyperGroup):
-    """The subcommands, each made when it is needed."""
+    """The subcommands, each made when it is needed; for the list of them, without its options."""
+
+    lists = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.lists = True
+        super().format_help(ctx, formatter)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_PANELS)
@@ -77,6 +83,10 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _PANELS and not cmd_name.startswith("-"):
             raise RopecliError(f"No command {cmd_name!r}.{did_you_mean(cmd_name, _PANELS)} See `ropecli --help`.")
+        if self.lists:
+            return TyperCommand(
+                cmd_name, help=summary_of(cmd_name.replace("-", "_")), rich_help_panel=_PANELS[cmd_name]
+            )
         if cmd_name not in self.commands and cmd_name in _PANELS:
             panel = _PANELS[cmd_name]
             show, *examples = _COMMANDS[panel][cmd_name]
@@ -118,8 +128,9 @@ Every command is also a Python function, ropecli.NAME, with the same options; --
 def _print_guide(given: bool) -> None:
     if given:
         for name in _PANELS:
-            summary = (find_command(name.replace("-", "_")).__doc__ or "").partition("\n")[0]
-            typer.echo(f"{summary}\n  {' '.join(filter(None, ['ropecli', name, _COMMANDS[_PANELS[name]][name][1]]))}")
+            typer.echo(
+                f"{summary_of(name.replace('-', '_'))}\n  {' '.join(filter(None, ['ropecli', name, _COMMANDS[_PANELS[name]][name][1]]))}"
+            )
         typer.echo(_GUIDE.rstrip())
         raise typer.Exit
 

@@ -127,8 +127,8 @@ class TokenStore:
 
 
 def cache_folder() -> Path:
-    if folder := os.environ.get("ROPECLI_CACHE"):
-        return Path(folder).expanduser()
+    if chosen := os.environ.get("ROPECLI_CACHE"):
+        return Path(chosen).expanduser()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
