@@ -8,7 +8,7 @@ from scripts_by_path import load
 
 from ropecli.config.layers import kv_cache_bytes
 from ropecli.config.settings import read_settings
-from ropecli.live.stock_transformers import build_model
+from ropecli.live.skeleton import build_model
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator, model_shape
 from ropecli.training.memory_plan.fake_step import AllocationCounter, RingAttention
