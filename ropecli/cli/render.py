@@ -211,8 +211,6 @@ def show_plan(plan: "TrainingPlan") -> None:
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
     for way in (report, *report["alternatives"]):
         tell(f"{way['setting']}:\n{way['command']}")
-    for note in report["notes"]:
-        tell(note)
     _warn_of_findings(report["findings"])
 
 

@@ -113,9 +113,8 @@ def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positio
     )
     if (most := 1 if latent else next(sizes, 1)) < size:
         # DeepSpeed asserts this only in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
-        yield (
-            f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. Set sp_size to {most}."
-        )
+        hint = f"Set sp_size to {most}."
+        yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {hint}"
     if attention in ("eager", "flex_attention"):
         # refused by Accelerate too (utils/dataclasses.py, DeepSpeedSequenceParallelConfig), but after the data is read
         yield f"attn: {attention} does not support sp_size {size}. Use attn: sdpa or flash_attention_2."

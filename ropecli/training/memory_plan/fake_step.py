@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _ATTENTION = "ropecli-memory-plan"
 _BLOCK = 64
-"""Tokens that the loops of recurrent layers take at once."""
+"""Tokens that the loops of recurrent layers take at once, if the config has no block_size as MiniMax has."""
 _FLASH_WIDTH = 256
 """The widest heads for which transformers leaves grouped queries to the kernel (use_gqa_in_sdpa)."""
 _CHUNKS = 3
@@ -192,7 +192,7 @@ class FakeSteps:
             outside=_values(model.parameters()) - _values(layers.parameters()),
         )
 
-    def _further(self, of_layers: Mapping[int | None, int]) -> int:
+    def _further(self, of_layers: Mapping[Any, int]) -> int:
         """The sum over the layers that do not run. of_layers: by the places of those that do."""
         return sum(times * of_layers.get(place, 0) for place, times in enumerate(self.further))
 
@@ -280,9 +280,9 @@ class AllocationCounter(TorchDispatchMode):
 
     def begin(self, phase: str) -> None:
         self.phase = phase
-        self.kept[phase] = kept = Counter()
+        self.kept[phase] = Counter()
         for place, size in self._held.values():
-            kept[place] += size
+            self.kept[phase][place] += size
 
     def place_of(self, tensor: Tensor) -> int | None:
         """The place of the layer that holds the tensor."""
@@ -330,9 +330,11 @@ class _WatchedLoss(NextTokenLoss):
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in self.model.parameters() for size in weight.shape}
         # more tokens take the head no more memory
-        least = max(2 * _BLOCK, self._chunk * (1 if self._split.plain_head else _CHUNKS))
-        blocks = range(-(-least // _BLOCK), sys.maxsize)
-        short = next(_BLOCK * many for many in blocks if not {_BLOCK * many, 2 * _BLOCK * many} & dimensions)
+        chunks = self._chunk * (1 if self._split.plain_head else _CHUNKS)
+        block = getattr(self.config.get_text_config(), "block_size", _BLOCK)
+        least = max(chunks, block * block // 32)  # long against the block × block scores of a block
+        shorts = range(block, sys.maxsize, block)
+        short = next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
         return [short, 2 * short]
 
     def watch(self, ids: Tensor, counted: int) -> AllocationCounter:

@@ -82,8 +82,8 @@ def find_setups(
 
 
 def _launches(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int) -> Iterator[Launch]:
-    yield ONE
     if gpus == 1:
+        yield ONE
         return
     yield from (Launch("ddp", gpus), Launch("fsdp2", gpus))
     ulysses = [Launch("zero-3", gpus, sp_size=ranks) for ranks in range(gpus, 1, -1) if gpus % ranks == 0]
