@@ -209,8 +209,7 @@ def show_plan(plan: "TrainingPlan") -> None:
         ways.append([row["adapter"], TRAINING_ENGINES[row["engine"]], change, gpu, machine, fits])
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
-    for way in (report, *report["alternatives"]):
-        tell(f"{way['setting']}:\n{way['command']}")
+    tell(f"{report['setting']}:\n{report['command']}")
     _warn_of_findings(report["findings"])
 
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,6 @@ def make_report(
     best = setups.best_setup(candidates)
     if best is None:
         raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
-    command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
     step_seconds = step_flops / (gpus * flops * mfu)
@@ -75,11 +73,7 @@ def make_report(
         "seconds_per_step": step_seconds,
         "seconds": step_seconds * recipe.steps,
         "options": [_setup_row(setup) for setup in candidates],
-        "command": command_of(best),
-        "alternatives": [
-            {"setting": _setup_name(setup), "command": command_of(setup)}
-            for setup in setups.alternatives_to(best, candidates)
-        ],
+        "command": setups.launch_command(best, opened.name, length, recipe_name, given),
         # a patch writes new RoPE fields
         "findings": [] if patch else [finding._asdict() for finding in faults_in_results(read_state(opened))],
     }

@@ -97,16 +97,6 @@ def best_setup(setups: list[Setup]) -> Setup | None:
     return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
 
 
-def alternatives_to(best: Setup, setups: list[Setup]) -> list[Setup]:
-    """The other setups that fit with the same changes, and read as many sequences per step."""
-    return [
-        setup
-        for setup in setups
-        if setup.fits and setup is not best and setup.changes == best.changes
-        if setup.launch.data_ranks == best.launch.data_ranks
-    ]
-
-
 def _smallest_change(
     estimator: MemoryEstimator,
     recipe: Recipe,
