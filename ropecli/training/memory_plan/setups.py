@@ -122,10 +122,14 @@ def _smallest_change(
     ]
     auto = recipe.gradient_checkpointing == "auto"
     base = recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe
-    setups = [setup(base, possible[-1])]
-    if setups[0].estimate.total > memory:  # then so does every other
-        return setups[0]
+    least = setup(base, {key: value for key, value in possible[-1].items() if key != "tiled_mlp"})
+    if least.estimate.total > memory >= least.estimate.total - least.estimate.working:
+        # the copies of tiles may take more than they save
+        least = min(least, setup(base, possible[-1]), key=lambda setup: setup.estimate.total)
+    if least.estimate.total > memory:  # then so does every other
+        return least
     base = estimator.resolve_checkpointing(recipe, length, launch, memory)
+    setups = []
     for change in possible:
         setups.append(setup(base, change))
         if setups[-1].fits:
