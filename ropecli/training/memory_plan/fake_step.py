@@ -365,9 +365,9 @@ class _WatchedLoss(NextTokenLoss):
         return torch.autograd.graph.saved_tensors_hooks(move, bring_back) if self.offload else nullcontext()
 
     def _embed(self, embeddings: torch.nn.Module, given: Any, output: Tensor) -> Tensor:
-        """Let the first layer keep as little as the others: with an adapter, embeddings are a leaf, which stays."""
-        if output.is_leaf and self.offload:
-            output = output + torch.zeros((), dtype=output.dtype)
+        """Let the first layer keep as much as the others, also if the embeddings are frozen."""
+        if output.is_leaf and (self.offload or not output.requires_grad):
+            output = output + torch.zeros((), dtype=output.dtype, requires_grad=True)
         self._enter_at(output, "embeddings")
         return output
 
