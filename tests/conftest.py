@@ -347,7 +347,7 @@ def config_of():
 def live():
     """live(folder) -> by layer type, the rotary table of the model that stock transformers builds from config.json."""
     from ropecli.live.rotary import rotary_tables
-    from ropecli.live.stock_transformers import build_without_weights
+    from ropecli.live.skeleton import build_without_weights
 
     return lambda folder: {table.layer_type: table for table in rotary_tables(build_without_weights(folder))}
 

@@ -186,9 +186,7 @@ def show_plan(plan: "TrainingPlan") -> None:
             ("on each GPU", size(memory["total"])),
         ],
         [
-            ("main memory of a machine, at loading", size(host["loading"])),
-            *([("in training", size(host["training"]))] if host["training"] else []),
-            ("at saving", size(host["saving"])),
+            ("main memory of a machine", size(host["needed"])),
         ],
         [("KV cache of inference, bfloat16", size(report["kv_cache"]))] if report["kv_cache"] else [],
         [
@@ -207,15 +205,12 @@ def show_plan(plan: "TrainingPlan") -> None:
         settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
         change = row["refused"] or ", ".join(settings) or "unchanged"
         gpu = "" if row["bytes"] is None else size(row["bytes"])
-        machine = "" if row["host_memory"] is None else size(max(row["host_memory"].values()))
+        machine = "" if row["host_memory"] is None else size(row["host_memory"])
         fits = "yes" if row["fits"] else "no"
         ways.append([row["adapter"], TRAINING_ENGINES[row["engine"]], change, gpu, machine, fits])
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
-    for way in (report, *report["alternatives"]):
-        tell(f"{way['setting']}:\n{way['command']}")
-    for note in report["notes"]:
-        tell(note)
+    tell(f"{report['setting']}:\n{report['command']}")
     _warn_of_findings(report["findings"])
 
 

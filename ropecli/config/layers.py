@@ -169,7 +169,7 @@ def attention_of(label: str) -> str | None:
 def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Layer], length: int) -> int | None:
     """Bytes of the KV cache of one sequence in bfloat16; None if config.json does not say it.
 
-    Layers with a window keep only the window.
+    Layers with a window keep one token less than the window after a pass (transformers 5.23, cache_utils.py).
     """
     if any(layer.attention in (None, COMPRESSED) for layer in layers):
         return None
@@ -178,7 +178,7 @@ def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Lay
     except CheckpointError:
         return None
     return sum(
-        BFLOAT16 * count * (length if layer.far else min(length, layer.window or length))
+        BFLOAT16 * count * (length if layer.far or not layer.window else min(length, layer.window - 1))
         for layer, count in zip(layers, values, strict=True)
     )
 

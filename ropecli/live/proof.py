@@ -16,7 +16,8 @@ from ropecli.config.fields import section_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, MethodError, PatchError, ProofError
 from ropecli.live.rotary import FOLLOWS_LENGTH, RotaryTable, rotary_tables
-from ropecli.live.stock_transformers import build_without_weights, stock_config_of
+from ropecli.live.skeleton import build_without_weights
+from ropecli.live.stock_transformers import stock_config_of
 from ropecli.messages import warn
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope

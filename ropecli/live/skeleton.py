@@ -1,4 +1,4 @@
-"""The layers of a decoder and their kinds, and small models with a layer of each kind.
+"""Models without weights, their layers, and small models with a few layers of each kind.
 
 A small model has the attention of a large one, so that proofs about its heads also hold for the large one. It keeps
 everything that affects the attention: width, heads, norms, RoPE fields, one layer of each kind. It shrinks the
@@ -8,13 +8,15 @@ vocabulary, the feed-forward parts, the experts and the number of layers.
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ropecli.errors import CheckpointError
-from ropecli.live.stock_transformers import build_model
+from ropecli.live.rotary import reset_tables, rotary_tables
+from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, read_stock_config, reason_of_stock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +30,7 @@ _VOCABULARY = 128
 _WIDTH = 64  # of feed-forward parts
 _MAX_LAYERS = 4  # models with at most this many layers keep all of them
 _SEED = 0
+_PLAIN: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
 # a norm with all weights equal to 1 commutes with the rotation, so the proof would not detect it
 _NOISE = 0.3
 _VOCABULARIES = {"vocab_size", "vocab_size_per_layer_input", "padded_vocab_size"}
@@ -44,6 +47,32 @@ _OTHER_LAYERS = dict.fromkeys(("num_hidden_layers", "num_blocks", "encoder_layer
 _INDICES = ("layer_ids", "layer_indices", "_idxs", "only_layers")
 
 
+def build_model(config: Any, device: str = "meta", **options: Any) -> "PreTrainedModel":
+    """Build the model of a config with random weights, or without on the meta device; never with its own code.
+
+    config: see auto_class_of; it is not changed. options: further arguments of from_config. Raises CheckpointError.
+    """
+    auto_class = auto_class_of(config)
+    try:
+        with quiet_transformers(), torch.device(device):
+            return auto_class.from_config(copy.deepcopy(config), trust_remote_code=False, **options)
+    except Exception as error:  # model classes raise many kinds of errors
+        raise CheckpointError(
+            f"transformers cannot build a model of type {config.model_type} from this config: {reason_of_stock(error)}"
+        ) from error
+
+
+def build_without_weights(config: Any) -> "PreTrainedModel":
+    """Build the model of a config.json on the meta device, with its rotary modules on the CPU.
+
+    config: a folder, or the config as read by transformers. The rotary modules are recreated from the config as
+    from_pretrained does after loading the weights. Raises CheckpointError, and PatchError if it has no rotary table.
+    """
+    model = build_model(read_stock_config(config) if isinstance(config, Path) else config)
+    reset_tables(rotary_tables(model), "cpu")
+    return model
+
+
 def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
     """The decoder's layers."""
     # some model types return their LM head from get_decoder
@@ -53,31 +82,6 @@ def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     # if the count does not match (shared layers), the longest module list is the layers
     return next((part for part in lists if len(part) == count), None) or max(lists, key=len)
-
-
-def kinds_of_layers(model: "PreTrainedModel") -> list[list[int]]:
-    """The indices of the layers of each kind."""
-    kinds: dict[Any, list[int]] = {}
-    for index, kind in enumerate(_kinds(model)):
-        kinds.setdefault(kind, []).append(index)
-    return list(kinds.values())
-
-
-def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
-    """Remove all other layers of the decoder."""
-    layers = decoder_layers(model)
-    holder, name = next(
-        (module, name) for module in model.modules() for name, child in module.named_children() if child is layers
-    )
-    config = model.config.get_text_config()
-    setattr(holder, name, nn.ModuleList(layers[index] for index in kept))
-    for position, index in enumerate(kept):
-        for module in layers[index].modules():
-            if hasattr(module, "layer_idx"):
-                setattr(module, "layer_idx", position)  # noqa: B010  (mypy expects a module)
-    if labels := getattr(config, "layer_types", None):
-        config.layer_types = [labels[index] for index in kept]
-    config.num_hidden_layers = len(kept)
 
 
 def make_small_model(config: Any) -> "PreTrainedModel":
@@ -90,27 +94,41 @@ def make_small_model(config: Any) -> "PreTrainedModel":
     return small_model_and_places(config)[0]
 
 
-def small_model_and_places(config: Any) -> "tuple[PreTrainedModel, list[int]]":
-    """The small model, and for each layer of the large one the place of its kind there."""
+def small_config(config: Any) -> tuple[Any, list[int]]:
+    """The config of the small model, and for each layer of the large one the place of its kind there."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
     text = config.get_text_config()
     config = text if type(text) in AutoModelForCausalLM._model_mapping else config
     _shrink(config)
-    kinds = _kinds(_build(config, "meta"))
-    kept = [index for index, kind in enumerate(kinds) if len(kinds) <= _MAX_LAYERS or kind not in kinds[:index]]
-    small = _cut(config, kept, len(kinds))
-    if _kinds(_build(small, "meta")) != [kinds[index] for index in kept]:
-        # some models choose layer kinds by index: every fourth, the first ten
-        kept = list(range(kept[-1] + 1))
-        small = _cut(config, kept, len(kinds))
+    return few_layers(config, _MAX_LAYERS)
+
+
+def small_model_and_places(config: Any) -> "tuple[PreTrainedModel, list[int]]":
+    """The small model, and for each layer of the large one the place of its kind there."""
+    small, places = small_config(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        model = _build(small, "cpu")
+        model = build_model(small, "cpu", **_PLAIN).eval()
     _perturb(model)
-    firsts = [kinds.index(kind) for kind in kinds] if len(kinds) > _MAX_LAYERS else list(range(len(kinds)))
-    return model, [kept.index(first) for first in firsts]
+    return model, places
+
+
+def few_layers(config: Any, most: int = 0) -> tuple[Any, list[int]]:
+    """A config with a layer of each kind, and for each layer of the model the place of its kind there.
+
+    A model with at most `most` layers keeps all of them. Raises CheckpointError.
+    """
+    kinds = _kinds(build_model(config, **_PLAIN))
+    kept = [at for at, kind in enumerate(kinds) if len(kinds) <= most or kind not in kinds[:at]]
+    few = _cut(config, kept, len(kinds))
+    if _kinds(build_model(few, **_PLAIN)) != [kinds[at] for at in kept]:
+        # some models choose layer kinds by index: every fourth, the first ten
+        kept = list(range(kept[-1] + 1))
+        few = _cut(config, kept, len(kinds))
+    last = {kinds[at]: place for place, at in enumerate(kept)}
+    return few, [kept.index(at) if at in kept else last[kind] for at, kind in enumerate(kinds)]
 
 
 def _shrink(config: Any) -> None:
@@ -163,12 +181,9 @@ def _cut(config: Any, kept: list[int], layers: int) -> Any:
             setattr(text, key, type(value)(value[index] for index in kept))
     if shared := fields.get("num_kv_shared_layers"):
         text.num_kv_shared_layers = sum(index >= layers - shared for index in kept)
+    if dense := fields.get("first_k_dense_replace"):
+        text.first_k_dense_replace = sum(index < dense for index in kept)
     return config
-
-
-def _build(config: Any, device: str) -> "PreTrainedModel":
-    with torch.device(device):
-        return build_model(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def _kinds(model: "PreTrainedModel") -> list[Any]:

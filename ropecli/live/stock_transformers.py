@@ -1,4 +1,4 @@
-"""Read a config.json with stock transformers, and build its model without weights."""
+"""Read a config.json with stock transformers."""
 
 import contextlib
 import json
@@ -9,12 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from ropecli.atomic import naming
 from ropecli.checkpoint.files import CONFIG, read_json
 from ropecli.errors import CheckpointError, reason_of, shown
-from ropecli.live.rotary import reset_tables, rotary_tables
 
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
@@ -98,35 +95,6 @@ def refuse_encoder(config: Any, name: str) -> None:
             f"{name} is an encoder ({config.model_type}): it sees later tokens too, so it has no perplexity and cannot "
             "be trained on the next token. It can be inspected and patched."
         )
-
-
-def build_model(config: Any, **options: Any) -> Any:
-    """Build the model of a config with random weights, without its code. options: further arguments of from_config.
-
-    config: see auto_class_of. Raises CheckpointError.
-    """
-    auto_class = auto_class_of(config)
-    try:
-        with quiet_transformers():
-            return auto_class.from_config(config, trust_remote_code=False, **options)
-    except Exception as error:  # model classes raise many kinds of errors
-        raise CheckpointError(
-            f"transformers cannot build a model of type {config.model_type} from this config: {reason_of_stock(error)}"
-        ) from error
-
-
-def build_without_weights(config: Any):
-    """Build the model of a config.json with stock transformers, parameters on the meta device.
-
-    config: a folder, or the config as read by transformers. The rotary modules are on the CPU, recreated from the
-    config as from_pretrained does after loading the weights. Raises CheckpointError, and PatchError if it has no rotary
-    table.
-    """
-    config = read_stock_config(config) if isinstance(config, Path) else config
-    with torch.device("meta"):
-        model = build_model(config)
-    reset_tables(rotary_tables(model), "cpu")
-    return model
 
 
 def reason_of_stock(error: Exception) -> str:

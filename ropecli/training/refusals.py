@@ -107,8 +107,13 @@ def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positio
         yield f"{type(model).__name__} does not use transformers' attention functions, which sp_size needs. {hint}"
     config: Any = model.config.get_text_config()
     heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or size
-    if heads % size or (keys % size and size % keys) or getattr(config, "kv_lora_rank", None):
+    latent = getattr(config, "kv_lora_rank", None)
+    sizes = (
+        ranks for ranks in range(size, 1, -1) if size % ranks == heads % ranks == min(keys % ranks, ranks % keys) == 0
+    )
+    if (most := 1 if latent else next(sizes, 1)) < size:
         # DeepSpeed asserts this only in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
+        hint = f"Set sp_size to {most}."
         yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {hint}"
     if attention in ("eager", "flex_attention"):
         # refused by Accelerate too (utils/dataclasses.py, DeepSpeedSequenceParallelConfig), but after the data is read

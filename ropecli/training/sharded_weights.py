@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from ropecli.attention import load_model
 from ropecli.checkpoint.files import is_own_file, read_json
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.errors import CheckpointError, RopecliError, reason_of
-from ropecli.live.skeleton import make_small_model
-from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
+from ropecli.errors import CheckpointError, RopecliError
+from ropecli.live.skeleton import build_model, make_small_model
+from ropecli.live.stock_transformers import read_stock_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,20 +74,14 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
 
     Raises CheckpointError.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     checkpoint.weight_files()
     config = read_stock_config(checkpoint.folder, checkpoint.name)
     attention = {} if attn == "auto" else {"attn_implementation": attn}
-    try:
-        with quiet_transformers(), no_init_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, trust_remote_code=False, dtype=getattr(torch, dtype), **attention
-            )
-        model.tie_weights()
-    except Exception as error:  # config classes raise many kinds of errors
-        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
+    with no_init_weights():
+        model = build_model(config, "cpu", dtype=getattr(torch, dtype), **attention)
+    model.tie_weights()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if any(f".{part}." in f".{name}." for part in model._keep_in_fp32_modules_strict or ()):
             tensor.data = tensor.data.float()

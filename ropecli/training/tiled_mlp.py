@@ -6,6 +6,7 @@ alone. Weight gradients are summed over the tiles in the dtype of the weights. I
 32 tiles make their rounding error 0.8% instead of 0.4% (an MLP of 256 × 704, 8,192 tokens, against float64).
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ropecli.errors import CheckpointError, RecipeError
-from ropecli.live.skeleton import decoder_layers, make_small_model
+from ropecli.live.skeleton import build_model, decoder_layers, small_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +55,7 @@ def find_tileable(model: "PreTrainedModel") -> Tileable:
     model: may be on the meta device.
     """
     try:
-        small = make_small_model(model.config)
+        small = build_model(small_config(model.config)[0])
     except CheckpointError:
         return frozenset()
     tokens = torch.randn(1, _TOKENS, small.config.get_text_config().hidden_size)
@@ -75,9 +76,13 @@ def find_tileable(model: "PreTrainedModel") -> Tileable:
 
 def _treats_each_token_alone(part: torch.nn.Module, tokens: torch.Tensor) -> bool:
     try:
+        inspect.signature(part.forward).bind(tokens)  # attention needs more arguments
+        part.to_empty(device="cpu")
+        for values in (*part.parameters(), *part.buffers()):
+            values.normal_(std=0.1)
         at_once = part(tokens)
         halves = torch.cat([part(tokens[:, : _TOKENS // 2]), part(tokens[:, _TOKENS // 2 :])], dim=1)
-    except Exception:  # attention needs more arguments; others return more than a tensor
+    except Exception:  # some return more than a tensor
         return False
     return at_once.shape == tokens.shape and bool((at_once - halves).abs().max() <= _ROUNDING * at_once.abs().max())
 

@@ -22,7 +22,7 @@ from ropecli.config.families import BY_HAND, family_of
 from ropecli.config.layers import read_layers
 from ropecli.errors import PatchError
 from ropecli.live import rotary as live
-from ropecli.live.stock_transformers import build_without_weights
+from ropecli.live.skeleton import build_without_weights
 from ropecli.scaling.spec import make_spec
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -11,7 +11,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.rotary import rotary_tables
-from ropecli.live.stock_transformers import build_without_weights
+from ropecli.live.skeleton import build_without_weights
 from ropecli.scaling.spec import make_spec
 
 SECTIONS = pytest.mark.transformers("5.17", "Qwen2-VL's sections act in the attention")

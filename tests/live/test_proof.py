@@ -12,7 +12,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import settings
 from ropecli.errors import CheckpointError, ProofError
 from ropecli.live.proof import prove
-from ropecli.live.stock_transformers import build_without_weights
+from ropecli.live.skeleton import build_without_weights
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 

@@ -6,7 +6,7 @@ fake_step.py counts what a step allocates. The memory of the optimizer and the e
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,9 @@ from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
-from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS
-from ropecli.live.stock_transformers import build_model
+from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS, build_model
 from ropecli.training.launch import Launch
-from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
+from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class MemoryEstimate:
 
     activations: kept by the decoder for the backward pass. working: all other allocations of the step. engine: copies
     made by the engine. runtime: an allowance for CUDA. host: activations offloaded to CPU memory. trained: number of
-    parameters. largest: one tensor of the step.
+    parameters.
     """
 
     weights: int = 0
@@ -87,14 +86,13 @@ class MemoryEstimate:
     runtime: int = 0
     host: int = 0
     trained: int = 0
-    largest: Largest = field(default_factory=Largest)
 
     @property
     def total(self) -> int:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        return {name: size for name, size in vars(self).items() if name not in ("host", "trained", "largest")}
+        return {name: size for name, size in vars(self).items() if name not in ("host", "trained")}
 
 
 class MemoryEstimator:
@@ -108,13 +106,11 @@ class MemoryEstimator:
         dtype = config.get_text_config().dtype or config.dtype
         if not isinstance(dtype, torch.dtype | None):
             raise CheckpointError(f"dtype in config.json is {shown(dtype)}; expected a name, such as 'bfloat16'.")
-        self.item = (dtype or torch.bfloat16).itemsize  # building the model sets the config's dtype
-        with torch.device("meta"):
-            self.model = build_model(config, dtype=torch.float32)
-            self.varies = False
-            with suppress(PatchError):  # no rotary tables at all
-                tables = rotary_tables(self.model)
-                self.varies = any(table.rope_type in FOLLOWS_LENGTH for table in tables)
+        self.item = (dtype or torch.bfloat16).itemsize
+        self.model = build_model(config, dtype=torch.float32)
+        self.varies = False
+        with torch.device("meta"), suppress(PatchError):  # no rotary tables at all
+            self.varies = any(table.rope_type in FOLLOWS_LENGTH for table in rotary_tables(self.model))
         self.shape = model_shape(self.model)
         self.fake_steps = FakeSteps(self.model)
         self._steps: dict[Any, FakeStep] = {}
@@ -127,8 +123,8 @@ class MemoryEstimator:
         """
         shards = launch.world if launch.shards else 1
         step = self._step(recipe, length, launch, gpu)
-        moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
         peak = max(step.peaks.values(), key=sum)
+        moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
         return MemoryEstimate(
             weights=self._weights(step, recipe, launch, gpu) // shards,
             gradients=peak.gradients // (shards if recipe.gradient_accumulation > 1 else 1),
@@ -139,7 +135,6 @@ class MemoryEstimator:
             runtime=_CONTEXT if gpu else 0,
             host=step.host,
             trained=step.trained,
-            largest=step.largest,
         )
 
     def resolve_checkpointing(

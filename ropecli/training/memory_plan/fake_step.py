@@ -4,38 +4,40 @@ The step is the model's own forward and backward pass with our loss, under torch
 dtypes and what autograd saves, without computing values. No per-architecture tables are needed. Workspace inside an
 operation is not counted.
 
-Memory is linear in the number of layers of each kind. Unless there are few layers, the step runs once with one layer of
-each kind, then once per kind with a second layer of it; the difference counts for every further layer.
+Memory is linear in the number of layers of each kind. So the step runs with one layer of each, and what it keeps counts
+for every further one.
 
-Some layers loop over the tokens in Python (the delta rule of Qwen3-Next): at 262,144 tokens that would take minutes for
-every setup. Their step runs on short sequences, where each tensor counts as at the full length: one of a weight's shape
-as it is, others times the ratio of the lengths, tokens × tokens scores and masks times its square. Other constant
-tensors then count too much, in inverse proportion to the short length: a second one, twice as long, corrects that.
+Recurrent layers loop over the tokens in Python: the gated delta rule of Qwen3.5 in blocks of 64. Their step runs on
+short sequences, where each tensor counts as at the full length: one of a weight's shape as it is, others times the
+ratio of the lengths, and tokens × tokens scores and masks times its square. Other constant tensors then count too much,
+in inverse proportion to the short length: a second one, twice as long, corrects that.
 """
 
 import copy
+import json
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn import Linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ropecli.attention.attention_function import make_kernel
 from ropecli.attention.head_layout import for_every_head
+from ropecli.config.layers import RECURRENT
 from ropecli.config.saved_remapping import method_of
+from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.lm_head import SplitModel
-from ropecli.live.skeleton import decoder_layers, keep_layers, kinds_of_layers
-from ropecli.live.stock_transformers import build_model, quiet_transformers
+from ropecli.live.skeleton import build_model, decoder_layers, few_layers
+from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.recipe_schema import Recipe
@@ -45,25 +47,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTENTION = "ropecli-memory-plan"
-_BLOCKS = (64, 256, 1024)
-"""Tokens that loops may take at once (64: gated delta rule, 256: lightning attention)."""
-_PROBED = 1024
-"""Tokens to find loops with: windows and blocks of attention are full."""
+_BLOCK = 64
+"""Tokens that the loops of recurrent layers take at once, if the config has no block_size as MiniMax has."""
 _FLASH_WIDTH = 256
 """The widest heads for which transformers leaves grouped queries to the kernel (use_gqa_in_sdpa)."""
 _CHUNKS = 3
 """Chunks to run of a head, and tiles of an MLP, that are recomputed one by one."""
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest tensor of a step. size: bytes. pairs: whether it has tokens × tokens values. module: the class of the
-    module that allocated it.
-    """
-
-    size: int = 0
-    pairs: bool = False
-    module: str = ""
 
 
 class Peak(NamedTuple):
@@ -77,10 +66,8 @@ class Peak(NamedTuple):
 class FakeStep(NamedTuple):
     """Memory of a step in addition to weights and optimizer state, on one process.
 
-    peaks: the peak of each phase. host: bytes of activations moved to CPU memory. largest: of the runs with few layers.
-
-    Counts of values: trained; quantizable, in frozen matrices of layers; layer, in the largest layer; outside, not in
-    any layer.
+    peaks: of the phases. host: bytes of activations moved to CPU memory. Counts of values: trained; quantizable, in
+    frozen matrices of layers; layer, in the largest layer; outside, not in any layer.
     """
 
     peaks: dict[str, Peak]
@@ -89,16 +76,18 @@ class FakeStep(NamedTuple):
     quantizable: int
     layer: int
     outside: int
-    largest: Largest
 
 
 class FakeSteps:
-    """Runs steps of a model on the meta device. kinds: the layers of each kind."""
+    """Runs steps of a model with few of its layers. model: on the meta device."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self.model = model
-        self.kinds = kinds_of_layers(model)
-        self._short: int | None = None
+        self.config, places = few_layers(_independent_of_length(model.config))
+        self.further = [count - 1 for _, count in sorted(Counter(places).items())]
+        """For each layer that runs, the number of further layers that it stands for."""
+        settings = read_settings(json.loads(model.config.to_json_string(use_diff=False)))
+        self.loops = any(layer.attention == RECURRENT for layer in settings.layers)
 
     @cached_property
     def tileable(self) -> Tileable:
@@ -106,24 +95,22 @@ class FakeSteps:
         return find_tileable(self.model)
 
     def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ring: int = 1) -> FakeStep:
-        """Run the step, or extrapolate it from short lengths.
+        """Run a step.
 
         length: tokens per sequence on one process. dtype: of the weights, except an adapter's. shards: number of
         processes that share the gradients. ring: number of processes that share the sequence by context parallelism.
         Raises CheckpointError if a model needs real values.
         """
         try:
-            config = self.model.config
-            if self._short is None:
-                self._short = _Step(config, recipe).short_length([layers[0] for layers in self.kinds])
-            short, tileable = self._short, self.tileable if recipe.tiled_mlp else frozenset()
-            step = _Step(config, recipe, dtype, shards, ring, tileable)
-            if not short or length <= 4 * short:
-                return step.run(self.kinds, [length], counted=length)[0]
+            with self._fake_model(recipe, dtype, ring) as model:
+                loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
+                lengths = loss_of.short_lengths() if self.loops else []
+                if not lengths or length <= 2 * max(lengths):
+                    return self._run(loss_of, recipe, length, length, shards)
+                once, twice = (self._run(loss_of, recipe, short, length, shards) for short in lengths)
             # other tensors take a, constant ones c: once = a + c · length / short, twice = a + c · length / (2 · short)
-            once, twice = step.run(self.kinds, [short, 2 * short], counted=length)
-            share = 2 * short / length
-            return _combine(lambda first, two: 2 * two - first + round((first - two) * share), once, twice)
+            share = max(lengths) / length
+            return tree_map(lambda first, second: 2 * second - first + round((first - second) * share), once, twice)
         except RopecliError:
             raise
         except Exception as error:  # a model that reads values fails in its own way
@@ -132,161 +119,109 @@ class FakeSteps:
                 f"{reason_of(error)}"
             ) from error
 
-
-class _Step(NamedTuple):
-    """A step of a model. config: the model's. dtype, shards, ring: see FakeSteps.run. tileable: the parts to tile."""
-
-    config: Any
-    recipe: Recipe
-    dtype: torch.dtype = torch.float32
-    shards: int = 1
-    ring: int = 1
-    tileable: Tileable = frozenset()
-
-    def short_length(self, layers: list[int]) -> int:
-        """A length that shows the memory of every length, or 0 if none of these layers loops over the tokens."""
-        with self.fake_model(layers) as model, torch.no_grad():
-            loss_of = _WatchedLoss(model, offload=False)
-            operations = loss_of.operations(2 * _PROBED)
-            if loss_of.operations(_PROBED) == operations:
-                return 0
-            # a part of a block takes as many operations as a whole one
-            block = next(block for block in _BLOCKS if loss_of.operations(2 * _PROBED - block) < operations)
-            # no dimension of a weight, so that tokens × tokens tensors are known
-            dimensions = {size for weight in model.parameters() for size in weight.shape}
-            shorts = range(block, sys.maxsize, block)
-            # more tokens take the head no more memory
-            chunks = loss_of._chunk * (1 if loss_of._split.plain_head else _CHUNKS)
-            least = max(chunks, block * block // 32)  # long against the block × block scores of a block
-            return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
-
-    def run(self, kinds: list[list[int]], lengths: list[int], counted: int) -> list[FakeStep]:
-        """Run the step with a few layers, and extrapolate to all layers. One result for each length.
-
-        kinds: the layers of each kind. counted: the length for which memory is counted.
-        """
-        every = sorted(chain(*kinds))
-        if len(every) <= 2 * (len(kinds) + 1):  # all layers at once are as fast
-            return self._run(every, lengths, counted)
-        first = [layers[0] for layers in kinds]
-        totals = bases = self._run(first, lengths, counted)
-        for layers in kinds:
-            if len(layers) > 1:
-                more = self._run(sorted([*first, layers[1]]), lengths, counted)
-
-                def add(total: int, with_more: int, without: int, times: int = len(layers) - 1) -> int:
-                    return total + times * (with_more - without)
-
-                totals = [_combine(add, *steps) for steps in zip(totals, more, bases, strict=True)]
-        return totals
-
     @contextmanager
-    def fake_model(self, layers: list[int]) -> Iterator["PreTrainedModel"]:
-        """A model with only some of its layers, on fake tensors, and their mode."""
+    def _fake_model(self, recipe: Recipe, dtype: torch.dtype, ring: int) -> Iterator["PreTrainedModel"]:
+        """The model with few layers, on fake tensors, and their mode."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with quiet_transformers(), torch.device("meta"):
-            model = build_model(_independent_of_length(self.config), dtype=self.dtype)
-            keep_layers(model, layers)
-            attach(model, self.recipe)
-        with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
-            model.to_empty(device="cpu")  # some models read the device
-            model.tie_weights()
-            _set_attention(model, self.recipe, self.ring)
-            model.train()
-            yield model
+        tileable = self.tileable if recipe.tiled_mlp else None
+        model = build_model(self.config, dtype=dtype)
+        with quiet_transformers():
+            with torch.device("meta"):
+                attach(model, recipe)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model.to_empty(device="cpu")  # some models read the device
+                model.tie_weights()
+                _set_attention(model, recipe, ring)
+                model.train()
+                if recipe.gradient_checkpointing:
+                    enable_checkpointing(model)
+                if tileable:
+                    apply_tiles(model, tileable, _CHUNKS)
+                yield model
 
-    def _run(self, layers: list[int], lengths: list[int], counted: int) -> list[FakeStep]:
-        """Run the steps of a model with only some of its layers."""
-        recipe, shards, steps = self.recipe, self.shards, []
-        with self.fake_model(layers) as model:
-            if recipe.gradient_checkpointing:
-                enable_checkpointing(model)
-            if recipe.tiled_mlp:
-                apply_tiles(model, self.tileable, _CHUNKS)
-            trained = [parameter for _, parameter in trainable(model)]
-            modules = decoder_layers(model)
-            in_layers = {id(parameter) for parameter in modules.parameters()}
-            matrices = [module.weight for module in modules.modules() if isinstance(module, torch.nn.Linear)]
-            loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
-            accumulates = recipe.gradient_accumulation > 1
+    def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, counted: int, shards: int) -> FakeStep:
+        """Run a step on `tokens` tokens. counted: the length for which memory is counted."""
+        model = loss_of.model
+        layers = decoder_layers(model)
+        trained = [parameter for _, parameter in trainable(model)]
+        trained_in = {at: _values(weight for _, weight in trainable(layer)) for at, layer in enumerate(layers)}
+        all_trained = _values(trained) + self._further(trained_in)
+        accumulates = recipe.gradient_accumulation > 1  # an earlier pass has left all gradients
+        ids = torch.zeros(recipe.batch_size, tokens, dtype=torch.long)
+        counter = loss_of.watch(ids, counted)
 
-            def replace_gradient(parameter: Tensor) -> None:
-                """By this process's share in float32, which an earlier pass may have left already."""
-                parameter.grad = None
-                if not accumulates:
-                    loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
+        def replace_gradient(parameter: Tensor) -> None:
+            """By this process's share in float32."""
+            parameter.grad = None
+            if not accumulates:
+                counter.add("gradients", 4 * parameter.numel() // shards)
 
-            for parameter in trained:
-                parameter.register_post_accumulate_grad_hook(replace_gradient)
-            for length in lengths:
-                ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
-                counter = loss_of.watch(ids, counted)
-                if accumulates:
-                    counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
-                with counter, _named_modules(counter):
-                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-                        loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-                    counter.phase = "head"
-                    loss.backward(inputs=trained)
-                steps.append(
-                    FakeStep(
-                        peaks=counter.peaks,
-                        host=loss_of.moved,
-                        trained=sum(weight.numel() for weight in trained),
-                        quantizable=sum(weight.numel() for weight in matrices if not weight.requires_grad),
-                        layer=max(sum(weight.numel() for weight in layer.parameters()) for layer in modules),
-                        outside=sum(weight.numel() for weight in model.parameters() if id(weight) not in in_layers),
-                        largest=counter.largest,
-                    )
-                )
-        return steps
-
-
-def _combine(of_numbers: Callable[..., int], *steps: FakeStep) -> FakeStep:
-    return tree_map(lambda value, *more: value if isinstance(value, Largest) else of_numbers(value, *more), *steps)
-
-
-@contextmanager
-def _named_modules(counter: "AllocationCounter") -> Iterator[None]:
-    """Tell the counter which module runs."""
-
-    def enter(module: torch.nn.Module, given: Any) -> None:
-        counter.modules.append(type(module).__name__)
-
-    def leave(module: torch.nn.Module, given: Any, output: Any) -> None:
-        counter.modules.pop()
-
-    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
-    try:
-        yield
-    finally:
+        hooks = [parameter.register_post_accumulate_grad_hook(replace_gradient) for parameter in trained]
+        for place, layer in enumerate(layers):
+            hooks += [
+                layer.register_forward_pre_hook(partial(counter.enter, place), with_kwargs=True),
+                layer.register_forward_hook(lambda _, given, output: counter.leave(output)),
+            ]
+        if accumulates:
+            counter.add("gradients", 4 * all_trained // shards)
+        with counter:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
+                loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
+            counter.begin("head")
+            loss.backward(inputs=trained)
         for hook in hooks:
             hook.remove()
+        gradients = 0 if accumulates else 4 * self._further(trained_in) // shards
+        peaks = {}
+        for phase, peak in counter.peaks.items():
+            # the backward pass of the layers begins with all activations, and ends with all gradients
+            if phase != "embeddings":
+                kept = counter.kept["loss" if phase == "loss" else "head"]
+                peaks[f"beginning of {phase}"] = peak._replace(activations=peak.activations + self._further(kept))
+            if phase in ("layers", "embeddings"):
+                peaks[f"end of {phase}"] = peak._replace(gradients=peak.gradients + gradients)
+        matrices = [[part.weight for part in layer.modules() if isinstance(part, Linear)] for layer in layers]
+        frozen = {at: _values(one for one in few if not one.requires_grad) for at, few in enumerate(matrices)}
+        return FakeStep(
+            peaks=peaks,
+            host=sum(loss_of.moved.values()) + self._further(loss_of.moved),
+            trained=all_trained,
+            quantizable=sum(frozen.values()) + self._further(frozen),
+            layer=max(_values(layer.parameters()) for layer in layers),
+            outside=_values(model.parameters()) - _values(layers.parameters()),
+        )
+
+    def _further(self, of_layers: Mapping[Any, int]) -> int:
+        """The sum over the layers that do not run. of_layers: by the places of those that do."""
+        return sum(times * of_layers.get(place, 0) for place, times in enumerate(self.further))
+
+
+def _values(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 class AllocationCounter(TorchDispatchMode):
     """Counts the bytes of storages allocated inside its context.
 
     before: tensors that already exist, which are not counted. peaks: the most live bytes in each phase after the
-    decoder's forward pass. operations: their number. modules: the classes of those that run now. tokens, counted: the
-    lengths of the run, and for which bytes are counted. constant: sizes of dimensions, sorted, of tensors that do not
-    depend on the length.
+    decoder's forward pass. place: of the layer whose forward pass runs. kept: at the beginnings of phases, the live
+    bytes of each layer: its input, and what its forward pass allocated. tokens, counted: the lengths of the run, and
+    for which bytes are counted. constant: sizes of dimensions, sorted, of tensors that do not depend on the length.
     """
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.made = 0
         self.phase = "decoder"
+        self.place: int | None = None
+        self.kept: dict[str, Counter[int | None]] = {}
         self.alive = Peak()
         self.peaks: dict[str, Peak] = {}
-        self.largest = Largest()
-        self.modules: list[str] = [""]
-        self.operations = 0
         self.tokens = self.counted = 1
         self.vocabulary = 0
         self.constant: set[tuple[int, ...]] = set()
-        self._known = {tensor.untyped_storage()._cdata for tensor in before}
+        self._held: dict[int, tuple[int | None, int]] = {_key(tensor): (None, 0) for tensor in before}
 
     def size_of(self, tensor: Tensor) -> int:
         """Bytes of the tensor's storage at the counted length."""
@@ -294,11 +229,7 @@ class AllocationCounter(TorchDispatchMode):
         # logits exist for a number of tokens that does not depend on the length
         if self.tokens == self.counted or self.vocabulary in tensor.shape or _dimensions(tensor) in self.constant:
             return size
-        return round(size * (self.counted / self.tokens) ** (2 if self._has_pairs(tensor) else 1))
-
-    def _has_pairs(self, tensor: Tensor) -> bool:
-        # gpt-oss' scores have a column more, for its sinks
-        return sum(self.tokens <= size <= self.tokens + 1 for size in tensor.shape) > 1
+        return round(size * (self.counted / self.tokens) ** (2 if tensor.shape.count(self.tokens) > 1 else 1))
 
     def add(self, part: str, size: int) -> None:
         self.alive = self.alive._replace(**{part: getattr(self.alive, part) + size})
@@ -308,7 +239,6 @@ class AllocationCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.operations += 1
         if func is torch.ops.aten._grouped_mm.default:
             result: Any = _grouped_product(*args)
         else:
@@ -319,23 +249,48 @@ class AllocationCounter(TorchDispatchMode):
         return result
 
     def _note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
+        key = _key(tensor)
+        if key in self._held:
             return
         size = self.size_of(tensor)
-        # of a short run, tensors of a block of tokens count more often, but are no larger
-        if size > self.largest.size and (self.tokens == self.counted or self.tokens in tensor.shape):
-            self.largest = Largest(size, self._has_pairs(tensor), self.modules[-1])
         part = "activations" if self.phase == "decoder" else "working"
-        self._known.add(key)
+        self._held[key] = self.place, size
         self.made += size
         self.add(part, size)
-        weakref.finalize(storage, self._forget, key, part, size)
+        weakref.finalize(tensor.untyped_storage(), self._forget, key, part, size)
 
     def _forget(self, key: int, part: str, size: int) -> None:
-        self._known.remove(key)
+        del self._held[key]
         self.add(part, -size)
+
+    def enter(self, place: int, layer: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Begin the forward pass of a layer, which also holds its input."""
+        if self.phase == "decoder":  # not when the layer is recomputed
+            self._hold(place, args[0] if args else named["hidden_states"])
+            self.place = place
+
+    def leave(self, output: Any) -> None:
+        """End it. The output is the next layer's."""
+        if self.phase == "decoder":
+            self._hold(None, output[0] if isinstance(output, tuple) else output)
+            self.place = None
+
+    def _hold(self, place: int | None, tensor: Tensor) -> None:
+        self._held[_key(tensor)] = place, self._held[_key(tensor)][1]
+
+    def begin(self, phase: str) -> None:
+        self.phase = phase
+        self.kept[phase] = Counter()
+        for place, size in self._held.values():
+            self.kept[phase][place] += size
+
+    def place_of(self, tensor: Tensor) -> int | None:
+        """The place of the layer that holds the tensor."""
+        return self._held[_key(tensor)][0]
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _dimensions(tensor: Tensor) -> tuple[int, ...]:
@@ -361,47 +316,60 @@ class _FakeSplit(SplitModel):
 
 
 class _WatchedLoss(NextTokenLoss):
-    """Sets the counter's phase. moved: bytes moved to CPU memory."""
+    """Sets the counter's phase. moved: bytes moved to CPU memory, by the place of the layer."""
 
     split_model = _FakeSplit
 
     def __init__(self, model: "PreTrainedModel", *, offload: bool) -> None:
         super().__init__(model, offload=offload)
         embeddings: Any = model.get_input_embeddings()
-        embeddings.register_forward_hook(lambda module, given, output: self._enter_at(output, "embeddings"))
+        embeddings.register_forward_hook(self._embed)
+
+    def short_lengths(self) -> list[int]:
+        """Two lengths that show the memory of every length."""
+        # no dimension of a weight, so that tokens × tokens tensors are known
+        dimensions = {size for weight in self.model.parameters() for size in weight.shape}
+        # more tokens take the head no more memory
+        chunks = self._chunk * (1 if self._split.plain_head else _CHUNKS)
+        block = getattr(self.config.get_text_config(), "block_size", _BLOCK)
+        least = max(chunks, block * block // 32)  # long against the block × block scores of a block
+        shorts = range(block, sys.maxsize, block)
+        short = next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
+        return [short, 2 * short]
 
     def watch(self, ids: Tensor, counted: int) -> AllocationCounter:
         """Start to count. ids: of the step. counted: the length for which memory is counted."""
         weights = list(self.model.parameters())
-        self.moved = 0
+        self.moved: Counter[int | None] = Counter()
         self.counter = AllocationCounter([*weights, *self.model.buffers(), ids])
         self.counter.constant = {_dimensions(weight) for weight in weights}
         self.counter.vocabulary = self._split.vocabulary
         self.counter.tokens, self.counter.counted = ids.shape[1], counted
         return self.counter
 
-    def operations(self, tokens: int) -> int:
-        """Number of operations of the decoder's forward pass."""
-        with AllocationCounter() as counter:
-            self._split.decode(torch.zeros(1, tokens, dtype=torch.long))
-        return counter.operations
-
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
         hidden = outputs.last_hidden_state
-        self.counter.phase = "loss"
+        self.counter.begin("loss")
         self._enter_at(hidden, "layers")
         return outputs
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         def move(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-            self.moved += self.counter.size_of(tensor)
+            self.moved[self.counter.place_of(tensor)] += self.counter.size_of(tensor)
             return tensor.shape, tensor.dtype
 
         def bring_back(moved: tuple[torch.Size, torch.dtype]) -> Tensor:
             return torch.empty(moved[0], dtype=moved[1])
 
         return torch.autograd.graph.saved_tensors_hooks(move, bring_back) if self.offload else nullcontext()
+
+    def _embed(self, embeddings: torch.nn.Module, given: Any, output: Tensor) -> Tensor:
+        """Let the first layer keep as much as the others, also if the embeddings are frozen."""
+        if output.is_leaf and (self.offload or not output.requires_grad):
+            output = output + torch.zeros((), dtype=output.dtype, requires_grad=True)
+        self._enter_at(output, "embeddings")
+        return output
 
     def _enter_at(self, tensor: Tensor, phase: str) -> None:
         """Start the phase when the tensor's gradient is computed."""

@@ -1,9 +1,7 @@
 """The report of `ropecli plan`: memory, operations and time of the best setup, and the others that were tried."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +44,6 @@ def make_report(
     best = setups.best_setup(candidates)
     if best is None:
         raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
-    command_of = partial(setups.launch_command, checkpoint=opened.name, length=length, recipe=recipe_name, given=given)
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
     step_seconds = step_flops / (gpus * flops * mfu)
@@ -57,7 +54,7 @@ def make_report(
         "length": length,
         "gpus": gpus,
         "gpu_memory": memory,
-        "host_memory": {"machine": host, **asdict(best.host)},
+        "host_memory": {"machine": host, "needed": best.host},
         "parameters": {
             "total": estimator.shape.total,
             "trained": estimate.trained,
@@ -76,12 +73,7 @@ def make_report(
         "seconds_per_step": step_seconds,
         "seconds": step_seconds * recipe.steps,
         "options": [_setup_row(setup) for setup in candidates],
-        "command": command_of(best),
-        "alternatives": [
-            {"setting": _setup_name(setup), "command": command_of(setup)}
-            for setup in setups.alternatives_to(best, candidates)
-        ],
-        "notes": list(_notes(estimator, best, length)),
+        "command": setups.launch_command(best, opened.name, length, recipe_name, given),
         # a patch writes new RoPE fields
         "findings": [] if patch else [finding._asdict() for finding in faults_in_results(read_state(opened))],
     }
@@ -94,24 +86,10 @@ def _setup_row(setup: Setup) -> dict[str, Any]:
         "changes": setup.changes,
         "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
         "bytes": None if setup.refused else setup.estimate.total,
-        "host": None if setup.refused else setup.estimate.host,
-        "host_memory": None if setup.refused else asdict(setup.host),
+        "host_memory": None if setup.refused else setup.host,
         "fits": setup.fits,
         "refused": setup.refused,
     }
-
-
-def _notes(estimator: MemoryEstimator, best: Setup, length: int) -> Iterator[str]:
-    """The sentences below the table."""
-    if not estimator.fake_steps.tileable:
-        yield f"tiled_mlp was not tried: {type(estimator.model).__name__} has no MLP that treats each token alone."
-    attention = replace(estimator.shape, matmul=0)
-    share = 1 - flops_of(attention, best.recipe, length, 1) / flops_of(estimator.shape, best.recipe, length, 1)
-    # torchao 0.18, float8/float8_linear.py: casts the operands of each product, and saves them as they are
-    yield (
-        f"FP8 would compute products with weights in 8 bits, at most {share:.0%} of these FLOPs; attention, weights, "
-        "optimizer state and activations stay as they are. It has not run on a GPU, so finetune does not offer it."
-    )
 
 
 def _shortage(
@@ -120,39 +98,27 @@ def _shortage(
     """The memory that is missing, and the next step. memory, host: bytes of a GPU, of a machine."""
     possible = [setup for setup in candidates if not setup.refused]
     # of the setups that fit the GPU, the one with the least main memory
-    least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host.most))
+    least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host))
     if host and least.estimate.total <= memory:
         return (
-            f"training takes at least {size(least.host.most)} of main memory on one machine ({_setup_name(least)}); it "
+            f"training takes at least {size(least.host)} of main memory on one machine ({_setup_name(least)}); it "
             f"has {size(host)}. Use a machine with more memory, or plan for another one with --host-memory."
         )
     least = min(possible, key=lambda setup: setup.estimate.total)
     return (
         f"training at {length} tokens takes at least {size(least.estimate.total)} on each of "
-        f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. {_advice(model, least, memory)}"
+        f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. {_advice(model, least)}"
     )
 
 
-def _advice(model: "PreTrainedModel", setup: Setup, memory: int) -> str:
-    """The next step if even this setup does not fit. Names the largest tensor if it takes half of `memory`, a GPU's."""
-    largest = setup.estimate.largest
-    if largest.size < memory / 2:
-        return "Increase --gpus or shorten --length."
-    # a sequence that GPUs share makes this tensor smaller
-    shorten = "increase --gpus or shorten --length." if setup.launch.sequence_ranks > 1 else "shorten --length."
-    takes = size(largest.size)
-    if not largest.pairs:
-        return f"One tensor of {largest.module} takes {takes}: {shorten}"
+def _advice(model: "PreTrainedModel", setup: Setup) -> str:
+    """The next step if even this setup does not fit."""
     attention = model.config._attn_implementation if setup.recipe.attn == "auto" else setup.recipe.attn
-    # a model that lists flash kernels runs those, not flash_attention_2
-    flash = getattr(model, "_compatible_flash_implementations", None) is None and model._supports_flash_attn
-    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": flash, "flex_attention": model._supports_flex_attn}
-    alternatives = [name for name, is_supported in supported.items() if is_supported and name != attention]
-    instead = f"use --set attn={alternatives[0]} or " if alternatives else ""
-    return (
-        f"attn: {attention} stores a value for every pair of tokens, {takes} in one tensor of {largest.module}: "
-        f"{instead}{shorten}"
-    )
+    if attention != "eager":
+        return "Increase --gpus or shorten --length."
+    supported = {"sdpa": model._supports_sdpa, "flex_attention": model._supports_flex_attn}
+    instead = next((f"use --set attn={name}, " for name, is_supported in supported.items() if is_supported), "")
+    return f"attn: eager stores a value for every pair of tokens: {instead}increase --gpus or shorten --length."
 
 
 def _setup_name(setup: Setup) -> str:

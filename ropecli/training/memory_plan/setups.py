@@ -4,16 +4,17 @@ import copy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropecli.errors import CheckpointError
 from ropecli.live.devices import total_memory
-from ropecli.messages import size
+from ropecli.messages import progress_bar, size
 from ropecli.ranks import read_ranks
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.estimate import ONE, MemoryEstimate, MemoryEstimator
+from ropecli.training.memory_plan.hardware import TRAINING_ENGINES
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import launch_faults
 from ropecli.training.sharded_weights import is_converted
@@ -32,8 +33,6 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 )
 """Tried in this order: the first that fits changes least."""
 GPUS_PER_HOST = 8
-_FILE = 5 * 10**9
-"""Bytes of a weight file, as checkpoints on the Hub are usually cut."""
 _CONFIGS = {
     "one": "1-gpu",
     "fsdp2": "8-gpu-fsdp2",
@@ -43,35 +42,19 @@ _CONFIGS = {
 
 
 @dataclass(frozen=True)
-class HostMemory:
-    """Bytes over all processes of one machine.
-
-    Python and its libraries are not counted, nor is what the system caches of the weight files.
-    loading: the weights that processes read. training: activations that are kept in main memory. saving: the result.
-    """
-
-    loading: int = 0
-    training: int = 0
-    saving: int = 0
-
-    @property
-    def most(self) -> int:
-        return max(asdict(self).values())
-
-
-@dataclass(frozen=True)
 class Setup:
     """One way to train: launch, changes of the recipe, and memory of a GPU and of its host.
 
-    recipe: changed, with gradient_checkpointing: auto resolved; that is not a change. refused: why `finetune` would
-    refuse it.
+    recipe: changed, with gradient_checkpointing: auto resolved; that is not a change. host: bytes of main memory that
+    all processes of a machine need for weights while they load, and for offloaded activations. refused: why `finetune`
+    would refuse it.
     """
 
     launch: Launch
     changes: dict[str, Any]
     recipe: Recipe
     estimate: MemoryEstimate
-    host: HostMemory
+    host: int
     fits: bool
     refused: str = ""
 
@@ -79,21 +62,34 @@ class Setup:
 def find_setups(
     estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int, host: int = sys.maxsize
 ) -> list[Setup]:
-    """One setup per adapter and engine: the first change that fits, or else the one that needs the least memory.
+    """One setup per engine: the first change that fits, or else the one that needs the least memory.
 
-    memory: bytes of one GPU. host: bytes of main memory of one machine. Raises CheckpointError.
+    If none fits with the recipe's own adapter, those of smaller adapters follow. memory: bytes of one GPU. host: bytes
+    of main memory of one machine. Raises CheckpointError.
     """
-    launches = [ONE]
-    if gpus > 1:
-        ulysses, ring = Launch("zero-3", gpus, sp_size=gpus), Launch("fsdp2", gpus, cp_size=gpus)
-        launches = [Launch("ddp", gpus), Launch("fsdp2", gpus), ulysses, ring]
-    # the recipe's own adapter, then those that need less memory
+    setups: list[Setup] = []
     smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
-    return [
-        _smallest_change(estimator, recipe, adapter, launch, length, memory=memory, host=host)
-        for adapter in (recipe.adapter, *smaller)
-        for launch in launches
-    ]
+    with progress_bar("estimating", None) as step:
+        for adapter in (recipe.adapter, *smaller):
+            with_adapter = recipe.model_copy(update={"adapter": adapter})
+            changed = {} if adapter == recipe.adapter else {"adapter": adapter}
+            for launch in _launches(estimator, with_adapter, length, gpus):
+                step(text=f"adapter {adapter}, {TRAINING_ENGINES[launch.name]}")
+                setups.append(_smallest_change(estimator, with_adapter, changed, launch, length, memory, host))
+            if any(setup.fits for setup in setups):
+                break
+    return setups
+
+
+def _launches(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int) -> Iterator[Launch]:
+    if gpus == 1:
+        yield ONE
+        return
+    yield from (Launch("ddp", gpus), Launch("fsdp2", gpus))
+    ulysses = [Launch("zero-3", gpus, sp_size=ranks) for ranks in range(gpus, 1, -1) if gpus % ranks == 0]
+    suitable = (launch for launch in ulysses if not any(refusals(estimator, recipe, length, launch)))
+    yield next(suitable, ulysses[0])  # shared by as many GPUs as the heads can be split over
+    yield Launch("fsdp2", gpus, cp_size=gpus)
 
 
 def best_setup(setups: list[Setup]) -> Setup | None:
@@ -101,48 +97,38 @@ def best_setup(setups: list[Setup]) -> Setup | None:
     return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
 
 
-def alternatives_to(best: Setup, setups: list[Setup]) -> list[Setup]:
-    """The other setups that fit with the same changes, and read as many sequences per step."""
-    return [
-        setup
-        for setup in setups
-        if setup.fits and setup is not best and setup.changes == best.changes
-        if setup.launch.data_ranks == best.launch.data_ranks
-    ]
-
-
 def _smallest_change(
-    estimator: MemoryEstimator, recipe: Recipe, adapter: str, launch: Launch, length: int, **limits: int
+    estimator: MemoryEstimator,
+    recipe: Recipe,
+    changed: dict[str, Any],
+    launch: Launch,
+    length: int,
+    memory: int,
+    host: int,
 ) -> Setup:
-    """limits: memory and host, bytes."""
-    with_adapter = recipe.model_copy(update={"adapter": adapter})
-    if refused := next(refusals(estimator, with_adapter, length, launch), ""):
-        return Setup(launch, {}, with_adapter, MemoryEstimate(), HostMemory(), False, refused)
+    """changed: what differs from the user's recipe already. memory, host: bytes."""
+    if refused := next(refusals(estimator, recipe, length, launch), ""):
+        return Setup(launch, {}, recipe, MemoryEstimate(), 0, False, refused)
 
     def setup(base: Recipe, change: dict[str, Any]) -> Setup:
-        changes = {} if adapter == recipe.adapter else {"adapter": adapter}
-        changes |= {key: value for key, value in change.items() if getattr(base, key) != value}
-        changed = base.model_copy(update=change)
-        estimate = estimator.estimate(changed, length, launch)
-        needed = estimate_host(estimator, estimate, changed, launch)
-        fits = estimate.total <= limits["memory"] and needed.most <= limits["host"]
-        return Setup(launch, changes, changed, estimate, needed, fits)
+        changes = changed | {key: value for key, value in change.items() if getattr(base, key) != value}
+        recipe = base.model_copy(update=change)
+        estimate = estimator.estimate(recipe, length, launch)
+        needed = host_memory(estimator, estimate, recipe, launch)
+        return Setup(launch, changes, recipe, estimate, needed, estimate.total <= memory and needed <= host)
 
     possible = [
-        change
-        for change in _CHANGES
-        if not any(refusals(estimator, with_adapter.model_copy(update=change), length, launch))
+        change for change in _CHANGES if not any(refusals(estimator, recipe.model_copy(update=change), length, launch))
     ]
-    recomputed = recipe.gradient_checkpointing == "auto"
-    base = with_adapter.model_copy(update={"gradient_checkpointing": True}) if recomputed else with_adapter
-    if setup(base, {}).estimate.total <= limits["memory"]:
-        base = estimator.resolve_checkpointing(with_adapter, length, launch, limits["memory"])
-    else:
-        # with the most changes, and without tiles, whose copies may take more than they save
-        most = [setup(base, change) for change in possible if {**change, "tiled_mlp": True} == possible[-1]]
-        least = min([*most, setup(base, possible[-1])], key=lambda setup: setup.estimate.total)
-        if least.estimate.total > limits["memory"]:  # then so does every other
-            return least
+    auto = recipe.gradient_checkpointing == "auto"
+    base = recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe
+    least = setup(base, {key: value for key, value in possible[-1].items() if key != "tiled_mlp"})
+    if least.estimate.total > memory >= least.estimate.total - least.estimate.working:
+        # the copies of tiles may take more than they save
+        least = min(least, setup(base, possible[-1]), key=lambda setup: setup.estimate.total)
+    if least.estimate.total > memory:  # then so does every other
+        return least
+    base = estimator.resolve_checkpointing(recipe, length, launch, memory)
     setups = []
     for change in possible:
         setups.append(setup(base, change))
@@ -151,11 +137,15 @@ def _smallest_change(
     return min(setups, key=lambda setup: setup.estimate.total)
 
 
-def estimate_host(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> HostMemory:
-    """estimate: of one GPU, of which a machine has at most eight."""
+def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> int:
+    """Bytes over the processes of one machine, of which it has at most eight.
+
+    For weights while they load, or for activations in training. Python and its libraries are not counted, nor what the
+    system caches of the weight files. estimate: of one GPU.
+    """
     processes = min(launch.world, GPUS_PER_HOST)
     sharded = launch.shards and not is_converted(estimator.model)
-    total, item, trained = estimator.shape.total, estimator.item, estimate.trained
+    total = estimator.shape.total
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
     if sharded and launch.engine == "fsdp2":
         loading = 4 * largest * processes // launch.world  # tensor by tensor, each process its own part
@@ -165,13 +155,7 @@ def estimate_host(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: 
         loading = 4 * total  # the main process converts the tensors and sends them to the others
     else:
         loading = (4 if recipe.adapter == "none" else 2) * total * processes
-    # on the main process: the trained weights in float32, then cast to the source's dtype
-    checkpoint_size = 4 * total + (item * total if item < 4 else 0)
-    if recipe.adapter == "none":
-        saving = min(item * total, _FILE) if sharded else checkpoint_size
-    else:
-        saving = 8 * trained + (0 if sharded else 2 * total) + (0 if recipe.save == "adapter" else checkpoint_size)
-    return HostMemory(loading, estimate.host * processes, saving)
+    return max(loading, estimate.host * processes)
 
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch) -> Iterator[str]:
@@ -199,6 +183,8 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
     for name, ranks in (("sp_size", launch.sp_size), ("cp_size", launch.cp_size)):
         options += [f"--parallelism_config_{name} {ranks}"] if ranks > 1 else []
+    if launch.sequence_ranks > 1 and launch.data_ranks > 1:
+        options.append(f"--parallelism_config_dp_replicate_size {launch.data_ranks}")
     options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     # the large tensors of long sequences find no room between others: TRL's guide long_context_training
     allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if launch.sequence_ranks > 1 else ""
