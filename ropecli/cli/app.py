@@ -127,10 +127,9 @@ Every command is also a Python function, ropecli.NAME, with the same options; --
 
 def _print_guide(given: bool) -> None:
     if given:
-        for name in _PANELS:
-            typer.echo(
-                f"{summary_of(name.replace('-', '_'))}\n  {' '.join(filter(None, ['ropecli', name, _COMMANDS[_PANELS[name]][name][1]]))}"
-            )
+        for commands in _COMMANDS.values():
+            for name, (_, example, _) in commands.items():
+                typer.echo(f"{summary_of(name.replace('-', '_'))}\n  {f'ropecli {name} {example}'.rstrip()}")
         typer.echo(_GUIDE.rstrip())
         raise typer.Exit
 
