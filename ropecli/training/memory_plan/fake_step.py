@@ -102,7 +102,7 @@ class FakeSteps:
         Raises CheckpointError if a model needs real values.
         """
         try:
-            with self._fake_model(recipe, dtype, ring) as model:
+            with self._fake_model(recipe, dtype, ring) as model, quiet_transformers():
                 loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
                 lengths = loss_of.short_lengths() if self.loops else []
                 if not lengths or length <= 2 * max(lengths):
