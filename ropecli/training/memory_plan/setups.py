@@ -1,6 +1,7 @@
 """Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
 import copy
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -37,8 +38,7 @@ _FILE = 5 * 10**9
 _CONFIGS = {
     "one": "1-gpu",
     "fsdp2": "8-gpu-fsdp2",
-    "fsdp2-cp": "8-gpu-fsdp2-cp",
-    "ulysses": "8-gpu-ulysses",
+    "fsdp2-cp": "8-gpu-fsdp2",
 }
 
 
@@ -85,8 +85,11 @@ def find_setups(
     """
     launches = [ONE]
     if gpus > 1:
-        ulysses, ring = Launch("zero-3", gpus, sp_size=gpus), Launch("fsdp2", gpus, cp_size=gpus)
-        launches = [Launch("ddp", gpus), Launch("fsdp2", gpus), ulysses, ring]
+        shared = recipe.context_parallel_size
+        if shared == 1 or gpus % shared:
+            shared = math.gcd(gpus, estimator.model.config.get_text_config().num_attention_heads)
+            shared = shared if shared > 1 else gpus  # which is refused
+        launches = [Launch("ddp", gpus), Launch("fsdp2", gpus), Launch("fsdp2", gpus, shared)]
     # the recipe's own adapter, then those that need less memory
     smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
     return [
@@ -191,17 +194,16 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
         words += ["--data", "DATA"]
     if not recipe or "length" in given:  # otherwise the recipe's length, which may differ by stage
         words += ["--length", str(length)]
-    for key, value in {**given, **setup.changes}.items():
+    launch, size = setup.launch, setup.launch.sequence_ranks
+    shared = {} if size == setup.recipe.context_parallel_size else {"context_parallel_size": size}
+    for key, value in {**given, **setup.changes, **shared}.items():
         if key != "length":
             words += ["--set", f"{key}={value}"]
-    launch = setup.launch
     config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(launch.name)})"'
     options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
-    for name, ranks in (("sp_size", launch.sp_size), ("cp_size", launch.cp_size)):
-        options += [f"--parallelism_config_{name} {ranks}"] if ranks > 1 else []
     options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     # the large tensors of long sequences find no room between others: TRL's guide long_context_training
-    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if launch.sequence_ranks > 1 else ""
+    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if size > 1 else ""
     finetune = shlex.join(["finetune", *words, "--output", "OUTPUT"])
     return f"{allocator}accelerate launch {' '.join(options)} -m ropecli {finetune}"
 
