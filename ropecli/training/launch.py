@@ -405,7 +405,7 @@ def refuse_engine(launch: Launch) -> None:
 def for_every_rank(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
     """Repeat the heads of keys or values, shape (batch, heads, tokens, width), until each process has as many."""
     heads = tensor.shape[1]
-    return tensor.repeat_interleave(math.lcm(heads, ranks) // heads, dim=1)
+    return tensor.repeat_interleave(math.lcm(heads, ranks) // heads, dim=1) if heads % ranks else tensor
 
 
 def show_life(launch: Launch) -> None:

@@ -19,8 +19,8 @@ from ropecli.training.recipe_schema import Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LONGEST_MASK = 2**15
-"""Tokens of a shared sequence up to which its mask, in each layer, takes at most 1 GiB."""
+_LONGEST_MASK = 2**13
+"""Tokens of a shared sequence with a mask: of grouped keys torch then computes all scores, some GiB for more tokens."""
 
 
 def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int) -> None:

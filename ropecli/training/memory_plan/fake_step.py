@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -502,10 +503,15 @@ def _shared(
         query, key, value = exchanged(query, key, value)
     else:
         query, (key, value) = exchanged(query)[0], exchanged(key, value)
-    mask = None
-    if masked:  # whose parts, of documents, order and window, are joined one by one
-        mask, _ = (query.new_empty((len(query), 1, *[query.shape[2]] * 2), dtype=torch.bool) for _ in range(2))
-    output = sdpa_attention_forward(module, query, key, value, mask, **arguments)[0]
+    if masked:
+        pairs = (len(query), 1, query.shape[2], query.shape[2])
+        # of documents and order, distances, and those within the window
+        mask, *others = (torch.empty(pairs, dtype=dtype) for dtype in (torch.bool, torch.int64, torch.bool))
+        del others
+        grouped = query.shape[1] != key.shape[1]
+        output = scaled_dot_product_attention(query, key, value, mask, enable_gqa=grouped).transpose(1, 2)
+    else:
+        output = sdpa_attention_forward(module, query, key, value, None, **arguments)[0]
     batch, tokens, heads, width = output.shape
     return Exchange.apply(output, (batch, tokens // ranks, heads * ranks, width))
 
