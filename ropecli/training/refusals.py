@@ -76,12 +76,13 @@ def _shared_sequence_faults(
         # every process would use the largest position of its own part
         yield f"the model's rotary frequencies depend on the length, which {name} splits over processes. {hint}"
     layers = read_settings(model.config.to_dict()).layers
-    kinds = {layer.attention for layer in layers} & {CHUNKED, SPARSE, COMPRESSED}
+    kinds = {layer.attention for layer in layers}
     labels = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
     # other names count as full attention, but may do more, as Inkling's hybrid layers do
-    for kind in sorted(kinds | {label for label in labels if attention_of(label) == FULL}):
+    others = sorted(label for label in labels if attention_of(label) == FULL)
+    for kind in (*(kind for kind in (CHUNKED, SPARSE, COMPRESSED) if kind in kinds), *others):
         yield f"{name} does not support {kind} attention. {hint}"
-    if model._is_stateful or any(layer.attention == RECURRENT for layer in layers):
+    if model._is_stateful or RECURRENT in kinds:
         # ringmaster passes it on by kernels of flash-linear-attention, which run on GPUs alone
         yield f"the model's layers carry a state along the sequence, which {name} does not pass on. {hint}"
     config: Any = model.config.get_text_config()
@@ -101,7 +102,7 @@ def _shared_sequence_faults(
         yield f"{type(model).__name__} does not use transformers' attention functions, which {name} needs. {hint}"
     attention = config._attn_implementation if recipe.attn == "auto" else recipe.attn
     flash, heads = "flash" in attention, config.num_attention_heads
-    masked = recipe.packs or any(layer.attention == SLIDING and layer.window < length for layer in layers)
+    masked = recipe.packs or any(layer.attention == SLIDING and (layer.window or 0) < length for layer in layers)
     if not flash and attention != "sdpa":
         yield f"attn: {attention} does not support {name}. Use attn: sdpa or flash_attention_2."
     elif masked and not flash and length > _LONGEST_MASK:
@@ -119,6 +120,8 @@ def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping
         return "loss: longce"
     if saved is not None:
         return f"{saved.method} does not support packed documents"
+    if recipe.context_parallel_size > 1 and "flash" not in recipe.attn:
+        return f"with attn: {recipe.attn}, shared sequences need a mask of tokens × tokens"
     if any(layer.attention == RECURRENT for layer in read_settings(config).layers):
         return "the model's layers carry a state along the sequence"
     return ""
