@@ -1,6 +1,7 @@
 """What engines are refused, what each process reads, and the launch configurations that are shipped."""
 
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +176,23 @@ def test_shared_sequence_has_no_gap_or_overlap(batch, monkeypatch):
         np.testing.assert_array_equal(both, getattr(batch, name))
     positions = torch.cat([early.positions, late.positions], dim=1)
     np.testing.assert_array_equal(positions, np.tile(np.arange(LENGTH), (2, 1)))
+
+
+def test_window_that_is_only_in_the_mask_is_refused_in_the_first_pass(model_of):
+    """ringmaster drops masks; PhiMoE does not pass its window to its attention."""
+    pytest.importorskip("ringmaster")
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        for model_type, refused in (("phimoe", True), ("mistral", False)):
+            model = model_of(model_type, sliding_window=16)
+            sharing()._share_attention(model)
+            with pytest.raises(RecipeError, match="would lose sliding_window") if refused else nullcontext():
+                model(torch.ones(1, LENGTH // 2, dtype=torch.long))
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("[0-9]*.yaml")), ids=lambda path: path.stem)
