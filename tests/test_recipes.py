@@ -68,39 +68,36 @@ OLMO_3_7B = {
     "vocab_size": 100278,
 }
 K = 1024
-# The model, processes that read different sequences, and of each stage: method, factor, rope_theta, window, length,
+# The model, and of each stage on eight processes: method, factor, rope_theta, window, length,
 # steps, tokens per step.
 EXPECTED = {
-    "yarn-64k": (LLAMA_2_7B, 8, [("yarn", 16, 1e4, 64 * K, 64 * K, 400, 64 * 64 * K)]),
+    "yarn-64k": (LLAMA_2_7B, [("yarn", 16, 1e4, 64 * K, 64 * K, 400, 64 * 64 * K)]),
     "yarn-128k": (
         LLAMA_2_7B,
-        8,
         [
             ("yarn", 16, 1e4, 64 * K, 64 * K, 400, 64 * 64 * K),
             ("yarn", 32, 1e4, 128 * K, 64 * K, 200, 64 * 64 * K),
         ],
     ),
-    "pi-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 128 * 32 * K)]),
-    "abf-llama2-long": (LLAMA_2_7B, 8, [("abf", 8, 5e5, 32 * K, 32 * K, 1000, 4 * K * K)]),
-    "longlora-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 64 * 32 * K)]),
-    "longalign-64k": (LLAMA_2_7B, 8, [("abf", 16, 2e6, 64 * K, 64 * K, 1750, 8 * 64 * K)]),
-    "pose-32k": (LLAMA_2_7B, 8, [("yarn", 8, 1e4, 32 * K, 4 * K, 1000, 64 * 4 * K)]),
-    "drope-recalibrate": (LLAMA_2_7B, 8, [("nope", 8, 1e4, 32 * K, 4 * K, 5000, 512 * 4 * K)]),
-    "qwen2.5-yarn-128k": (QWEN_2_5_7B_INSTRUCT, 8, [("yarn", 4, 1e6, 128 * K, 128 * K, 200, 16 * 128 * K)]),
-    "prolong-64k": (LLAMA_3_8B, 8, [("abf", 8, 8e6, 64 * K, 64 * K, 5000, 4 * K * K)]),
+    "pi-32k": (LLAMA_2_7B, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 128 * 32 * K)]),
+    "abf-llama2-long": (LLAMA_2_7B, [("abf", 8, 5e5, 32 * K, 32 * K, 1000, 4 * K * K)]),
+    "longlora-32k": (LLAMA_2_7B, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 64 * 32 * K)]),
+    "longalign-64k": (LLAMA_2_7B, [("abf", 16, 2e6, 64 * K, 64 * K, 1750, 8 * 64 * K)]),
+    "pose-32k": (LLAMA_2_7B, [("yarn", 8, 1e4, 32 * K, 4 * K, 1000, 64 * 4 * K)]),
+    "drope-recalibrate": (LLAMA_2_7B, [("nope", 8, 1e4, 32 * K, 4 * K, 5000, 512 * 4 * K)]),
+    "qwen2.5-yarn-128k": (QWEN_2_5_7B_INSTRUCT, [("yarn", 4, 1e6, 128 * K, 128 * K, 200, 16 * 128 * K)]),
+    "prolong-64k": (LLAMA_3_8B, [("abf", 8, 8e6, 64 * K, 64 * K, 5000, 4 * K * K)]),
     "prolong-512k": (
         LLAMA_3_8B,
-        1,  # eight GPUs share each sequence
         [
             ("abf", 8, 8e6, 64 * K, 64 * K, 5000, 4 * K * K),
             ("abf", 64, 128e6, 512 * K, 512 * K, 2500, 8 * K * K),
         ],
     ),
-    "longmino": (OLMO_3_7B, 8, [("yarn", 8, 5e5, 64 * K, 64 * K, 11921, 64 * 64 * K)]),
-    "ultralong-1m": (LLAMA_3_1_8B, 1, [("yarn", 128, 5e5, K * K, K * K, 120, 8 * K * K)]),
+    "longmino": (OLMO_3_7B, [("yarn", 8, 5e5, 64 * K, 64 * K, 11921, 64 * 64 * K)]),
+    "ultralong-1m": (LLAMA_3_1_8B, [("yarn", 128, 5e5, K * K, K * K, 120, 8 * K * K)]),
     "easycontext-1m": (
         LLAMA_2_7B,
-        1,  # eight GPUs share each sequence
         [
             ("abf", 8, 1e6, 32 * K, 32 * K, 1000, K * K),
             ("abf", 16, 5e6, 64 * K, 64 * K, 1000, K * K),
@@ -150,7 +147,7 @@ def test_index_links_every_recipe():
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_dry_run_has_the_numbers_of_the_source(bare, name):
-    config, processes, expected = EXPECTED[name]
+    config, expected = EXPECTED[name]
     stages = plan_stages(bare(config), make_recipe(ROOT / "finetune" / f"{name}.yaml", {}))
     actual = [
         (
@@ -160,13 +157,13 @@ def test_dry_run_has_the_numbers_of_the_source(bare, name):
             stage.plan.positions.context_length,
             stage.length,
             stage.recipe.steps,
-            stage.tokens_per_step(processes),
+            stage.tokens_per_step(8),
         )
         for stage in stages
     ]
     assert actual == expected
     assert [stage.position_span for stage in stages] == [target for _, _, _, target, *_ in expected]
-    for sentence, (method, _, _, target, _, steps, tokens) in zip(describe(stages, processes), expected, strict=True):
+    for sentence, (method, _, _, target, _, steps, tokens) in zip(describe(stages, 8), expected, strict=True):
         for part in (method, f"{target:,} tokens", f"{steps:,} steps", f"{tokens:,} tokens per step"):
             assert part in sentence
 
@@ -181,12 +178,11 @@ def test_recipe_fits_on_eight_gpus(name, tmp_path):
     from ropecli.training.memory_plan.setups import refusals
 
     path = ROOT / "finetune" / f"{name}.yaml"
-    launch = Launch("zero-3", 8, sp_size=8) if "configuration 8-gpu-ulysses" in _header(path) else Launch("fsdp2", 8)
-    config, processes, _ = EXPECTED[name]
-    assert processes == launch.data_ranks
+    config = EXPECTED[name][0]
     (tmp_path / "config.json").write_text(json.dumps(config))
     estimator = MemoryEstimator(AutoConfig.from_pretrained(tmp_path))
     for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
+        launch = Launch("fsdp2", 8, stage.recipe.context_parallel_size)
         assert list(refusals(estimator, stage.recipe, stage.length, launch)) == []
         assert estimator.estimate(stage.recipe, stage.length, launch).total < 80 * 10**9
 

@@ -1,25 +1,28 @@
-"""How the processes of a run share the work: DDP, FSDP2, DeepSpeed ZeRO, and sequence parallelism.
+"""How the processes of a run share the work: DDP, FSDP2, DeepSpeed ZeRO, and with each of them parts of a sequence.
 
 Accelerate provides the engines, configured by `accelerate launch`; this file handles their differences. Processes meet
-in the methods of Launch. Sequence parallelism is DeepSpeed Ulysses (Jacobs et al. 2023, arXiv:2309.14509) with sp_size,
-or torch's context parallelism with cp_size.
+in the methods of Launch. axolotl-ringmaster shares sequences: around attention, processes exchange parts of the
+sequence for heads (Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
 """
 
 import contextlib
 import itertools
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 
-from ropecli.data.sequences import UNSCORED
+from ropecli.config.layers import SLIDING
+from ropecli.config.settings import read_settings
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, RopecliError, reason_of
 from ropecli.training.recipe_schema import Recipe
@@ -32,6 +35,9 @@ _HEARTBEAT = 10.0
 """Seconds between signs of life."""
 _LOOK = 1.0
 """Seconds between looks at them: all processes ask one store."""
+_WINDOW = "sliding_window"
+_SHARED = "ropecli_shared"
+"""Name in transformers of attention that processes share."""
 _waits = itertools.count()
 _PLAIN = Recipe.model_validate({"data": "demo-train", "mixed_precision": "none", "gradient_accumulation": 1})
 """For training without a recipe, as by `ropecli tune`."""
@@ -41,7 +47,8 @@ class LocalBatch(NamedTuple):
     """One process's part of a batch, on its device: the arguments of NextTokenLoss.forward.
 
     ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
-    document_labels: the same shape, or None.
+    packed: also if processes share the sequence, since that attention takes no mask. document_labels: the same shape,
+    or None.
     """
 
     ids: torch.Tensor
@@ -55,19 +62,18 @@ class LocalBatch(NamedTuple):
 class Launch:
     """How the processes of a run share the work. A planned one has no accelerator, and only says what is shared.
 
-    engine: zero is DeepSpeed's ZeRO-1 or 2. world: number of processes. sp_size, cp_size: processes that share each
-    sequence, by DeepSpeed Ulysses or by torch's context parallelism. rank: of this process.
+    engine: zero is DeepSpeed's ZeRO-1 or 2. world: number of processes. sequence_ranks: number of processes that share
+    each sequence. rank: of this process.
     """
 
     engine: Engine = "ddp"
     world: int = 1
-    sp_size: int = 1
-    cp_size: int = 1
+    sequence_ranks: int = 1
     rank: int = 0
     accelerator: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, accelerator: Any) -> "Launch":
+    def of(cls, accelerator: Any, sequence_ranks: int = 1) -> "Launch":
         from accelerate import DistributedType
 
         engine: Engine = "ddp"
@@ -75,13 +81,12 @@ class Launch:
             engine = "fsdp2"
         elif accelerator.distributed_type == DistributedType.DEEPSPEED:
             engine = "zero-3" if accelerator.state.deepspeed_plugin.zero_stage == 3 else "zero"
-        sp, cp = (getattr(accelerator.parallelism_config, name, 1) for name in ("sp_size", "cp_size"))
-        return cls(engine, accelerator.num_processes, sp, cp, accelerator.process_index, accelerator)
+        return cls(engine, accelerator.num_processes, sequence_ranks, accelerator.process_index, accelerator)
 
     @property
     def name(self) -> str:
         if self.sequence_ranks > 1:
-            return "ulysses" if self.sp_size > 1 else f"{self.engine}-cp"
+            return f"{self.engine}-cp"
         return "one" if self.world == 1 else self.engine
 
     @property
@@ -94,39 +99,13 @@ class Launch:
         return self.engine in ("fsdp2", "zero-3")
 
     @property
-    def sequence_ranks(self) -> int:
-        """Number of processes that share each sequence."""
-        return self.sp_size * self.cp_size
-
-    @property
-    def parts(self) -> int:
-        """A sequence's tokens must be a multiple of this."""
-        # context parallelism gives each process an early and a late part, to balance the work of attention
-        return self.sp_size * (2 * self.cp_size if self.cp_size > 1 else 1)
-
-    @property
     def data_ranks(self) -> int:
         """Number of ranks that read different sequences."""
         return self.world // self.sequence_ranks
 
     @property
     def data_rank(self) -> int:
-        return self.rank // self.sequence_ranks  # sequence parallelism is the innermost dimension of both meshes
-
-    @property
-    def averaged_over(self) -> int:
-        """Divisor that the engine applies to the sum of all gradients: usually the number of processes.
-
-        DeepSpeed sums over the processes that share a sequence, without averaging. ZeRO-3 does so only without
-        reduce-scatter (stage_1_and_2.py and stage3.py of DeepSpeed 0.19: division by sequence_parallel_size, and none
-        in reduce_scatter_coalesced).
-        """
-        if self.sp_size == 1:
-            return self.world
-        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        if zero["stage"] == 3 and zero.get("reduce_scatter", True):
-            return self.world
-        return self.world // self.sp_size
+        return self.rank // self.sequence_ranks
 
     def wait(self, ranks: Iterable[int] | None = None) -> None:
         """Wait until these processes, or all, have called this as often as this one. All processes call it.
@@ -208,26 +187,66 @@ class Launch:
 
             # partition now: DeepSpeed would first move the whole model to each device
             deepspeed.zero.Init(module=model, config_dict_or_path=accelerator.state.deepspeed_plugin.deepspeed_config)
-        if self.sp_size > 1:
-            accelerator.parallelism_config.sp_handler.sp_attn_implementation = model.config._attn_implementation
+        if self.sequence_ranks > 1:
+            self._share_attention(model)
         return accelerator.prepare(loss_of, optimizer)
 
-    @contextlib.contextmanager
-    def take(self, batch: Batch) -> Iterator[LocalBatch]:
-        """Yield this process's part of a batch, on its device. Run the forward and backward pass inside the context.
+    def _share_attention(self, model: Any) -> None:
+        """Let attention see whole sequences. It raises RecipeError when it is called with what would be lost."""
+        import ringmaster
+        from torch.distributed.device_mesh import init_device_mesh
+        from transformers import AttentionInterface
+
+        text, size, device = model.config.get_text_config(), self.sequence_ranks, self.accelerator.device.type
+        mesh = init_device_mesh(device, (self.data_ranks, size), mesh_dim_names=("data", "cp"))
+        runtime = ringmaster.setup(
+            ringmaster.RingmasterConfig(size, ringmaster.Backend.ULYSSES),
+            device_mesh=mesh,
+            device_type=device,
+            inner_attn=text._attn_implementation,
+        )
+        shared = AttentionInterface()[cast(str, runtime.attn_implementation)]
+        layers = read_settings(model.config.to_dict()).layers
+        windows = [layer.window if layer.attention == SLIDING else None for layer in layers]
+
+        def attend(
+            module: Any, query: Any, key: Any, value: Any, mask: Any, position_ids: Any = None, **arguments: Any
+        ) -> Any:
+            # without positions, in whose gaps flash attention sees document boundaries
+            tokens, passed = query.shape[2] * size, arguments.get("sliding_window") or getattr(module, _WINDOW, None)
+            # ringmaster 0.2.7 loses other arguments of attention, and windows that are only in the mask
+            lost = [name for name in ("s_aux", "softcap", "position_bias") if arguments.get(name) is not None]
+            if len({min(window or tokens, tokens) for window in (passed, windows[module.layer_idx])}) > 1:
+                lost.append(_WINDOW)
+            if lost:
+                raise RecipeError(
+                    f"context_parallel_size {size} would lose {lost[0]} of {type(module).__name__}. Set it to 1."
+                )
+            if key.shape[1] % size:
+                key, value = (for_every_rank(tensor, size) for tensor in (key, value))
+                module.num_key_value_groups = query.shape[1] // key.shape[1]  # transformers repeats wide heads by it
+            return shared(module, query, key, value, mask, **arguments)
+
+        AttentionInterface.register(_SHARED, attend)
+        model.set_attn_implementation(_SHARED if text is model.config else {"text_config": _SHARED})
+
+    def take(self, batch: Batch) -> LocalBatch:
+        """This process's part of a batch, on its device, to be passed forward and backward before the next is taken.
 
         Processes that share a sequence pass the same batch; its length must divide evenly among them.
         """
-        if self.sp_size > 1:
-            batch = _filled(batch, self.accelerator.state.deepspeed_plugin.get_value("train_micro_batch_size_per_gpu"))
-        positions = batch.positions
-        if positions is None and self.sequence_ranks > 1:
-            positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
-        part = slice(None)
-        if self.sp_size > 1:
-            tokens = batch.ids.shape[1] // self.sp_size
-            first = self.rank % self.sp_size * tokens
-            part = slice(first, first + tokens)
+        positions, packed, part = batch.positions, batch.packed, slice(None)
+        if self.sequence_ranks > 1:
+            from ringmaster.runtime import get_runtime
+            from ringmaster.shard import varlen_meta
+
+            if positions is None:
+                positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
+            # attention reads it, also when the backward pass recomputes it
+            get_runtime().varlen = varlen_meta(torch.tensor(positions), batch.ids.shape[1]) if packed else None
+            tokens = batch.ids.shape[1] // self.sequence_ranks
+            first = self.rank % self.sequence_ranks * tokens
+            packed, part = True, slice(first, first + tokens)
         device = self.accelerator.device
 
         def placed(array: np.ndarray | None) -> torch.Tensor | None:
@@ -238,14 +257,7 @@ class Launch:
 
         arrays = (placed(array) for array in (batch.ids, batch.labels, positions, batch.document_labels))
         ids, labels, at, counts = cast(Any, arrays)
-        share = LocalBatch(ids, labels, at, batch.packed, counts)
-        if self.cp_size > 1:
-            # splits the tensors in place, and makes attention exchange keys and values
-            tensors = [tensor for tensor in share if isinstance(tensor, torch.Tensor)]
-            with self.accelerator.maybe_context_parallel(tensors, [1] * len(tensors), set(tensors)):
-                yield share
-        else:
-            yield share
+        return LocalBatch(ids, labels, at, packed, counts)
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float | torch.Tensor:
         """Clip the gradient norm over all parameters and processes. Returns the norm before clipping.
@@ -314,7 +326,6 @@ def start_launch(recipe: Recipe = _PLAIN, **options: Any) -> Launch:
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
-    _refuse_sharing()
     AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
     cuda = torch.cuda.is_available()
     deepspeed = _is_launched_with("DEEPSPEED")
@@ -333,7 +344,7 @@ def start_launch(recipe: Recipe = _PLAIN, **options: Any) -> Launch:
         )
     except (ValueError, NotImplementedError, ImportError) as error:
         raise RecipeError(f"Accelerate cannot use this launch configuration: {reason_of(error)}") from error
-    launch = Launch.of(accelerator)
+    launch = Launch.of(accelerator, recipe.context_parallel_size)
     refuse_engine(launch)
     show_life(launch)
     if deepspeed:
@@ -372,34 +383,29 @@ def _is_launched_with(engine: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
 
 
-def launched_sizes() -> tuple[int, int]:
-    """cp_size and sp_size of `accelerate launch`."""
-    cp, sp = (int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1")) for name in ("CP", "SP"))
-    return cp, sp
-
-
-def _refuse_sharing() -> None:
-    """Raise RecipeError if `accelerate launch` lets processes share sequences by an engine that cannot."""
-    if not _is_launched_with("PARALLELISM_CONFIG"):
-        return
-    cp, sp = launched_sizes()
-    fsdp2 = _is_launched_with("FSDP") and os.environ.get("FSDP_VERSION") == "2"
-    if (cp > 1 and not fsdp2) or (sp > 1 and not _is_launched_with("DEEPSPEED")):
-        raise RecipeError(
-            "Context parallelism (cp_size) needs FSDP2; Ulysses (sp_size) needs DeepSpeed. This launch has cp_size "
-            f"{cp}, sp_size {sp} and another engine."
-        )
-
-
 def refuse_engine(launch: Launch) -> None:
     """Raise RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
-    sharded = _is_launched_with("FSDP") or launch.cp_size > 1
-    if sharded and launch.engine != "fsdp2" and launch.accelerator.device.type == "cpu":
+    if _is_launched_with("FSDP") and launch.engine != "fsdp2" and launch.accelerator.device.type == "cpu":
         # Accelerate silently falls back to data parallelism
-        raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
+        raise RecipeError("FSDP needs a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
     plugin = getattr(launch.accelerator.state, "fsdp_plugin", None)
     if plugin and plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
+    own = launch.accelerator.parallelism_config
+    if max(getattr(own, "sp_size", 1), getattr(own, "cp_size", 1)) > 1:
+        raise RecipeError("Set context_parallel_size in the recipe, and remove sp_size and cp_size from this launch.")
+    if launch.world % launch.sequence_ranks:
+        raise RecipeError(
+            f"context_parallel_size is {launch.sequence_ranks}; expected a divisor of the {launch.world} processes."
+        )
+    if launch.sequence_ranks > 1 and find_spec("ringmaster") is None:
+        raise RecipeError("context_parallel_size needs axolotl-ringmaster. Run `pip install 'ropecli[ringmaster]'`.")
+
+
+def for_every_rank(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Repeat the heads of keys or values, shape (batch, heads, tokens, width), until each process has as many."""
+    heads = tensor.shape[1]
+    return tensor.repeat_interleave(math.lcm(heads, ranks) // heads, dim=1) if heads % ranks else tensor
 
 
 def show_life(launch: Launch) -> None:
@@ -417,14 +423,3 @@ def show_life(launch: Launch) -> None:
                 time.sleep(_HEARTBEAT)
 
     threading.Thread(target=beat, daemon=True).start()
-
-
-def _filled(batch: Batch, rows: int) -> Batch:
-    """Add rows that are not scored: Ulysses needs batches of a fixed size."""
-    shape = (rows, batch.ids.shape[1])
-    labels = np.full(shape, UNSCORED)
-    labels[: len(batch.labels)] = batch.labels
-    positions, counts = (
-        None if rows is None else np.resize(rows, shape) for rows in (batch.positions, batch.document_labels)
-    )
-    return replace(batch, ids=np.resize(batch.ids, shape), labels=labels, positions=positions, document_labels=counts)

@@ -156,7 +156,7 @@ class TrainingLoop:
             group["lr"] = rate
         targets, weight = (count / self.launch.sequence_ranks for count in counts)
         # engines average over processes and passes; this scale makes that the mean over all scored tokens or documents
-        scale = self.launch.averaged_over * len(batches) / weight
+        scale = self.launch.world * len(batches) / weight
         nll = sum(self._pass(batch, scale) for batch in batches)
         norm = self.launch.clip(self.parameters, self.max_grad_norm)
         self.optimizer.step()
@@ -175,7 +175,8 @@ class TrainingLoop:
 
     def _pass(self, batch: Batch, scale: float) -> torch.Tensor:
         """Run forward and backward. Returns the summed, unweighted loss of this process's tokens, nats, float64."""
-        with self.launch.accelerator.accumulate(self.loss_of), self.launch.take(batch) as share:
+        share = self.launch.take(batch)
+        with self.launch.accelerator.accumulate(self.loss_of):
             nll = self.loss_of(*share)
             self.launch.accelerator.backward(nll * scale)
         self._tokens += share.ids.numel()

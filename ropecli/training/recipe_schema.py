@@ -121,6 +121,7 @@ class Recipe(_Text):
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
     batch_size: int = Field(1, ge=1, le=_MOST, description="sequences per process and forward pass")
     gradient_accumulation: int = Field(4, ge=1, le=_MOST, description="passes per step")
+    context_parallel_size: int = Field(1, ge=1, le=_MOST, description="processes that share each sequence")
     loss: Literal["next-token", "longce"] = Field(
         "next-token",
         description="longce: more weight on tokens that need a long context, up to 5; a step takes about twice as long",

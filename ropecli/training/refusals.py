@@ -1,9 +1,10 @@
 """Refuses what an engine, a model or a distance method cannot train, before training starts.
 
-Most of these would silently train something else: sequence parallelism drops every mask except the causal one, and
-rotary tables that depend on the length would use each process's part of it.
+Most of these would silently train something else: attention that processes share knows windows and documents but no
+mask, and rotary tables that depend on the length would use each process's part of it.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,14 @@ from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
 from ropecli.live.rotary import varying_tables
-from ropecli.training.launch import Launch, launched_sizes
+from ropecli.training.launch import Launch
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_LONGEST_MASK = 2**13
+"""Tokens of a shared sequence with a mask: of grouped keys torch then computes all scores, some GiB for more tokens."""
 
 
 def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
@@ -62,65 +66,50 @@ def _shared_sequence_faults(
     launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int, *, varies: bool
 ) -> Iterator[str]:
     """Yield why processes cannot share the sequences of a recipe."""
-    ulysses, size = launch.sp_size > 1, launch.sequence_ranks
-    name = "sp_size" if ulysses else "cp_size"
-    hint = f"Set {name} to 1."
-    if length % launch.parts:
-        yield f"length is {length}; expected a multiple of {launch.parts} for {name} {size}."
-    if recipe.packs:
-        # both drop the mask that separates packed documents (ulysses_sp.py; accelerate/big_modeling.py)
-        yield f"sequences: packed needs a mask, which {name} {size} drops. Use long or concat."
+    size = launch.sequence_ranks
+    name, hint = f"context_parallel_size {size}", "Set context_parallel_size to 1."
+    if length % size:
+        yield f"length is {length}; expected a multiple of {size} for {name}."
     if recipe.loss == "longce":
-        yield f"loss: longce needs whole sequences on each process, but {name} {size} splits them. {hint}"
+        yield f"loss: longce needs whole sequences on each process, but {name} splits them. {hint}"
     if varies:
         # every process would use the largest position of its own part
-        yield f"the model's rotary frequencies depend on the length, which {name} {size} splits over processes. {hint}"
+        yield f"the model's rotary frequencies depend on the length, which {name} splits over processes. {hint}"
     layers = read_settings(model.config.to_dict()).layers
-    # context parallelism knows no mask, not even one that hides nothing
-    masked = {layer.attention for layer in layers if not (ulysses and layer.window and layer.window >= length)}
-    kinds = [kind for kind in (SLIDING, CHUNKED, SPARSE, COMPRESSED) if kind in masked]
+    kinds = {layer.attention for layer in layers}
     labels = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
     # other names count as full attention, but may do more, as Inkling's hybrid layers do
-    for kind in [*kinds, *sorted(label for label in labels if attention_of(label) == FULL)]:
-        yield f"the model has layers with {kind} attention, which {name} {size} would run with full attention. {hint}"
-    if model._is_stateful or any(layer.attention == RECURRENT for layer in layers):
-        # accelerate/big_modeling.py: every process would start its part with an empty state
-        yield f"the model's layers carry a state along the sequence, which {name} {size} does not pass on. {hint}"
-    attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
-    method = method_of(model.config.get_text_config()._attn_implementation)
-    if method is not None:
-        # its mask function would treat a process's part of the row as the whole row
-        yield f"{method} needs whole sequences on each process, but {name} {size} splits them. {hint}"
-    elif ulysses:
-        yield from _ulysses_faults(model, size, attention, recipe.positions, hint)
-    elif attention != "sdpa":
-        # torch's context_parallel replaces only scaled_dot_product_attention
-        yield f"attn: {attention} does not support cp_size {size}. Use attn: sdpa."
-    elif recipe.mixed_precision == "none":
-        # without a flash kernel, as for grouped queries in float32, the causal mask would be that of another order
-        yield f"mixed_precision: none does not support cp_size {size}. Use mixed_precision: bf16."
-
-
-def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, hint: str) -> Iterator[str]:
-    if not model._supports_attention_backend:
-        # Ulysses replaces transformers' attention functions; other attention would see only a process's own part
-        yield f"{type(model).__name__} does not use transformers' attention functions, which sp_size needs. {hint}"
+    others = sorted(label for label in labels if attention_of(label) == FULL)
+    for kind in (*(kind for kind in (CHUNKED, SPARSE, COMPRESSED) if kind in kinds), *others):
+        yield f"{name} does not support {kind} attention. {hint}"
+    if model._is_stateful or RECURRENT in kinds:
+        # ringmaster passes it on by kernels of flash-linear-attention, which run on GPUs alone
+        yield f"the model's layers carry a state along the sequence, which {name} does not pass on. {hint}"
     config: Any = model.config.get_text_config()
-    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or size
-    latent = getattr(config, "kv_lora_rank", None)
-    sizes = (
-        ranks for ranks in range(size, 1, -1) if size % ranks == heads % ranks == min(keys % ranks, ranks % keys) == 0
-    )
-    if (most := 1 if latent else next(sizes, 1)) < size:
-        # DeepSpeed asserts this only in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
-        hint = f"Set sp_size to {most}."
-        yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {hint}"
-    if attention in ("eager", "flex_attention"):
-        # refused by Accelerate too (utils/dataclasses.py, DeepSpeedSequenceParallelConfig), but after the data is read
-        yield f"attn: {attention} does not support sp_size {size}. Use attn: sdpa or flash_attention_2."
-    elif positions != "full" and attention != "sdpa":
-        # flash attention treats gaps as document boundaries, and Ulysses drops the mask that would prevent it
-        yield f"positions: {positions} under sp_size {size} needs attn: sdpa."
+    # ringmaster 0.2.7 does not divide sinks, drops caps, and stacks values with queries (strategies/ulysses.py)
+    special = {
+        "attention sinks": any("sink" in weight for weight, _ in model.named_parameters()),
+        "capped attention logits": getattr(config, "attn_logit_softcapping", None),
+        "latent attention": getattr(config, "kv_lora_rank", None),
+    }
+    yield from (f"{name} does not support {what}. {hint}" for what, present in special.items() if present)
+    if method := method_of(config._attn_implementation):
+        # its mask function would treat a process's part of the row as the whole row
+        yield f"{method} needs whole sequences on each process, but {name} splits them. {hint}"
+        return
+    if not model._supports_attention_backend:
+        # ringmaster replaces transformers' attention functions; other attention would see only a process's own part
+        yield f"{type(model).__name__} does not use transformers' attention functions, which {name} needs. {hint}"
+    attention = config._attn_implementation if recipe.attn == "auto" else recipe.attn
+    flash, heads = "flash" in attention, config.num_attention_heads
+    masked = recipe.packs or any(layer.attention == SLIDING and (layer.window or 0) < length for layer in layers)
+    if not flash and attention != "sdpa":
+        yield f"attn: {attention} does not support {name}. Use attn: sdpa or flash_attention_2."
+    elif masked and not flash and length > _LONGEST_MASK:
+        what = f"a mask of {length} × {length} for packed sequences and windows"
+        yield f"attn: {attention} needs {what}. Use attn: flash_attention_2."
+    if heads % size:
+        yield f"{heads} attention heads cannot be divided by {name}. Set it to {math.gcd(heads, size)}."
 
 
 def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping | None) -> str:
@@ -131,8 +120,8 @@ def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping
         return "loss: longce"
     if saved is not None:
         return f"{saved.method} does not support packed documents"
-    if max(launched_sizes()) > 1:
-        return "processes share each sequence"
+    if recipe.context_parallel_size > 1 and "flash" not in recipe.attn:
+        return f"with attn: {recipe.attn}, shared sequences need a mask of tokens × tokens"
     if any(layer.attention == RECURRENT for layer in read_settings(config).layers):
         return "the model's layers carry a state along the sequence"
     return ""

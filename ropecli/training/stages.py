@@ -65,8 +65,8 @@ class Stage:
     warnings: tuple[str, ...] = ()
 
     def sequences_per_step(self, processes: int = 1) -> int:
-        """processes: the number that read different sequences."""
-        return self.recipe.batch_size * self.recipe.gradient_accumulation * processes
+        groups = max(1, processes // self.recipe.context_parallel_size)
+        return self.recipe.batch_size * self.recipe.gradient_accumulation * groups
 
     def tokens_per_step(self, processes: int = 1) -> int:
         return self.sequences_per_step(processes) * self.length
@@ -154,7 +154,7 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_leng
 
 
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
-    """One sentence per stage. processes: the number that read different sequences."""
+    """One sentence per stage."""
     sentences = []
     for stage in stages:
         run, tokens = stage.recipe, stage.tokens_per_step(processes)

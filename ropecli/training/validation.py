@@ -14,7 +14,6 @@ import torch
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.config.fields import section_of
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.sources import Source
@@ -81,7 +80,8 @@ class Validation:
                 labels = np.full((1, len(window.ids)), UNSCORED, dtype=np.int64)
                 labels[0, -1 - window.targets : -1] = window.ids[-window.targets :]
                 batch = Batch(window.ids[None], labels)
-                with launch.take(batch) as part, explain_out_of_memory(pass_size, remedy):
+                part = launch.take(batch)
+                with explain_out_of_memory(pass_size, remedy):
                     nll = wrapped(*part)
                 total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
         nll, targets = launch.total(*total)
@@ -105,7 +105,8 @@ def make_validation(
         return None
     pretrained = read_state(checkpoint).positions.pretraining_length
     lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, longest))))
-    _refuse_unshared(lengths, checkpoint, launch)
+    if uneven := [length for length in lengths if length % launch.sequence_ranks]:
+        raise RecipeError(f"eval_lengths has {uneven[0]} tokens; expected multiples of {launch.sequence_ranks}.")
     try:
         source = Source(recipe.eval_data, recipe.eval_text_column or recipe.text_column, recipe.eval_split)
         documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
@@ -119,17 +120,6 @@ def make_validation(
     return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
 
 
-def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, launch: Launch) -> None:
-    """Raise RecipeError for what cannot be measured on processes that share sequences."""
-    ranks, parts = launch.sequence_ranks, launch.parts
-    if ranks > 1 and section_of(checkpoint.config).get("attention_dropout"):
-        raise RecipeError("eval_data does not support attention_dropout when processes share sequences.")
-    if uneven := [length for length in lengths if length % parts]:
-        raise RecipeError(
-            f"eval_lengths has {uneven[0]} tokens; expected multiples of {parts} for {ranks} processes per sequence."
-        )
-
-
 @contextlib.contextmanager
 def _evaluation_mode(launch: Launch, wrapped: torch.nn.Module, longest: int) -> Iterator[Callable[[], None]]:
     """Use evaluation mode without gradients inside the block; restore everything on exit.
@@ -140,12 +130,7 @@ def _evaluation_mode(launch: Launch, wrapped: torch.nn.Module, longest: int) -> 
     model = launch.accelerator.unwrap_model(wrapped).model
     with torch.no_grad(), unpatched_after(model):
         following = varying_tables(model, longest)
-        # DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would treat its
-        # part of the sequence as the whole. There, only the innermost modules, such as dropout, change their mode.
-        shared = launch.sequence_ranks > 1
-        for module in wrapped.modules() if shared else [wrapped]:
-            if not shared or not any(module.children()):
-                module.eval()
+        wrapped.eval()
         try:
             yield lambda: reset_tables(following)
         finally:

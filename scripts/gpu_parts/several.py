@@ -1,4 +1,4 @@
-"""All GPUs of this machine give what one gives: DDP, FSDP2, Ulysses, context parallelism; a model spread over them."""
+"""All GPUs of this machine give what one gives: DDP, FSDP2, shared sequences; a model spread over them."""
 
 import sys
 import tempfile
@@ -42,7 +42,7 @@ def run(part: Part) -> None:
 
             def work(name=name, launcher=launcher, shared=shared, precision=precision) -> dict[str, Any]:
                 expected = losses_alone(1 if shared else count, precision)
-                return compare(folder, name, launcher, precision, expected)
+                return compare(folder, name, launcher, precision, expected, count if shared else 1)
 
             part.measure("several GPUs", {"engine": name, "processes": count, "precision": precision}, work)
 
@@ -60,15 +60,14 @@ def spread(part: Part) -> dict[str, Any]:
 
 
 def engines(folder: Path, count: int, toy: bool) -> list[tuple[str, list[str], bool, str]]:
-    """(name, launch command, whether the processes share each sequence, precision). A CPU has only DDP."""
+    """(name, launch command, whether the processes share each sequence, precision). A CPU has no FSDP2."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", f"{count}"]
+    sharded = torchrun if toy else launch(folder, "8-gpu-fsdp2", count)
     found = [("DDP", torchrun, False, "none")]
-    if toy:
-        return found
-    found.append(("FSDP2", launch(folder, "8-gpu-fsdp2", count), False, "none"))
-    found.append(("context parallelism", launch(folder, "8-gpu-fsdp2-cp", count), True, "bf16"))
-    if find_spec("deepspeed"):
-        found.append(("Ulysses", launch(folder, "8-gpu-ulysses", count), True, "none"))
+    if not toy:
+        found.append(("FSDP2", sharded, False, "none"))
+    if find_spec("ringmaster"):
+        found.append(("shared sequences", sharded, True, "none"))
     return found
 
 
@@ -76,14 +75,15 @@ def launch(folder: Path, name: str, count: int) -> list[str]:
     """`accelerate launch` with one of our configurations for eight GPUs, for `count` processes."""
     config = yaml.safe_load(recipe_files("accelerate")[name].text)
     config |= {"num_processes": count, "mixed_precision": "no"}
-    sizes = config.get("parallelism_config", {})
-    config["parallelism_config"] = {key: count if size == 8 else size for key, size in sizes.items()}
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
 
 
-def compare(folder: Path, name: str, launcher: list[str], precision: str, alone: list[float]) -> dict[str, Any]:
-    settings = {"gradient_accumulation": 1, "mixed_precision": precision, **SETTINGS}
+def compare(
+    folder: Path, name: str, launcher: list[str], precision: str, alone: list[float], size: int
+) -> dict[str, Any]:
+    """size: processes that share each sequence."""
+    settings = {"gradient_accumulation": 1, "mixed_precision": precision, "context_parallel_size": size, **SETTINGS}
     found = losses_of_run(folder, name.replace(" ", "-"), settings, launcher)
     return compare_losses(found, alone, ALLOWED[precision])

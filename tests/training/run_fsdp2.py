@@ -27,7 +27,7 @@ def forced(recipe, **options):
     accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     assert accelerator.is_fsdp2
-    return Launch.of(accelerator)
+    return Launch.of(accelerator, recipe.context_parallel_size)
 
 
 if __name__ == "__main__":

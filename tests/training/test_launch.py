@@ -1,6 +1,7 @@
 """What engines are refused, what each process reads, and the launch configurations that are shipped."""
 
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,37 +26,23 @@ def recipe_of(**keys):
     return make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
 
 
-def sizes(sp_size=1, cp_size=1):
-    """Stand-in for Accelerate's ParallelismConfig."""
-    return SimpleNamespace(sp_size=sp_size, cp_size=cp_size)
-
-
-def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=None, parallelism=None, batch_size=2, fsdp=None):
-    """A launch of two or more processes, without starting them."""
+def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=2, own=1, fsdp=None, shared=1):
+    """A launch of two or more processes, without starting them. own: Accelerate's sp_size. shared: ours."""
     from accelerate import DistributedType
 
-    plugin = SimpleNamespace(
-        zero_stage=(zero or {}).get("stage", 2),
-        deepspeed_config={"zero_optimization": zero or {"stage": 2}},
-        get_value={"train_micro_batch_size_per_gpu": batch_size}.get,
-    )
     accelerator = SimpleNamespace(
         distributed_type=DistributedType(kind),
         process_index=rank,
         num_processes=processes,
         device=torch.device("cpu"),
-        parallelism_config=parallelism,
-        state=SimpleNamespace(deepspeed_plugin=plugin, fsdp_plugin=fsdp),
+        parallelism_config=SimpleNamespace(sp_size=own),
+        state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=zero), fsdp_plugin=fsdp),
     )
-    return Launch.of(accelerator)
+    return Launch.of(accelerator, shared)
 
 
-def ulysses(size=2, **options):
-    return engine_of(parallelism=sizes(sp_size=size), **options)
-
-
-def context_parallel(size=2):
-    return engine_of("FSDP", parallelism=sizes(cp_size=size))
+def sharing(size=2, **options):
+    return engine_of("MULTI_CPU", shared=size, **options)
 
 
 @pytest.fixture
@@ -85,22 +72,15 @@ def batch():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it runs")
 def test_fsdp_on_cpus_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(RecipeError, match="need a GPU"):
-        start_launch()
-
-
-@pytest.mark.parametrize("launch", [{"CP_SIZE": "2", "USE_DEEPSPEED": "true"}, {"SP_SIZE": "2", "USE_FSDP": "true"}])
-def test_sequences_shared_by_an_engine_that_cannot_are_refused(monkeypatch, launch):
-    for name, value in {"USE_PARALLELISM_CONFIG": "true", **launch}.items():
-        monkeypatch.setenv(f"{'PARALLELISM_CONFIG' if name.endswith('SIZE') else 'ACCELERATE'}_{name}", value)
-    with pytest.raises(RecipeError, match=r"needs FSDP2; .* needs DeepSpeed"):
+    with pytest.raises(RecipeError, match="needs a GPU"):
         start_launch()
 
 
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        (engine_of("MULTI_CPU", parallelism=sizes(cp_size=2)), "cp_size need a GPU"),
+        (engine_of(own=2), "context_parallel_size in the recipe"),
+        (sharing(3, processes=4), "a divisor of the 4 processes"),
         (engine_of("FSDP", fsdp=SimpleNamespace(fsdp_version=1)), "fsdp_version"),
     ],
 )
@@ -112,50 +92,43 @@ def test_unusable_engines_are_refused(engine, message):
 @pytest.mark.parametrize(
     ("model_type", "settings", "message"),
     [
-        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 32}, "sliding"),
+        ("llama4_text", {"attention_chunk_size": 32}, "chunked attention"),
+        ("gpt_oss", {}, "attention sinks"),
+        ("gemma2", {"attn_logit_softcapping": 50.0}, "capped attention logits"),
         ("deepseek_v32", {"index_topk": 8}, "sparse attention"),
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "state along the sequence"),
     ],
 )
 def test_layers_that_shared_sequences_would_change_are_refused(model_of, model_type, settings, message):
-    model = model_of(model_type, **settings)
-    for engine in (ulysses(), context_parallel()):
-        assert message in refusal(engine, model)
+    model = model_of(model_type, "eager", **settings)
+    assert message in refusal(sharing(), model)
 
 
 def test_frequencies_that_follow_the_length_are_refused(model_of):
-    engine = context_parallel()
+    engine = sharing()
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = model_of("llama", rope_parameters=scaling)
     assert "depend on the length" in refusal(engine, model, 2 * LENGTH)
     refuse_unsuitable(engine_of(), model, recipe_of(), 2 * LENGTH)  # each process has whole sequences
 
 
+def test_heads_must_divide_evenly(model_of):
+    model = model_of("llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3)
+    refuse_unsuitable(sharing(2), model, recipe_of(), LENGTH)
+    assert "6 attention heads" in refusal(sharing(4, processes=4), model)
+
+
 @pytest.mark.parametrize(
-    ("heads", "keys", "message"),
-    [(3, 3, "3 attention heads"), (6, 3, "6 attention heads and 3 key-value heads"), (4, 1, None)],
+    ("attention", "length", "message"),
+    [("eager", LENGTH, "attn: eager"), ("sdpa", 2**14, "a mask of 16384 × 16384"), ("flash_attention_2", 2**16, None)],
 )
-def test_heads_must_divide_evenly(model_of, heads, keys, message):
-    model = model_of("llama", hidden_size=96, num_attention_heads=heads, num_key_value_heads=keys)
+def test_attention_of_shared_packed_sequences(model_of, attention, length, message):
+    keys = {"attn": attention, "sequences": "packed"}
+    model = model_of("llama")
     if message:
-        assert message in refusal(ulysses(), model)
+        assert message in refusal(sharing(), model, length, **keys)
     else:
-        for engine in (ulysses(), ulysses(4, processes=4), context_parallel()):
-            refuse_unsuitable(engine, model, recipe_of(mixed_precision="bf16"), LENGTH)
-        assert "mixed_precision: none" in refusal(context_parallel(), model)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention", "flash_attention_2"])
-def test_attention_under_ulysses_is_what_accelerate_accepts(model_of, attention):
-    from accelerate.utils import DeepSpeedSequenceParallelConfig
-
-    recipe, model = recipe_of(attn=attention), model_of("llama")
-    try:
-        DeepSpeedSequenceParallelConfig(sp_attn_implementation=attention)
-    except ValueError:
-        assert f"attn: {attention}" in refusal(ulysses(), model, attn=attention)
-    else:
-        refuse_unsuitable(ulysses(), model, recipe, LENGTH)
+        refuse_unsuitable(sharing(), model, recipe_of(**keys), length)
 
 
 def test_optimizers_and_weights_that_cannot_be_sharded_are_refused(model_of):
@@ -164,7 +137,7 @@ def test_optimizers_and_weights_that_cannot_be_sharded_are_refused(model_of):
     refuse_unsuitable(engine_of(), model, recipe_of(optimizer="adamw-8bit"), LENGTH)
     integers = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
     model.register_parameter("in_four_bits", integers)
-    assert "zero_stage to 2" in refusal(engine_of(zero={"stage": 3}), model, adapter="qlora")
+    assert "zero_stage to 2" in refusal(engine_of(zero=3), model, adapter="qlora")
 
 
 def test_waits_last_as_long_as_the_other_process_lives(monkeypatch):
@@ -187,28 +160,39 @@ def test_waits_last_as_long_as_the_other_process_lives(monkeypatch):
 
 
 def test_processes_that_share_a_sequence_have_the_same_rank():
-    shared = [ulysses(2, rank=rank, processes=4) for rank in range(4)]
+    shared = [sharing(2, rank=rank, processes=4) for rank in range(4)]
     assert [(one.data_rank, one.data_ranks) for one in shared] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     own = engine_of(rank=3, processes=4)
     assert (own.data_rank, own.data_ranks) == (3, 4)
 
 
-def test_divisor_of_each_engine():
-    """test_processes.py compares them with the real engines."""
-    assert engine_of("MULTI_CPU", processes=4).averaged_over == 4
-    assert ulysses(2, processes=4).averaged_over == 2
-    assert ulysses(2, processes=4, zero={"stage": 3}).averaged_over == 4
-    assert ulysses(2, processes=4, zero={"stage": 3, "reduce_scatter": False}).averaged_over == 2
+def test_shared_sequence_has_no_gap_or_overlap(batch, monkeypatch):
+    ringmaster = pytest.importorskip("ringmaster")
+    monkeypatch.setattr(ringmaster.runtime, "_RUNTIME", ringmaster.CPRuntime(ringmaster.RingmasterConfig(2)))
+    early, late = (sharing(rank=rank).take(batch) for rank in range(2))
+    assert early.ids.shape == (2, LENGTH // 2)
+    for name in ("ids", "labels", "document_labels"):
+        both = torch.cat([getattr(early, name), getattr(late, name)], dim=1)
+        np.testing.assert_array_equal(both, getattr(batch, name))
+    positions = torch.cat([early.positions, late.positions], dim=1)
+    np.testing.assert_array_equal(positions, np.tile(np.arange(LENGTH), (2, 1)))
 
 
-def test_shared_sequence_has_no_gap_or_overlap(batch):
-    with ulysses(rank=0).take(batch) as early, ulysses(rank=1).take(batch) as late:
-        assert early.ids.shape == (2, LENGTH // 2)
-        for name in ("ids", "labels", "document_labels"):
-            both = torch.cat([getattr(early, name), getattr(late, name)], dim=1)
-            np.testing.assert_array_equal(both, getattr(batch, name))
-        positions = torch.cat([early.positions, late.positions], dim=1)
-        np.testing.assert_array_equal(positions, np.tile(np.arange(LENGTH), (2, 1)))
+def test_window_that_is_only_in_the_mask_is_refused_in_the_first_pass(model_of):
+    """ringmaster drops masks; PhiMoE does not pass its window to its attention."""
+    pytest.importorskip("ringmaster")
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        for model_type, refused in (("phimoe", True), ("mistral", False)):
+            model = model_of(model_type, sliding_window=16)
+            sharing()._share_attention(model)
+            with pytest.raises(RecipeError, match="would lose sliding_window") if refused else nullcontext():
+                model(torch.ones(1, LENGTH // 2, dtype=torch.long))
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("[0-9]*.yaml")), ids=lambda path: path.stem)

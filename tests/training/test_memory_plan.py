@@ -1,6 +1,7 @@
 """The plan's counts and sizes by hand, and its peak memory against real training steps."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from ropecli.config.settings import read_settings
 from ropecli.live.skeleton import build_model
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator, model_shape
-from ropecli.training.memory_plan.fake_step import AllocationCounter, RingAttention
+from ropecli.training.memory_plan.fake_step import AllocationCounter, _shared
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe_schema import Recipe
 
@@ -128,65 +129,51 @@ def test_auto_checkpoints_only_if_a_step_would_not_fit(estimator):
 def test_setups_that_finetune_refuses_are_not_advised(config_of):
     small = {"hidden_size": 96, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 2}
     estimator = MemoryEstimator(config_of("llama", num_attention_heads=4, **small))
-    _, fsdp2, ulysses, *_ = find_setups(estimator, recipe(sequences="packed", optimizer="adamw-8bit"), 1024, 2, 10**12)
-    assert "packed" in ulysses.refused
+    keys = {"loss": "longce", "optimizer": "adamw-8bit"}
+    _, fsdp2, shared, *_ = find_setups(estimator, recipe(**keys), 1024, 2, 10**12)
     assert "adamw-8bit" in fsdp2.refused
+    assert "adamw-8bit" in shared.refused
 
 
 def test_tiled_mlps_lower_the_peak_of_a_long_sequence(estimator):
     """By most of the four values that an MLP computes for each token: 11,008 numbers in two bytes."""
     whole, tiled = (
-        estimator.estimate(recipe(offload_activations=True, tiled_mlp=tiled), 2**18, Launch("zero-3", 8, sp_size=8))
+        estimator.estimate(recipe(offload_activations=True, tiled_mlp=tiled), 2**18, Launch("fsdp2", 8, 8))
         for tiled in (False, True)
     )
     assert whole.host == tiled.host
     assert 0.5 < (whole.total - tiled.total) / (4 * 2**15 * 11008 * 2) < 1
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_context_parallelism_takes_the_memory_of_torchs_ring_attention(rank):
-    """torch's own code on fake tensors, as one of four processes that do not communicate."""
+@pytest.mark.parametrize(("keys", "window"), [(8, None), (4, None), (4, 64)])
+def test_shared_attention_takes_the_memory_of_ringmasters(keys, window):
+    """ringmaster's own code, as one of four processes that do not communicate."""
+    ringmaster = pytest.importorskip("ringmaster")
+    from ringmaster.strategies.ulysses import make_ulysses_attention
     from torch import distributed
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    module = SimpleNamespace(is_causal=True, sliding_window=window)
+
     def peaks(attend):
-        """Most bytes in the forward and in the backward pass. attend: query, key, value -> (output, its gradient)."""
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            heads = [torch.empty(1, count, 512, 32, dtype=torch.bfloat16, requires_grad=True) for count in (8, 2, 2)]
-            with AllocationCounter(heads) as counter:
-                counter.phase = "forward"
-                output, differentiate = attend(*heads)
-                counter.phase = "backward"
-                differentiate(torch.empty_like(output))
+        """Most bytes in the forward and in the backward pass."""
+        heads = [torch.zeros(1, count, 128, 32, requires_grad=True) for count in (8, keys, keys)]
+        with AllocationCounter(heads) as counter:
+            counter.phase = "forward"
+            output = attend(*heads)
+            counter.phase = "backward"
+            torch.autograd.grad(output, heads, torch.zeros_like(output))
         return [sum(counter.peaks[phase]) for phase in ("forward", "backward")]
 
-    def as_counted(query, key, value):
-        output = RingAttention.apply(query, key, value, 4)
-        return output, lambda gradient: torch.autograd.grad(output, [query, key, value], gradient)
-
-    def as_torch(*heads):
-        with torch.no_grad():
-            output, logsumexp, *others, _ = ring._scaled_dot_product_ring_flash_attention(mesh, *heads, is_causal=True)
-
-        def differentiate(gradient):
-            kept = (gradient, *heads, output, logsumexp, *others[:4], 0.0, True, *others[4:])
-            with torch.no_grad():
-                ring._scaled_dot_product_ring_flash_attention_backward(mesh, *kept)
-
-        return output, differentiate
-
-    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
     try:
-        mesh = distributed.device_mesh.init_device_mesh("cpu", (4,))
-        actual = peaks(as_torch)
+        ringmaster.setup(ringmaster.RingmasterConfig(4, ringmaster.Backend.ULYSSES), device_type="cpu")
+        actual = peaks(lambda *heads: make_ulysses_attention("sdpa")(module, *heads, None)[0])
     finally:
+        ringmaster.teardown()
         distributed.destroy_process_group()
-    expected = peaks(as_counted)
-    # the last process has most to merge
-    for counted, taken in zip(expected, actual, strict=True):
-        assert (0.95 if rank == 3 else 0.7) < taken / counted < 1.05
+    counted = peaks(lambda *heads: _shared(module, *heads, 4, window is not None))
+    assert counted == pytest.approx(actual, rel=0.05)
 
 
 def test_main_memory_by_hand(estimator):

@@ -1,4 +1,5 @@
-"""Two CPU processes do what one does, and resume where they were stopped: DDP, FSDP2, DeepSpeed's ZeRO and Ulysses.
+"""Two CPU processes do what one does, and resume where they were stopped: DDP, FSDP2, DeepSpeed's ZeRO, and with each
+of them parts of a sequence.
 
 run_fsdp2.py says how FSDP2 runs there. DeepSpeed has an environment of its own, which pytest's cache keeps.
 """
@@ -18,7 +19,7 @@ slow = pytest.mark.slow
 PINNED = ["deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2", "py-cpuinfo==9.0.0"]
 ROOT = Path(__file__).parents[2]
 KEYS = {"steps": 6, "batch_size": 1, "gradient_accumulation": 2, "learning_rate": 5e-4, "save_every": 3}
-SHARED = {**KEYS, "batch_size": 2, "gradient_checkpointing": True}
+SHARED = {**KEYS, "batch_size": 2, "gradient_checkpointing": True, "context_parallel_size": 2}
 NARROW = {"hidden_size": 16, "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
 """With tiles of 16 tokens, of which half a sequence has more than one."""
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -35,15 +36,13 @@ ddp, fsdp2 = torchrun("-m", "ropecli"), torchrun(Path(__file__).with_name("run_f
 
 @pytest.fixture(scope="module")
 def deepspeed(environment, tmp_path_factory):
-    """deepspeed(zero_stage, sp_size) -> start(arguments), by Accelerate with the configuration 8-gpu-ulysses."""
+    """deepspeed(zero_stage) -> start(arguments), by Accelerate with the configuration 8-gpu-zero3."""
     python = environment("deepspeed", PINNED, "--no-deps")
 
-    def configured(zero_stage, sp_size):
-        config = yaml.safe_load((ROOT / "recipes" / "accelerate" / "8-gpu-ulysses.yaml").read_text(encoding="utf-8"))
+    def configured(zero_stage):
+        config = yaml.safe_load((ROOT / "recipes" / "accelerate" / "8-gpu-zero3.yaml").read_text(encoding="utf-8"))
         config["num_processes"] = 2
         config["deepspeed_config"]["zero_stage"] = zero_stage
-        config["parallelism_config"]["parallelism_config_sp_size"] = sp_size
-        config["parallelism_config"]["parallelism_config_dp_replicate_size"] = 2 // sp_size
         path = tmp_path_factory.mktemp("config") / "two.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         variables = {
@@ -154,31 +153,55 @@ def test_stopped_fsdp2_run_resumes_to_the_same_bits(run_two, patched_llama, stop
 
 
 @slow
-@pytest.mark.parametrize(("zero_stage", "kind"), [(1, "text"), (2, "chat"), (3, "measured"), (3, "tiled")])
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        ("ddp", "packed"),
+        ("ddp", "windows"),
+        ("ddp", "chat"),
+        ("fsdp2", "measured"),
+        ("fsdp2", "adapter"),
+        ("fsdp2", "tiled"),
+        ("zero-3", "pose"),
+    ],
+)
 def test_processes_that_share_each_sequence_equal_one(
-    zero_stage, kind, deepspeed, run_two, patched_llama, build, tune, assert_same, text_and_chat, corpus
+    engine, kind, request, run_two, patched_llama, build, tune, assert_same, text_and_chat, corpus
 ):
     """A half of a conversation may have no token to train on."""
     text, chat = text_and_chat
     mixture = [{**text, "sequences": "concat", "end_token": "<s>"}, {**chat, "sequences": "single"}]
+    windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
     keys = {
-        "text": {},
+        "pose": {"positions": "pose"},
         "chat": {"mixture": mixture, "loss_weighting": "documents"},
+        "packed": {"sequences": "packed", "end_token": "<s>"},
+        "windows": {"sequences": "packed", "end_token": "<s>"},
+        "adapter": {"adapter": "lora-plus"},
         "tiled": {"tiled_mlp": True},
         "measured": {"eval_data": str(corpus), "eval_every": 3, "eval_lengths": [48, 96], "eval_documents": 3},
     }[kind]
     folder = build("llama", **NARROW) if kind == "tiled" else patched_llama
-    two = run_two(deepspeed(zero_stage, 2), folder, **SHARED, **keys)
-    assert_same(folder, two, tune(folder, **{**SHARED, **keys, "tiled_mlp": False}))
+    if kind == "windows":
+        folder = build("gemma3_text", head_dim=32, **windows)
+    start = {"ddp": ddp, "fsdp2": fsdp2}.get(engine) or request.getfixturevalue("deepspeed")(3)
+    two = run_two(start, folder, **SHARED, **keys)
+    assert_same(folder, two, tune(folder, **{**SHARED, "context_parallel_size": 1, **keys, "tiled_mlp": False}))
+
+
+@slow
+def test_stopped_run_of_shared_sequences_resumes_to_the_same_bits(run_two, patched_llama, stop_and_resume, weights_of):
+    whole = run_two(ddp, patched_llama, **SHARED)
+    assert weights_of(stop_and_resume(ddp, **SHARED)) == weights_of(whole)
 
 
 @slow
 def test_zero_3_equals_one_process(deepspeed, run_two, patched_llama, tune, assert_same):
-    two = run_two(deepspeed(3, 1), patched_llama, **SHARED)
-    assert_same(patched_llama, two, tune(patched_llama, **{**SHARED, "gradient_accumulation": 4}))
+    two = run_two(deepspeed(3), patched_llama, **KEYS)
+    assert_same(patched_llama, two, tune(patched_llama, **{**KEYS, "gradient_accumulation": 4}))
 
 
 @slow
 def test_stopped_deepspeed_run_resumes_exactly(deepspeed, run_two, patched_llama, stop_and_resume, assert_same):
-    whole = run_two(deepspeed(3, 2), patched_llama, **SHARED)
-    assert_same(patched_llama, stop_and_resume(deepspeed(3, 2), **SHARED), whole)
+    whole = run_two(deepspeed(2), patched_llama, **KEYS)
+    assert_same(patched_llama, stop_and_resume(deepspeed(2), **KEYS), whole)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ropecli
-from ropecli.errors import NotFiniteError, RecipeError
+from ropecli.errors import NotFiniteError
 
 WINDOW, EXTENDED = 64, 128
 
@@ -86,21 +86,6 @@ def test_perplexity_that_is_not_finite_ends_the_run(prepared, patched_llama, cor
     with pytest.raises(NotFiniteError, match="After step 7"):
         evaluation.run(launch, loss_of, 7)
     assert loss_of.training
-
-
-def test_lengths_that_processes_cannot_share_are_refused(build, patched_llama):
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.launch import Launch
-    from ropecli.training.validation import _refuse_unshared
-
-    shared = Launch("zero-3", world=4, sp_size=2)
-    checkpoint = open_checkpoint(patched_llama)
-    _refuse_unshared((64, 128), checkpoint, shared)
-    with pytest.raises(RecipeError, match="99 tokens"):
-        _refuse_unshared((64, 99), checkpoint, shared)
-    dropping = open_checkpoint(build("llama", head_dim=32, attention_dropout=0.1))
-    with pytest.raises(RecipeError, match="attention_dropout"):
-        _refuse_unshared((64, 128), dropping, shared)
 
 
 def test_run_with_validation_ends_in_the_same_bits(tune, patched_llama, corpus, uninterrupted, metrics, weights_of):

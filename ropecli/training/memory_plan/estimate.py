@@ -165,10 +165,10 @@ class MemoryEstimator:
         recipe = recipe.model_copy(update=changes)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
         shards = launch.world if launch.shards and recipe.gradient_accumulation == 1 else 1
-        key = (recipe.model_dump_json(), part, half, shards, launch.cp_size)
+        key = (recipe.model_dump_json(), part, half, shards, launch.sequence_ranks)
         if key not in self._steps:
             dtype = torch.bfloat16 if half else torch.float32
-            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, launch.cp_size)
+            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, launch.sequence_ranks)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe, launch: Launch, gpu: bool) -> int:

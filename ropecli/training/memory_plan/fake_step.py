@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Linear
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -39,6 +40,7 @@ from ropecli.live.lm_head import SplitModel
 from ropecli.live.skeleton import build_model, decoder_layers, few_layers
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
+from ropecli.training.launch import for_every_rank
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.tiled_mlp import Tileable, apply_tiles, find_tileable
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
 _ATTENTION = "ropecli-memory-plan"
 _BLOCK = 64
 """Tokens that the loops of recurrent layers take at once, if the config has no block_size as MiniMax has."""
-_FLASH_WIDTH = 256
-"""The widest heads for which transformers leaves grouped queries to the kernel (use_gqa_in_sdpa)."""
 _CHUNKS = 3
 """Chunks to run of a head, and tiles of an MLP, that are recomputed one by one."""
 
@@ -94,15 +94,15 @@ class FakeSteps:
         """The parts of layers that tiled_mlp tiles."""
         return find_tileable(self.model)
 
-    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ring: int = 1) -> FakeStep:
+    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ranks: int = 1) -> FakeStep:
         """Run a step.
 
         length: tokens per sequence on one process. dtype: of the weights, except an adapter's. shards: number of
-        processes that share the gradients. ring: number of processes that share the sequence by context parallelism.
+        processes that share the gradients. ranks: number of processes that share the sequence.
         Raises CheckpointError if a model needs real values.
         """
         try:
-            with self._fake_model(recipe, dtype, ring) as model, quiet_transformers():
+            with self._fake_model(recipe, dtype, ranks) as model, quiet_transformers():
                 loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
                 lengths = loss_of.short_lengths() if self.loops else []
                 if not lengths or length <= 2 * max(lengths):
@@ -120,7 +120,7 @@ class FakeSteps:
             ) from error
 
     @contextmanager
-    def _fake_model(self, recipe: Recipe, dtype: torch.dtype, ring: int) -> Iterator["PreTrainedModel"]:
+    def _fake_model(self, recipe: Recipe, dtype: torch.dtype, ranks: int) -> Iterator["PreTrainedModel"]:
         """The model with few layers, on fake tensors, and their mode."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -132,7 +132,7 @@ class FakeSteps:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 model.to_empty(device="cpu")  # some models read the device
                 model.tie_weights()
-                _set_attention(model, recipe, ring)
+                _set_attention(model, recipe, ranks)
                 model.train()
                 if recipe.gradient_checkpointing:
                     enable_checkpointing(model)
@@ -402,7 +402,7 @@ def _independent_of_length(config: Any) -> Any:
     return config
 
 
-def _set_attention(model: "PreTrainedModel", recipe: Recipe, ring: int) -> None:
+def _set_attention(model: "PreTrainedModel", recipe: Recipe, ranks: int) -> None:
     """Set the recipe's attention, with a mask of tokens × tokens only where training has one.
 
     On fake tensors transformers always creates a mask, since it cannot see whether documents are packed. SDPA needs
@@ -421,15 +421,17 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe, ring: int) -> None:
     needed = recipe.packs or getattr(model.config.get_text_config(), "index_topk", None) is not None
 
     def mask(**arguments: Any) -> Any:
-        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed}) if attention == "sdpa" else None
+        if attention != "sdpa" or ranks > 1:
+            return None
+        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed})
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
     ) -> tuple[Tensor, None]:
-        if ring > 1:
-            if not query.shape[-1] == value.shape[-1] <= _FLASH_WIDTH:
-                key, value = for_every_head(query, key, value)
-            return RingAttention.apply(query, key, value, ring).transpose(1, 2).contiguous(), None
+        if ranks > 1:
+            windowed = arguments.get("sliding_window") or getattr(module, "sliding_window", None)
+            masked = attention == "sdpa" and bool(recipe.packs or windowed)
+            return _shared(module, query, key, value, ranks, masked, **arguments), None
         if query.shape[-1] == value.shape[-1]:
             return sdpa_attention_forward(module, query, key, value, mask, **arguments)
         return _memory_efficient(query, key, value, mask, arguments.get("scaling"))
@@ -450,35 +452,52 @@ def _memory_efficient(
     return output.transpose(1, 2).contiguous(), None
 
 
-class RingAttention(torch.autograd.Function):
-    """Allocates what one of `ring` processes allocates at the peaks of torch's context parallelism, without computing.
+def _shared(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, ranks: int, masked: bool, **arguments: Any
+) -> Tensor:
+    """Attention of `ranks` processes that exchange tokens for heads, as ringmaster 0.2.7's strategies/ulysses.py.
 
-    Keys and values of all processes are gathered, Accelerate's default (cp_comm_strategy allgather), and the results of
-    their blocks are merged in float32 (torch 2.13, distributed/tensor/experimental/_context_parallel/_attention.py).
+    masked: whether it has a mask.
     """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def exchanged(*tensors: Tensor) -> Tensor:
+        count, batch, heads, tokens, width = len(tensors), *tensors[0].shape
+        stacked = torch.stack(tensors) if count > 1 else tensors[0][None]
+        return Exchange.apply(stacked, (count, batch, heads // ranks, tokens * ranks, width))
+
+    key, value = (for_every_rank(tensor, ranks) for tensor in (key, value))
+    if query.shape[1] == key.shape[1]:
+        query, key, value = exchanged(query, key, value)
+    else:
+        query, (key, value) = exchanged(query)[0], exchanged(key, value)
+    if masked:
+        pairs = (len(query), 1, query.shape[2], query.shape[2])
+        # of documents and order, distances, and those within the window
+        mask, *others = (torch.empty(pairs, dtype=dtype) for dtype in (torch.bool, torch.int64, torch.bool))
+        del others
+        grouped = query.shape[1] != key.shape[1]
+        output = scaled_dot_product_attention(query, key, value, mask, enable_gqa=grouped).transpose(1, 2)
+    else:
+        output = sdpa_attention_forward(module, query, key, value, None, **arguments)[0]
+    batch, tokens, heads, width = output.shape
+    return Exchange.apply(output, (batch, tokens // ranks, heads * ranks, width))
+
+
+class Exchange(torch.autograd.Function):
+    """Allocates what ringmaster's comm.py does: the tensor ordered by process, the one received, and the result."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: int) -> Tensor:
-        key, value = key.contiguous(), value.contiguous()
-        gathered = key.new_empty(ring * (key.numel() + value.numel()))
-        output = query.new_empty(*query.shape[:-1], value.shape[-1])
-        logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        # merged so far, of a block, their difference, and its share
-        merging = [output.float() for _ in range(4)]
-        del gathered, merging
-        ctx.save_for_backward(query, key, value, output, logsumexp)
-        ctx.ring = ring
-        return output
+    def forward(ctx: Any, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        ctx.shape = tensor.shape
+        ordered, received = (torch.empty_like(tensor) for _ in range(2))
+        result = tensor.new_empty(shape)
+        del ordered, received
+        return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        inputs = query, key, value = ctx.saved_tensors[:3]
-        gathered = key.new_empty(ctx.ring * (key.numel() + value.numel()))
-        # summed, and of keys and values also packed, sent and received
-        summed = [query.float(), *(tensor.float() for tensor in (key, value) for _ in range(4))]
-        blocks = [torch.empty_like(tensor) for tensor in inputs for _ in range(2)]  # of this block and the last
-        del gathered, summed, blocks
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return Exchange.forward(ctx, gradients[0], ctx.shape), None
 
 
 def _last_block(name: str) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ def parse_size(text: str, name: str) -> int:
     raise RecipeError(f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB.")
 
 
-TRAINING_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP", "ulysses": "Ulysses"}
+TRAINING_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP"}
 
 
 def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:

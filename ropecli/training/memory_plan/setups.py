@@ -1,6 +1,7 @@
 """Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
 import copy
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -36,8 +37,7 @@ GPUS_PER_HOST = 8
 _CONFIGS = {
     "one": "1-gpu",
     "fsdp2": "8-gpu-fsdp2",
-    "fsdp2-cp": "8-gpu-fsdp2-cp",
-    "ulysses": "8-gpu-ulysses",
+    "fsdp2-cp": "8-gpu-fsdp2",
 }
 
 
@@ -73,7 +73,7 @@ def find_setups(
         for adapter in (recipe.adapter, *smaller):
             with_adapter = recipe.model_copy(update={"adapter": adapter})
             changed = {} if adapter == recipe.adapter else {"adapter": adapter}
-            for launch in _launches(estimator, with_adapter, length, gpus):
+            for launch in _launches(estimator, with_adapter, gpus):
                 step(text=f"adapter {adapter}, {TRAINING_ENGINES[launch.name]}")
                 setups.append(_smallest_change(estimator, with_adapter, changed, launch, length, memory, host))
             if any(setup.fits for setup in setups):
@@ -81,15 +81,15 @@ def find_setups(
     return setups
 
 
-def _launches(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int) -> Iterator[Launch]:
+def _launches(estimator: MemoryEstimator, recipe: Recipe, gpus: int) -> Iterator[Launch]:
     if gpus == 1:
         yield ONE
         return
     yield from (Launch("ddp", gpus), Launch("fsdp2", gpus))
-    ulysses = [Launch("zero-3", gpus, sp_size=ranks) for ranks in range(gpus, 1, -1) if gpus % ranks == 0]
-    suitable = (launch for launch in ulysses if not any(refusals(estimator, recipe, length, launch)))
-    yield next(suitable, ulysses[0])  # shared by as many GPUs as the heads can be split over
-    yield Launch("fsdp2", gpus, cp_size=gpus)
+    shared = recipe.context_parallel_size
+    if shared == 1 or gpus % shared:
+        shared = math.gcd(gpus, estimator.model.config.get_text_config().num_attention_heads)
+    yield Launch("fsdp2", gpus, shared if shared > 1 else gpus)  # all of them are refused
 
 
 def best_setup(setups: list[Setup]) -> Setup | None:
@@ -175,19 +175,16 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
         words += ["--data", "DATA"]
     if not recipe or "length" in given:  # otherwise the recipe's length, which may differ by stage
         words += ["--length", str(length)]
-    for key, value in {**given, **setup.changes}.items():
+    launch, size = setup.launch, setup.launch.sequence_ranks
+    shared = {} if size == setup.recipe.context_parallel_size else {"context_parallel_size": size}
+    for key, value in {**given, **setup.changes, **shared}.items():
         if key != "length":
             words += ["--set", f"{key}={value}"]
-    launch = setup.launch
     config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(launch.name)})"'
     options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
-    for name, ranks in (("sp_size", launch.sp_size), ("cp_size", launch.cp_size)):
-        options += [f"--parallelism_config_{name} {ranks}"] if ranks > 1 else []
-    if launch.sequence_ranks > 1 and launch.data_ranks > 1:
-        options.append(f"--parallelism_config_dp_replicate_size {launch.data_ranks}")
     options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     # the large tensors of long sequences find no room between others: TRL's guide long_context_training
-    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if launch.sequence_ranks > 1 else ""
+    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if size > 1 else ""
     finetune = shlex.join(["finetune", *words, "--output", "OUTPUT"])
     return f"{allocator}accelerate launch {' '.join(options)} -m ropecli {finetune}"
 
