@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from gpu_parts.tables import line
-from ropecli.training.memory_plan.estimate import GPUS
+from ropecli.training.memory_plan.hardware import GPUS
 
 LLAMA_8B = {
     "vocab_size": 128_256,
