@@ -68,15 +68,15 @@ def first_negative(inv_freq: np.ndarray, longest: int = FARTHEST_CHECKED) -> int
 
 
 def largest_distance(rope: ScaledRope, target: int) -> int:
-    """The largest distance ρ within `target` tokens, rounded down; target - 1 without a remapping.
-
-    In every method, the last token sees it, at the first key of a branch.
-    """
+    """The largest distance ρ within `target` tokens, rounded down; target - 1 without a remapping."""
     if rope.remapping is None:
         return target - 1
-    last = np.array([target - 1])
-    firsts = [branch.start(last) for branch in rope.remapping.branches if branch.start(last) < branch.stop(last)]
-    return int(max(rope.remapping.distances(last, first).max() for first in firsts))
+    at, largest = np.arange(target), 0.0
+    for branch in rope.remapping.branches:  # at the first key that a query sees in it
+        first = branch.start(at)
+        query, key = (branch.query or np.copy)(at), (branch.key or np.copy)(first)
+        largest = max(largest, (query - key)[first < branch.stop(at)].max(initial=0))
+    return int(largest)
 
 
 def _first(longest: int, holds: Callable[[int, int], np.ndarray]) -> int | None:
