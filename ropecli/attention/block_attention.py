@@ -150,7 +150,7 @@ class BlockAttention:
             for positions in (branch.query, branch.key)
             if rotation and positions
         }
-        self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))  # every layer uses the same masks
+        self._masks = lru_cache(maxsize=32)(partial(make_block_masks, remapping))  # every layer uses the same masks
 
     def __call__(
         self,
@@ -177,21 +177,13 @@ class BlockAttention:
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
         if len(begins := _parts(ranges)) > 1:
-            parts = [
-                self(
-                    query[:, :, begin:stop],
-                    key[:, :, : first_query + stop - first_key],
-                    value[:, :, : first_query + stop - first_key],
-                    first_query=first_query + begin,
-                    first_key=first_key,
-                    scaling=scaling,
-                    softcap=softcap,
-                    sinks=sinks,
-                    last_block_alone=last_block_alone,
-                    kept=kept,
-                )
-                for begin, stop in pairwise((*begins, query.shape[2]))
-            ]
+            options: Any = {"scaling": scaling, "softcap": softcap, "sinks": sinks, "kept": kept}
+            options |= {"last_block_alone": last_block_alone, "first_key": first_key}
+            parts = []
+            for begin, stop in pairwise((*begins, query.shape[2])):
+                visible = slice(first_query + stop - first_key)
+                arguments = query[:, :, begin:stop], key[:, :, visible], value[:, :, visible]
+                parts.append(self(*arguments, first_query=first_query + begin, **options))
             return torch.cat(parts, 2)
         if self.remapping.score_factor is not None:
             factors = self.remapping.score_factor(np.arange(first_query, first_query + query.shape[2]))

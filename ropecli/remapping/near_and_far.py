@@ -129,28 +129,22 @@ def jet_long(pretrained: int, target: int, *, window: int | None = None) -> Rema
     """
     window = check_window("jet-long", "window", window or max(1, min(_BASE_WINDOW, pretrained // 4)), pretrained)
     near = Branch(lambda n: np.where(n < pretrained, 0, np.maximum(n - window, 0)), lambda n: n + 1)
-    last = max(1, math.ceil(target / pretrained))
-    far = [
-        _of_group(group, window, (group - 1) * pretrained, group * pretrained if group < last else None)
-        for group in range(2, last + 1)
-    ]
-    return Remapping((near, *far), {"window": window})
+    groups = range(2, math.ceil(target / pretrained) + 1)
+    return Remapping((near, *(_of_group(group, window, pretrained, groups) for group in groups)), {"window": window})
 
 
-def _of_group(group: int, window: int, begin: int, end: int | None) -> Branch:
-    """Keys more than `window` tokens back, for queries from begin up to end (None: all later ones)."""
-    end = np.iinfo(np.int64).max if end is None else end
-
-    def start(n: np.ndarray) -> np.ndarray:
-        return np.where(n < end, 0, end - window)
-
-    def stop(n: np.ndarray) -> np.ndarray:
-        return np.where(n < begin, 0, np.minimum(n, end) - window)
+def _of_group(group: int, window: int, pretrained: int, groups: range) -> Branch:
+    """Keys more than `window` tokens back, for queries whose G is `group`, the last of `groups` or more."""
+    begin = (group - 1) * pretrained
+    end = np.iinfo(np.int64).max if group == groups[-1] else begin + pretrained
 
     def position(n: np.ndarray) -> np.ndarray:
         return n // group
 
-    return Branch(start, stop, position, position)
+    def stop(n: np.ndarray) -> np.ndarray:
+        return np.where(n < begin, 0, np.minimum(n, end) - window)
+
+    return Branch(lambda n: np.where(n < end, 0, end - window), stop, position, position)
 
 
 @remapping_method("string", source="An et al. 2024, arXiv:2410.18745, section 4", training="no", uses_factor=False)
