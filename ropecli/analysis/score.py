@@ -68,15 +68,15 @@ def first_negative(inv_freq: np.ndarray, longest: int = FARTHEST_CHECKED) -> int
 
 
 def largest_distance(rope: ScaledRope, target: int) -> int:
-    """The largest distance ρ within `target` tokens, rounded down; target - 1 without a remapping."""
+    """The largest distance ρ within `target` tokens, rounded down; target - 1 without a remapping.
+
+    The last token, or the last one within the pretraining length, sees it at the first key of a branch.
+    """
     if rope.remapping is None:
         return target - 1
-    at, largest = np.arange(target), 0.0
-    for branch in rope.remapping.branches:  # at the first key that a query sees in it
-        first = branch.start(at)
-        query, key = (branch.query or np.copy)(at), (branch.key or np.copy)(first)
-        largest = max(largest, (query - key)[first < branch.stop(at)].max(initial=0))
-    return int(largest)
+    branches, last = rope.remapping.branches, np.array([min(rope.remapping.pretrained, target) - 1, target - 1])
+    firsts = np.concatenate([branch.start(last)[branch.start(last) < branch.stop(last)] for branch in branches])
+    return int(np.nanmax(rope.remapping.distances(last, firsts)))
 
 
 def _first(longest: int, holds: Callable[[int, int], np.ndarray]) -> int | None:
