@@ -118,14 +118,14 @@ def _largest_distance(window: int, group: int, target: int) -> int:
 
 @remapping_method("jet-long", source="Tang et al. 2026, arXiv:2607.07740, equations 1 and 2", training="no")
 def jet_long(pretrained: int, target: int, *, window: int | None = None) -> Remapping:
-    """Jet-Long: ρ = ⌊n/G⌋ - ⌊m/G⌋ beyond the window, with G = ⌈(n + 1) / pretraining length⌉.
+    """Jet-Long: group far positions, the more the longer the text is so far. No certain gain: self-extend reads better.
 
-    Queries within the pretraining length see what they see without the method. window: w_0 in the paper; keys up to
-    this many tokens back are at their true distance. Default: 2048, as in the paper, at most a quarter of the
-    pretraining length. The factor only sets the context length; beyond it, G stays the same. The authors' code takes G
-    from the longest sequence of the batch, for all its tokens. Here it follows from the position of each query, so that
-    a KV cache, a chunk or another row of the batch changes nothing; the last token has the authors' G. Raises
-    MethodError if the window exceeds the pretraining length.
+    ρ = ⌊n/G⌋ - ⌊m/G⌋ beyond the window, with G = ⌈(n + 1) / pretraining length⌉, so that nothing changes within the
+    pretraining length. window: w_0 in the paper; keys up to this many tokens back are at their true distance. Default:
+    2048, as in the paper, at most a quarter of the pretraining length. The factor only sets the context length; beyond
+    it, G stays the same. The authors' code takes G from the longest sequence of the batch, for all its tokens. Here it
+    follows from the position of each query, so that a KV cache, a chunk or another row of the batch changes nothing;
+    the last token has the authors' G. Raises MethodError if the window exceeds the pretraining length.
     """
     window = check_window("jet-long", "window", window or max(1, min(_BASE_WINDOW, pretrained // 4)), pretrained)
     near = Branch(lambda n: np.where(n < pretrained, 0, np.maximum(n - window, 0)), lambda n: n + 1)
