@@ -33,6 +33,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "unscaled": (),
     "yarn": (),
     "dual-chunk": ("dca", "chunkllama"),
+    "jet-long": ("jetlong",),
     "leaky-rerope": (),
     "lm-infinite": ("lminfinite",),
     "rerope": (),

@@ -25,6 +25,11 @@ def self_extend(n: int, m: int, window: int, group: int) -> float | None:
     return math.floor(n / group) - math.floor(m / group) + window - math.floor(window / group)
 
 
+def jet_long(n: int, m: int, window: int, trained: int) -> float | None:
+    group = math.ceil((n + 1) / trained)
+    return n - m if n - m <= window else math.floor(n / group) - math.floor(m / group)
+
+
 def lm_infinite(n: int, m: int, window: int, global_tokens: int) -> float | None:
     sees = m < global_tokens or n - m < window
     return min(n - m, window) if sees else None
@@ -63,6 +68,7 @@ NAIVE = {
     "rerope": rerope,
     "leaky-rerope": leaky_rerope,
     "self-extend": self_extend,
+    "jet-long": jet_long,
     "lm-infinite": lm_infinite,
     "streaming": streaming,
     "dual-chunk": dual_chunk,
@@ -72,9 +78,14 @@ OF_SCORES = {"score_factor", "log_n", "yarn_temperature", "llama4_temperature"}
 """Parameters that change no distance."""
 
 
-def distances(method: str, tokens: int, params: dict) -> np.ndarray:
-    """ρ of every query and key, shape (tokens, tokens); NaN where a query does not see a key."""
+def distances(method: str, tokens: int, params: dict, trained: int) -> np.ndarray:
+    """ρ of every query and key, shape (tokens, tokens); NaN where a query does not see a key.
+
+    trained: the pretraining length.
+    """
     params = {key: value for key, value in params.items() if key not in OF_SCORES}
+    if method == "jet-long":
+        params["trained"] = trained
     table = np.full((tokens, tokens), np.nan)
     for n in range(tokens):
         for m in range(n + 1):

@@ -70,13 +70,13 @@ def first_negative(inv_freq: np.ndarray, longest: int = FARTHEST_CHECKED) -> int
 def largest_distance(rope: ScaledRope, target: int) -> int:
     """The largest distance ρ within `target` tokens, rounded down; target - 1 without a remapping.
 
-    In every method, the last token sees it, at the first key of a branch.
+    The last token, or the last one within the pretraining length, sees it at the first key of a branch.
     """
     if rope.remapping is None:
         return target - 1
-    last = np.array([target - 1])
-    firsts = [branch.start(last) for branch in rope.remapping.branches if branch.start(last) < branch.stop(last)]
-    return int(max(rope.remapping.distances(last, first).max() for first in firsts))
+    branches, last = rope.remapping.branches, np.array([min(rope.remapping.pretrained, target) - 1, target - 1])
+    firsts = np.concatenate([branch.start(last)[branch.start(last) < branch.stop(last)] for branch in branches])
+    return int(np.nanmax(rope.remapping.distances(last, firsts)))
 
 
 def _first(longest: int, holds: Callable[[int, int], np.ndarray]) -> int | None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class RotatedKeys:
     """
 
     def __init__(self) -> None:
-        self._known: dict[RotationTable, tuple[Any, Tensor, Tensor]] = {}
+        self._known: dict[RotationTable, tuple[Any, Tensor, Tensor]] = {}  # of the last table alone
 
     def rotate(self, table: RotationTable, keys: Tensor, first: int) -> Tensor:
         """keys: shape (batch, kv heads, tokens, head_dim), at consecutive positions starting at `first`; each is a
@@ -121,8 +122,17 @@ class RotatedKeys:
         for begin in range(done, stop, _PIECE):
             piece = keys[:, :, begin : begin + _PIECE].to(rotated.dtype)
             rotated[:, :, begin : begin + piece.shape[2]] = table.rotate(piece, first + begin)
-        self._known[table] = (kind, sums, rotated)
+        self._known = {table: (kind, sums, rotated)}
         return rotated[:, :, :stop]
+
+
+def _parts(ranges: list[KeyRange]) -> list[int]:
+    """The first query of each part in which all branches rotate keys to the same positions.
+
+    A method that rotates keys differently for later queries so holds the keys at one set of positions at a time.
+    """
+    begins = {keys.branch.key: int((keys.stop > keys.first).argmax()) for keys in ranges if keys.branch.key}
+    return [0, *sorted(begins.values())[1:]]
 
 
 class BlockAttention:
@@ -140,7 +150,7 @@ class BlockAttention:
             for positions in (branch.query, branch.key)
             if rotation and positions
         }
-        self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))  # every layer uses the same masks
+        self._masks = lru_cache(maxsize=32)(partial(make_block_masks, remapping))  # every layer uses the same masks
 
     def __call__(
         self,
@@ -164,12 +174,21 @@ class BlockAttention:
         last_block_alone: see BlockLoop. kept: the layer's rotated keys of earlier passes; not for training. Returns
         shape (batch, heads, queries, width), in value's dtype.
         """
+        places = (first_query, query.shape[2], first_key, key.shape[2])
+        ranges = find_ranges(self.remapping, *places)
+        if len(begins := _parts(ranges)) > 1:
+            options: Any = {"scaling": scaling, "softcap": softcap, "sinks": sinks, "kept": kept}
+            options |= {"last_block_alone": last_block_alone, "first_key": first_key}
+            parts = []
+            for begin, stop in pairwise((*begins, query.shape[2])):
+                visible = slice(first_query + stop - first_key)
+                arguments = query[:, :, begin:stop], key[:, :, visible], value[:, :, visible]
+                parts.append(self(*arguments, first_query=first_query + begin, **options))
+            return torch.cat(parts, 2)
         if self.remapping.score_factor is not None:
             factors = self.remapping.score_factor(np.arange(first_query, first_query + query.shape[2]))
             by_query = torch.tensor(factors, device=query.device, dtype=computing_dtype(query))
             query = (query * by_query[:, None]).to(query.dtype)
-        places = (first_query, query.shape[2], first_key, key.shape[2])
-        ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
             every_key = {keys.branch.key: key.shape[2] for keys in ranges if keys.branch.key}  # as the masks count them
             rotated = self._rotate(ranges, query, key, first_query, self._rotate_keys(key, first_key, every_key))

@@ -61,8 +61,8 @@ def patch(
         IS_METHOD,
         Doc(
             "One of `ropecli methods`: none, unscaled, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, "
-            "longrope, cope, resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, string, "
-            "lm-infinite, streaming. Join several with +, such as yarn+resonance."
+            "longrope, cope, resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, jet-long, dual-chunk, "
+            "string, lm-infinite, streaming. Join several with +, such as yarn+resonance."
         ),
         SCALING,
     ],

@@ -133,7 +133,7 @@ class Stream:
         if recipe.positions == "full":
             return part.at(index)
         positions = positions_of(
-            recipe.positions, self.length, self._context_length, recipe.pose_chunks, recipe.seed, at
+            recipe.positions, self.length, self._context_length, recipe.position_parts, recipe.seed, at
         )
         if recipe.positions == "pose":
             return part.skipping_at(index, positions)
@@ -146,9 +146,8 @@ class Stream:
         """
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
-        chunks = recipe.pose_chunks if recipe.positions == "pose" else None
         of_mixture = self._mixture.shares, list(self._made_of)
-        return digest(_FORMAT, self.length, recipe.seed, gaps, chunks, *of_mixture)
+        return digest(_FORMAT, self.length, recipe.seed, gaps, recipe.position_parts or None, *of_mixture)
 
     def summary(self, pretraining_length: int, context_length: int) -> list[str]:
         """A sentence per source, and the share of the labels that need a longer context than the pretraining length.
@@ -222,11 +221,11 @@ def open_stream(
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
-    length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. unpackable: why
+    length: of a sequence, tokens. context_length: range of positions with gaps. unpackable: why
     conversations cannot be packed; empty if they can. first: a context that lets the main process run first, so that it
     tokenizes and the other processes reuse the tokens.
     """
-    refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
+    refuse_impossible_positions(recipe.positions, length, context_length, recipe.position_parts)
     parts, kinds, made_of = [], [], []
     for number, source in enumerate(recipe.sources):
         text = Source(

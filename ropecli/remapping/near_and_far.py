@@ -1,9 +1,11 @@
-"""True distances within a window of near tokens, other distances beyond it: ReRoPE, Self-Extend, STRING.
+"""True distances within a window of near tokens, other distances beyond it: ReRoPE, Self-Extend, Jet-Long, STRING.
 
 Sources: Su 2023, "Transformer Upgrade Path 12: ReRoPE", https://kexue.fm/archives/9708: ReRoPE, a constant distance
 beyond the window, and Leaky ReRoPE, a smaller slope. Jin et al. 2024 (arXiv:2401.01325), section 3: Self-Extend, far
-tokens share positions in groups. An et al. 2024 (arXiv:2410.18745), section 4, and https://github.com/HKUNLP/STRING:
-STRING, far keys move closer, to distances that pretraining has shown more often.
+tokens share positions in groups. Tang et al. 2026 (arXiv:2607.07740), equations 1 and 2, and
+https://github.com/jet-ai-projects/Jet-Long: Jet-Long, in groups that grow with the length. An et al. 2024
+(arXiv:2410.18745), section 4, and https://github.com/HKUNLP/STRING: STRING, far keys move closer, to distances that
+pretraining has shown more often.
 """
 
 import math
@@ -18,6 +20,8 @@ from ropecli.scaling.registry import remapping_method
 _REROPE = "Su 2023, https://kexue.fm/archives/9708"
 _LOCAL_WINDOW = 128
 """As in the code of STRING's authors."""
+_BASE_WINDOW = 2048
+"""As in the code of Jet-Long's authors."""
 
 
 def near_and_far(window: int, query: PositionMap, key: PositionMap | None) -> tuple[Branch, Branch]:
@@ -110,6 +114,37 @@ def _largest_distance(window: int, group: int, target: int) -> int:
     """The distance of the first token from the last."""
     last = target - 1
     return last // group + window - window // group if last >= window else max(last, 0)
+
+
+@remapping_method("jet-long", source="Tang et al. 2026, arXiv:2607.07740, equations 1 and 2", training="no")
+def jet_long(pretrained: int, target: int, *, window: int | None = None) -> Remapping:
+    """Jet-Long: group far positions, the more the longer the text is so far. No certain gain: self-extend reads better.
+
+    ρ = ⌊n/G⌋ - ⌊m/G⌋ beyond the window, with G = ⌈(n + 1) / pretraining length⌉, so that nothing changes within the
+    pretraining length. window: w_0 in the paper; keys up to this many tokens back are at their true distance. Default:
+    2048, as in the paper, at most a quarter of the pretraining length. The factor only sets the context length; beyond
+    it, G stays the same. The authors' code takes G from the longest sequence of the batch, for all its tokens. Here it
+    follows from the position of each query, so that a KV cache, a chunk or another row of the batch changes nothing;
+    the last token has the authors' G. Raises MethodError if the window exceeds the pretraining length.
+    """
+    window = check_window("jet-long", "window", window or max(1, min(_BASE_WINDOW, pretrained // 4)), pretrained)
+    near = Branch(lambda n: np.where(n < pretrained, 0, np.maximum(n - window, 0)), lambda n: n + 1)
+    groups = range(2, math.ceil(target / pretrained) + 1)
+    return Remapping((near, *(_of_group(group, window, pretrained, groups) for group in groups)), {"window": window})
+
+
+def _of_group(group: int, window: int, pretrained: int, groups: range) -> Branch:
+    """Keys more than `window` tokens back, for queries whose G is `group`, the last of `groups` or more."""
+    begin = (group - 1) * pretrained
+    end = np.iinfo(np.int64).max if group == groups[-1] else begin + pretrained
+
+    def position(n: np.ndarray) -> np.ndarray:
+        return n // group
+
+    def stop(n: np.ndarray) -> np.ndarray:
+        return np.where(n < begin, 0, np.minimum(n, end) - window)
+
+    return Branch(lambda n: np.where(n < end, 0, end - window), stop, position, position)
 
 
 @remapping_method("string", source="An et al. 2024, arXiv:2410.18745, section 4", training="no", uses_factor=False)

@@ -41,7 +41,7 @@ class Reference:
 
         Returns shape (n, vocabulary), float64.
         """
-        self._distances = distances(method, len(tokens), params or {}) if method else plain(len(tokens))
+        self._distances = distances(method, len(tokens), params or {}, trained) if method else plain(len(tokens))
         self._factors = score_factors(len(tokens), params or {}, trained)
         return self.model(input_ids=tokens[None], use_cache=False).logits[0]
 

@@ -6,6 +6,7 @@ import torch
 
 from ropecli.attention import block_attention
 from ropecli.attention.block_attention import BlockAttention, RotatedKeys, Rotation
+from ropecli.remapping.near_and_far import jet_long
 from ropecli.rope import Branch, Remapping
 
 TOKENS = 45
@@ -37,6 +38,7 @@ REMAPPINGS = {
     "far at one distance": Remapping((_near(6), _far(6, lambda n: np.full_like(n, 6), np.zeros_like))),
     "far in fractions": Remapping((_near(9), _far(9, lambda n: 9 + (n - 9) / 3, lambda m: m / 3))),
     "far in groups": Remapping((_near(8), _far(8, lambda n: n // 4 + 6, lambda m: m // 4))),
+    "in groups that grow": jet_long(12, 48, window=5),
     "first and last": Remapping(
         (_near(5), Branch(np.zeros_like, lambda n: np.clip(n - 4, 0, 3), lambda n: np.full_like(n, 5), np.zeros_like))
     ),
@@ -111,7 +113,7 @@ def test_outputs_and_gradients_equal_those_of_brute_force(remapping):
         torch.testing.assert_close(attend(BlockAttention(remapping, HALVES), HALVES, *heads[:3]), expected)
 
 
-@pytest.mark.parametrize("remapping", ["far in groups", "only keys rotated"])
+@pytest.mark.parametrize("remapping", ["far in groups", "in groups that grow", "only keys rotated"])
 def test_kept_keys_are_used_only_for_equal_keys(remapping, monkeypatch):
     """A KV cache that grows, whose rows change places, that is cropped, or of another text, place or dtype."""
     monkeypatch.setattr("ropecli.attention.block_attention._PIECE", 4)
@@ -161,7 +163,7 @@ def test_blocks_of_scores_stay_small(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("remapping", ["far in groups", "chunks"])
+@pytest.mark.parametrize("remapping", ["far in groups", "in groups that grow", "chunks"])
 def test_fused_kernels_equal_brute_force(remapping, monkeypatch):
     """Their mathematics runs on any device, not fused."""
     monkeypatch.setattr(block_attention, "suits_flex", lambda *_: True)

@@ -22,7 +22,7 @@ WRITTEN = {
     "linear": "linear",
     "llama3": "llama3",
     "yarn": "ntk-by-parts yarn",
-    "attention": "dual-chunk leaky-rerope lm-infinite rerope self-extend streaming string",
+    "attention": "dual-chunk jet-long leaky-rerope lm-infinite rerope self-extend streaming string",
 }
 WRITTEN_AS = {name: kind for kind, names in WRITTEN.items() for name in names.split()}
 NUMBERS = {"longrope": {"long_factor": [1.0] * 16}, "custom": {"factors": [1.0] * 16}}  # what FILE.json holds

@@ -1,11 +1,14 @@
 """Which distances the methods give: by their papers' formulas, by the papers' own figures, and what holds of all."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_distances import OF_SCORES, distances
 
+from ropecli.analysis.score import largest_distance
 from ropecli.errors import MethodError
 from ropecli.rope import Remapping, RopeGeometry
 from ropecli.scaling.registry import scaling_methods
@@ -80,6 +83,8 @@ DEFAULTS = {
     # 64 + 1984/group < 128: a group above 31
     ("self-extend", 256, 2048): {"window": 64, "group": 32},
     ("self-extend", 256, 256): {"window": 64, "group": 1},
+    ("jet-long", 256, 2048): {"window": 64},
+    ("jet-long", 32768, 65536): {"window": 2048},
     ("lm-infinite", 256, 2048): {"window": 256, "global_tokens": 10},
     ("lm-infinite", 8, 64): {"window": 8, "global_tokens": 8},
     ("streaming", 256, 2048): {"window": 252, "sinks": 4},
@@ -138,7 +143,9 @@ def test_every_query_sees_known_distances_by_the_papers_formulas(method, data):
     assert (np.diagonal(rows) == 0).all()
     assert np.nanmin(rows) >= 0
     assert np.nanmax(rows) <= remapping.pretrained + 1e-9
-    np.testing.assert_allclose(rows, distances(method, at.size, dict(remapping.params)), atol=1e-9)
+    assert largest_distance(SimpleNamespace(remapping=remapping), at.size) == int(np.nanmax(rows))
+    expected = distances(method, at.size, dict(remapping.params), remapping.pretrained)
+    np.testing.assert_allclose(rows, expected, atol=1e-9)
 
 
 REFUSED = [

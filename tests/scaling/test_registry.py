@@ -15,7 +15,7 @@ from ropecli.scaling.temperature import TEMPERATURES
 
 GEOMETRY = RopeGeometry(32, 32, 1e4, 64)
 ONES = [1.0] * 16
-REMAPPING = {"dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string"}
+REMAPPING = {"dual-chunk", "jet-long", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string"}
 
 
 def refusal(method: str, factor: float = 4.0, geometry: RopeGeometry = GEOMETRY, **params: object) -> str:
