@@ -93,7 +93,7 @@ FAULTS: list[tuple[str, str]] = [
     ("if note.values and value not in note.values:", "if note.values and value is None:"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
-    ("token_digest(document) != of_evaluator[document.name].sha256", "False"),
+    ("digest(document.ids) != of_evaluator[document.name].sha256", "False"),
     ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
     ("rank, margin = 1 + int((wrong >= right).sum())", "rank, margin = 1 + int((wrong > right).sum())"),
     # data
@@ -107,7 +107,7 @@ FAULTS: list[tuple[str, str]] = [
     # finetune
     ("clamp(max=math.log(LARGEST_WEIGHT)).exp()", "exp()"),
     ("short[:, chunk] - losses.detach()", "short[:, chunk] - losses"),
-    ("scale = self.launch.averaged_over * len(batches) / weight", "scale = self.launch.averaged_over / weight"),
+    ("scale = self.launch.world * len(batches) / weight", "scale = self.launch.world / weight"),
     ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),
     ("np.add.at(labels, self._documents(sequence)[scored], 1)", "np.add.at(labels, self._documents(sequence), 1)"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
