@@ -40,7 +40,7 @@ def logits(model, length: int = TARGET, **options) -> torch.Tensor:
 
 
 def plan_of(folder, method: str, **params) -> PatchPlan:
-    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params))
+    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params), in_memory=True)
 
 
 def fixed(ropes: dict[str | None, ScaledRope], length: int) -> dict[str | None, ScaledRope]:

@@ -50,7 +50,7 @@ def compare(documents, tokenizer):
 
     def measured(folder, specs, few=documents, protocol="prefix"):
         checkpoint, task = open_checkpoint(folder), Perplexity(few, LENGTHS, protocol)
-        plans = [make_plan(checkpoint, spec) if spec else None for spec in specs]
+        plans = [make_plan(checkpoint, spec, in_memory=True) if spec else None for spec in specs]
         jobs = [Job(Subject(checkpoint, plan), task, tokenizer) for plan in plans]
         return [report.cells for report in make_reports(jobs, LiveReaderFactory({"device": "cpu"}))]
 
@@ -103,7 +103,7 @@ def test_methods_whose_frequencies_follow_the_length_are_known(llama, loaded):
     checkpoint, model, follow = open_checkpoint(llama), loaded(llama), set()
     for spec in specs():
         with unpatched_after(model):
-            if Subject(checkpoint, make_plan(checkpoint, spec)).patch(model):
+            if Subject(checkpoint, make_plan(checkpoint, spec, in_memory=True)).patch(model):
                 follow.add(spec.method.name)
     assert follow == {"dynamic", "dynamic-yarn", "longrope"}
 
