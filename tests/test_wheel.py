@@ -66,4 +66,4 @@ def test_the_main_job_without_a_home_outside_the_repository(installed, tmp_path)
     assert result.returncode == 0, result.stderr
     configuration = Path(result.stdout.splitlines()[-1])
     assert configuration.is_file()
-    assert not configuration.is_relative_to(ROOT)
+    assert configuration.is_relative_to(installed.parents[1])
