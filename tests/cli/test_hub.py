@@ -227,7 +227,7 @@ def test_tokens_are_kept_for_a_commit_and_offline_those_of_the_last_one_are_used
     second = identity("en")
     assert f"{OLD}/en.jsonl" in second
     hub.cut()
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the Hub's library waits between attempts
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waiting for a Hub that is cut off"))
     assert identity("en") == second
     with pytest.raises(UnreachableError):
         identity("chat")
