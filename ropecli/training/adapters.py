@@ -71,8 +71,9 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
 
     linear = _linear_modules(model)
     known = f"Linear modules: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
-    missing = [target for target in recipe.lora_targets if not any(_matches(name, target) for name in linear)]
-    targets = [name for name in linear if any(_matches(name, target) for target in recipe.lora_targets)]
+    chosen = [*linear] if recipe.lora_targets == ("all-linear",) else recipe.lora_targets
+    missing = [target for target in chosen if not any(_matches(name, target) for name in linear)]
+    targets = [name for name in linear if any(_matches(name, target) for target in chosen)]
     targets = targets or _attention_projections(model, linear)
     if missing or not targets:
         unknown = f"is named {', '.join(missing)}" if missing else "is part of the attention"

@@ -146,7 +146,9 @@ class Recipe(_Text):
     lora_rank: int = Field(8, ge=1, le=2**16, description="rank of the update")
     lora_alpha: float = Field(16, gt=0, allow_inf_nan=False, description="updates are scaled by alpha ÷ rank")
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the update")
-    lora_targets: tuple[str, ...] = Field((), description="module names; default: the attention's projections")
+    lora_targets: tuple[str, ...] = Field(
+        (), description="module names, or all-linear, as in peft; default: the attention's projections"
+    )
     save: Literal["merged", "adapter"] = Field(
         "merged", description="merged: a whole checkpoint. adapter: only the adapter"
     )
