@@ -99,16 +99,16 @@ class RotatedKeys:
     """
 
     def __init__(self) -> None:
-        self._known: dict[RotationTable, tuple[Any, Tensor, Tensor]] = {}  # of the last table alone
+        self._known: tuple[Any, Tensor, Tensor] | None = None
 
     def rotate(self, table: RotationTable, keys: Tensor, first: int) -> Tensor:
         """keys: shape (batch, kv heads, tokens, head_dim), at consecutive positions starting at `first`; each is a
         whole number of 64-bit words. Returns them in the computing dtype, valid until the next call with this table.
         """
         batch, heads, stop, head_dim = keys.shape
-        kind = (first, keys.dtype, batch, heads)
+        kind = (table, first, keys.dtype, batch, heads)
         sums = keys.view(torch.int64).sum(-1)
-        known, earlier, rotated = self._known.get(table, (None, sums, keys))
+        known, earlier, rotated = self._known or (None, sums, keys)
         if known != kind:
             earlier, rotated = sums[:, :, :0], keys[:, :, :0]
         tokens = min(earlier.shape[2], stop)
@@ -122,17 +122,17 @@ class RotatedKeys:
         for begin in range(done, stop, _PIECE):
             piece = keys[:, :, begin : begin + _PIECE].to(rotated.dtype)
             rotated[:, :, begin : begin + piece.shape[2]] = table.rotate(piece, first + begin)
-        self._known = {table: (kind, sums, rotated)}
+        self._known = kind, sums, rotated
         return rotated[:, :, :stop]
 
 
 def _parts(ranges: list[KeyRange]) -> list[int]:
-    """The first query of each part in which all branches rotate keys to the same positions.
+    """The first query of each part: later queries may rotate keys to other positions, and one copy is kept at a time.
 
-    A method that rotates keys differently for later queries so holds the keys at one set of positions at a time.
+    Branches that begin at the same query share a part.
     """
-    begins = {keys.branch.key: int((keys.stop > keys.first).argmax()) for keys in ranges if keys.branch.key}
-    return [0, *sorted(begins.values())[1:]]
+    begins = {int((keys.stop > keys.first).argmax()) for keys in ranges if keys.branch.key}
+    return [0, *sorted(begins)[1:]]
 
 
 class BlockAttention:

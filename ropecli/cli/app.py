@@ -66,13 +66,16 @@ _PANELS = {name: panel for panel, members in _COMMANDS.items() for name in membe
 
 
 class _Commands(TyperGroup):
-    """The subcommands, each made when it is needed; for the list of them, without its options."""
-
-    lists = False
+    """The subcommands, each made when it is needed."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.lists = True
+        """With the subcommands' summaries alone, which needs no import of their modules."""
+        made = self.commands
+        self.commands = {
+            name: TyperCommand(name, help=summary_of(name), rich_help_panel=panel) for name, panel in _PANELS.items()
+        }
         super().format_help(ctx, formatter)
+        self.commands = made
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_PANELS)
@@ -83,14 +86,10 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _PANELS and not cmd_name.startswith("-"):
             raise RopecliError(f"No command {cmd_name!r}.{did_you_mean(cmd_name, _PANELS)} See `ropecli --help`.")
-        if self.lists:
-            return TyperCommand(
-                cmd_name, help=summary_of(cmd_name.replace("-", "_")), rich_help_panel=_PANELS[cmd_name]
-            )
         if cmd_name not in self.commands and cmd_name in _PANELS:
             panel = _PANELS[cmd_name]
             show, *examples = _COMMANDS[panel][cmd_name]
-            self.commands[cmd_name] = as_command(find_command(cmd_name.replace("-", "_")), show, panel, examples)
+            self.commands[cmd_name] = as_command(find_command(cmd_name), show, panel, examples)
         return self.commands.get(cmd_name)
 
 
@@ -129,7 +128,7 @@ def _print_guide(given: bool) -> None:
     if given:
         for commands in _COMMANDS.values():
             for name, (_, example, _) in commands.items():
-                typer.echo(f"{summary_of(name.replace('-', '_'))}\n  {f'ropecli {name} {example}'.rstrip()}")
+                typer.echo(f"{summary_of(name)}\n  {f'ropecli {name} {example}'.rstrip()}")
         typer.echo(_GUIDE.rstrip())
         raise typer.Exit
 

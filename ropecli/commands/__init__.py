@@ -18,13 +18,15 @@ COMMANDS = (
 
 
 def find_command(name: str) -> Callable[..., Any]:
-    """The function of this name. Imports its module, which has the same name."""
+    """The function of this name, eval_ppl or eval-ppl. Imports its module, which has the same name."""
+    name = name.replace("-", "_")
     function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{_module_of(name)}"), name)
     return function
 
 
 def summary_of(name: str) -> str:
     """The first line of the command's docstring, without importing its module."""
+    name = name.replace("-", "_")
     text = (Path(__file__).parent / f"{_module_of(name)}.py").read_text(encoding="utf-8")
     found = re.search(rf'^def {name}\(.*?"""(.*?)(?:\n|""")', text, re.MULTILINE | re.DOTALL)
     return found[1] if found else ""

@@ -37,13 +37,14 @@ def env() -> Environment:
     import psutil
     import torch
 
-    from ropecli.live.devices import emulates_bfloat16
+    from ropecli.live.devices import emulates_bfloat16, total_memory
     from ropecli.messages import size
 
-    memory = size(psutil.virtual_memory().total)
+    memory = size(total_memory(torch.device("cpu")))
     arithmetic = "without" if emulates_bfloat16() else "with"
     values["cpu"] = f"{psutil.cpu_count(logical=False)} cores, {memory}, {arithmetic} bfloat16 arithmetic"
     for number in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(number)
-        values[f"cuda:{number}"] = f"{device.name}, {size(device.total_memory)}, CUDA {torch.version.cuda}"
+        device = torch.device("cuda", number)
+        memory = size(total_memory(device))
+        values[str(device)] = f"{torch.cuda.get_device_name(device)}, {memory}, CUDA {torch.version.cuda}"
     return Environment(values | {name: os.environ[name] for name in _VARIABLES if name in os.environ})

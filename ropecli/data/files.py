@@ -175,7 +175,7 @@ def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
         commit = HfApi().dataset_info(name, timeout=PATIENCE).sha
         return _resolved(name, name, config, commit)
     except Exception as error:  # the Hub client raises many kinds
-        if commit:  # else there is no Hub to ask, and its client retries for half a minute
+        if commit:  # the Hub answers; without a network its client retries for half a minute
             _refuse_unknown_config(dataset)
         raise UnreachableError(
             f"{name} is not a local file or folder, and it could not be loaded from the Hub: {reading_reason(error)}"

@@ -170,7 +170,9 @@ def positions_of(kind: str, length: int, context_length: int, parts: int, seed: 
     if kind == "full":
         return np.arange(length)
     if kind == "endprompt":
-        return np.arange(length) + np.where(np.arange(length) < length - parts, 0, context_length - length)
+        positions = np.arange(length)
+        positions[length - parts :] += context_length - length
+        return positions
     draw = seeded_generator(seed, "positions", at)
     if kind == "randomized":
         drawn = np.sort(draw.choice(context_length, length, replace=False, shuffle=False))

@@ -161,7 +161,7 @@ def finetune_checkpoint(
 
 
 def _prepare(
-    checkpoint: Checkpoint, launch: Launch, loss_of: NextTokenLoss, optimizer: torch.optim.Optimizer, unread: Any
+    checkpoint: Checkpoint, launch: Launch, loss_of: NextTokenLoss, optimizer: Any, unread: UnreadModel | None
 ) -> tuple[torch.nn.Module, Any]:
     """The loss module and the optimizer as the engine wraps them, with the weights read and their tables checked."""
     adapted = hasattr(loss_of.model, "peft_config")
@@ -192,7 +192,6 @@ def _train(
     checkpoints = run_folder.TrainingCheckpoints(
         launch, output / run_folder.CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=listener.say
     )
-    rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its step
     done = checkpoints.restore()
     if done:
         listener.say(f"Resuming after step {done}.")
@@ -226,7 +225,7 @@ def _train(
         wrapped,
         list(wrapped.parameters()),
         optimizer,
-        schedule=lambda step: [rate * rate_factor(step, recipe) for rate in rates],
+        schedule=lambda step: [recipe.learning_rate * rate_factor(step, recipe)] * len(optimizer.param_groups),
         batches=batches,
         ended=lambda done: done >= recipe.steps,
         max_grad_norm=recipe.max_grad_norm,

@@ -230,11 +230,12 @@ def merge_to(
 def _note_embeddings(folder: Path, model: "PreTrainedModel") -> None:
     """Write into config.json what an adapter may have changed: the size of the vocabulary, and an untied head."""
     now, before = model.config.get_text_config(), read_stock_config(folder, str(folder)).get_text_config()
+    if (now.vocab_size, now.tie_word_embeddings) == (before.vocab_size, before.tie_word_embeddings):
+        return
     config = read_json(folder / CONFIG)
     section = section_of(config)
     if now.vocab_size != before.vocab_size:
         section["vocab_size"] = now.vocab_size
     if now.tie_word_embeddings != before.tie_word_embeddings:
         config["tie_word_embeddings"] = section["tie_word_embeddings"] = now.tie_word_embeddings
-    if config != read_json(folder / CONFIG):
-        write_json(folder / CONFIG, config)
+    write_json(folder / CONFIG, config)

@@ -32,6 +32,15 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
     assert not hidden & set(outcome.out.split())
 
 
+def test_guide_and_environment_are_printed(ropecli):
+    import torch
+
+    guide = ropecli("--guide").succeeds().out
+    assert all(f"  ropecli {name}" in guide for name in COMMANDS)
+    assert "--resume" in guide
+    assert ropecli("env", "--json").json()["torch"] == torch.__version__
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "canonical"),
     [

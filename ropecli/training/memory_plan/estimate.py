@@ -98,15 +98,13 @@ class MemoryEstimate:
 class MemoryEstimator:
     """Estimates the memory of training a model. Raises CheckpointError if it cannot.
 
-    model: on the meta device. varies: whether rotary frequencies depend on the length. item: bytes of a value in the
-    weight files; as of bfloat16 if the config does not say.
+    model: on the meta device. varies: whether rotary frequencies depend on the length.
     """
 
     def __init__(self, config: Any) -> None:
         dtype = config.get_text_config().dtype or config.dtype
         if not isinstance(dtype, torch.dtype | None):
             raise CheckpointError(f"dtype in config.json is {shown(dtype)}; expected a name, such as 'bfloat16'.")
-        self.item = (dtype or torch.bfloat16).itemsize
         self.model = build_model(config, dtype=torch.float32)
         self.varies = False
         with torch.device("meta"), suppress(PatchError):  # no rotary tables at all

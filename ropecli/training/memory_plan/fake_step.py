@@ -7,10 +7,10 @@ operation is not counted.
 Memory is linear in the number of layers of each kind. So the step runs with one layer of each, and what it keeps counts
 for every further one.
 
-Recurrent layers loop over the tokens in Python: the gated delta rule of Qwen3.5 in blocks of 64. Their step runs on
-short sequences, where each tensor counts as at the full length: one of a weight's shape as it is, others times the
-ratio of the lengths, and tokens × tokens scores and masks times its square. Other constant tensors then count too much,
-in inverse proportion to the short length: a second one, twice as long, corrects that.
+Recurrent layers loop over the tokens in Python: the gated delta rule of Qwen3.5 in blocks of 64. Their step runs on a
+short sequence, and the size of each tensor is scaled to the full length. A tensor of a weight's shape keeps its size,
+scores and masks of tokens × tokens grow with the square of the length, all others with the length. Other constant
+tensors then count too much; a second run, on a sequence twice as long, corrects that.
 """
 
 import copy

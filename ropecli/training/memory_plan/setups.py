@@ -89,7 +89,8 @@ def _launches(estimator: MemoryEstimator, recipe: Recipe, gpus: int) -> Iterator
     shared = recipe.context_parallel_size
     if shared == 1 or gpus % shared:
         shared = math.gcd(gpus, estimator.model.config.get_text_config().num_attention_heads)
-    yield Launch("fsdp2", gpus, shared if shared > 1 else gpus)  # all of them are refused
+    # if no size divides the heads, the row shows why finetune refuses it
+    yield Launch("fsdp2", gpus, shared if shared > 1 else gpus)
 
 
 def best_setup(setups: list[Setup]) -> Setup | None:
