@@ -6,14 +6,13 @@ All processes run this code; only the main process prints and writes.
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ropecli.atomic import sole_use
 from ropecli.attention import load_model
 from ropecli.attention.loaded import check_tables
 from ropecli.checkpoint.opening import Checkpoint
@@ -26,7 +25,7 @@ from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.loading import load_tokenizer, resolve_dtype_and_device
 from ropecli.training import adapters, run_folder
-from ropecli.training.finished_weights import clear_finished, finished_step, write_result
+from ropecli.training.finished_weights import write_result
 from ropecli.training.launch import Launch, start_launch
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import (
@@ -62,20 +61,21 @@ SILENT = Listener()
 
 
 def finetune_checkpoint(
-    checkpoint: Checkpoint,
+    open_source: Callable[[Launch], tuple[Checkpoint, dict[str, Any]]],
     recipe: Recipe,
     output: Path,
     listener: Listener,
     *,
+    whole: dict[str, Any],
     length: int,
     position_span: int,
     unpackable: str,
-    resume: bool,
 ) -> None:
-    """Train one stage, planned by plan_stages, into the folder `output`.
+    """Train one stage, planned by plan_stages, into the folder `output`, or go on with what it contains.
 
-    length: tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage.
-    SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
+    open_source: opens the checkpoint to train, with its origin. whole: the recipe with all stages, to record. length:
+    tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage. SIGTERM, SIGHUP
+    and Ctrl-C save and stop, with SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
     """
     say, given = listener.say, recipe
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
@@ -84,6 +84,7 @@ def finetune_checkpoint(
     launch = start_launch(
         recipe, log_with=run_folder.choose_tracker(recipe.tracker), project_dir=str(output / run_folder.LOGS)
     )
+    checkpoint, origin = open_source(launch)
     main = launch.is_main
     sequences = launch.data_ranks * recipe.batch_size * recipe.gradient_accumulation
     processes = f"{launch.world} process{'es'[: 2 * (launch.world > 1)]}"
@@ -119,24 +120,20 @@ def finetune_checkpoint(
     if recipe.adapter != "none":
         trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
         say(f"{recipe.adapter} trains {trained:,} of {total:,} parameters ({trained / total:.2%}).")
-    settings = {
-        "source": checkpoint.origin() if main else {},  # only written and compared there
+    settings: dict[str, Any] = {
+        "source": origin,
+        "recipe": whole,
         "data": stream.fingerprint(),
         "length": length,
         "window": position_span,
         "processes": launch.world,
-        "recipe": given.model_dump(mode="json", exclude={"stages"}),
         "resolved": recipe.model_dump(mode="json", include={"mixed_precision", "gradient_checkpointing"}),
     }
-    with sole_use(output / run_folder.LOCK, output) if main else nullcontext(), stop_on_signals(say) as interrupt:
+    with stop_on_signals(say) as interrupt:
         if main:
-            run_folder.begin_run(output, settings, resume)
+            run_folder.begin_run(output, settings)
         launch.wait([0])
-        if (steps := finished_step(output)) is not None:
-            say(f"{output} is already finished ({steps} steps).")
-            if main:
-                clear_finished(output)
-            return
+        settings["recipe"] = given.model_dump(mode="json", exclude={"stages"})  # of this stage
         listener.on_phase("fine-tuning")
         wrapped, optimizer = _prepare(checkpoint, launch, loss_of, optimizer, unread)
         _train(

@@ -20,7 +20,6 @@ from ropecli.attention import load_model
 from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.writing import place, write_json
-from ropecli.config.changes import get_path
 from ropecli.config.fields import section_of
 from ropecli.errors import NotFiniteError, OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
@@ -157,12 +156,9 @@ def clear_finished(output: Path) -> None:
         shutil.rmtree(output / name, ignore_errors=True)
 
 
-def finished_step(output: Path) -> int | None:
-    """Number of steps of a finished run; None if the run is not finished."""
-    if not (output / CONFIG).is_file():
-        return None
-    steps = get_path(read_record(output), f"{_RECORD}.recipe.steps")
-    return steps if isinstance(steps, int) else None
+def is_finished(output: Path) -> bool:
+    """Return whether the run is finished: config.json is written last."""
+    return (output / CONFIG).is_file()
 
 
 def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:

@@ -1,6 +1,6 @@
 """The folder of a training run: its settings, metrics and training checkpoints.
 
-OUTPUT/run.yaml              recipe as given, what its auto values became, and source; resuming requires the same ones
+OUTPUT/run.yaml              recipe with all stages, source, and what follows; resuming requires the same
 OUTPUT/metrics.jsonl         one line per step and per validation
 OUTPUT/logs/                 the same numbers for TensorBoard or Weights & Biases, through Accelerate
 OUTPUT/checkpoints/000040/   Accelerate's state after 40 steps (ropecli/resume.py); removed when the run is finished
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_file, refuse_existing
-from ropecli.checkpoint.files import RUN, read_file
+from ropecli.checkpoint.files import RUN, STAGES, read_file
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
@@ -44,7 +44,7 @@ _MAY_CHANGE = rf"source\.(checkpoint|revision|commit)|((recipe|resolved)\.)?(sta
 
 def refuse_foreign(output: Path, resume: bool) -> None:
     """Raise OutputError for a folder that contains anything but a run to resume, and for damaged files of the run."""
-    if output.is_dir() and (output / RUN).exists():
+    if (output / RUN).exists() or (output / STAGES).is_dir():
         if not resume:
             raise OutputError(f"{output} already contains a run. Use --resume to continue it, or another --output.")
         read_run(output)
@@ -53,11 +53,16 @@ def refuse_foreign(output: Path, resume: bool) -> None:
         refuse_existing(output)
 
 
-def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
-    refuse_foreign(output, resume)  # check again under the lock
+def refuse_other_run(output: Path, settings: dict[str, Any]) -> None:
+    """Raise RecipeError if run.yaml has other values of these settings. Raises OutputError for a damaged one."""
     if before := read_run(output):
-        refuse_other_request(before, settings, output, _MAY_CHANGE)
+        refuse_other_request({key: before.get(key) for key in settings}, settings, output, _MAY_CHANGE)
+
+
+def begin_run(output: Path, settings: dict[str, Any]) -> None:
+    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
+    if read_run(output):
+        refuse_other_run(output, settings)
         return
     with new_file(output / RUN) as partial:
         partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")

@@ -1,19 +1,18 @@
 """Plans a recipe's stages and runs them in order. Each stage trains the previous stage's result, patched if it says so.
 
-OUTPUT/run.yaml            source and all stages; resuming requires the same ones
 OUTPUT/stages/N-patched/   input of stage N: hard links and its own config.json; removed after the stage
 OUTPUT/stages/N/           stage N, a run like any other (run_folder.py), kept as a checkpoint
-OUTPUT/                    at the end the last stage's checkpoint, moved here from its folder
+OUTPUT/                    the last stage
 
 Staged training follows YaRN, which trains s = 32 from s = 16 (arXiv:2309.00071, section 4.1), and EasyContext and
 ProLong (arXiv:2410.02660), which raise base and length step by step.
 """
 
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ import numpy as np
 from ropecli.atomic import sole_use
 from ropecli.attention.patching import patch_to, with_layout
 from ropecli.checkpoint.files import RUN, STAGES
-from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.data.sampling import refuse_impossible_positions
-from ropecli.errors import MethodError, OutputError, RecipeError, RopecliError
+from ropecli.errors import MethodError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.messages import size
@@ -35,13 +34,11 @@ from ropecli.names import LENGTH_ONLY, refuse_held_out
 from ropecli.ranks import read_ranks
 from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import SILENT, Listener, finetune_checkpoint
-from ropecli.training.finished_weights import clear_finished, finished_step
+from ropecli.training.finished_weights import clear_finished, is_finished
+from ropecli.training.launch import Launch
 from ropecli.training.recipe_schema import Patch, Recipe
 from ropecli.training.refusals import refuse_method_conflicts, why_unpackable
-from ropecli.training.run_folder import LOCK, begin_run, refuse_foreign
-
-_PATIENCE = 3600.0
-"""Seconds that the other processes wait for a patch, which copies the weights if it cannot hard-link."""
+from ropecli.training.run_folder import LOCK, refuse_foreign, refuse_other_run
 
 
 @dataclass(frozen=True)
@@ -186,9 +183,8 @@ def run_stages(
 ) -> None:
     """Run all stages of a recipe into the folder `output`, which stock transformers can then load.
 
-    listener: its steps are counted over all stages. With several processes the first one patches and the others wait,
-    so `output` must be on a disk that they share. Raises the errors of plan_stages, before anything is trained, and
-    those of patch_to and finetune_checkpoint.
+    listener: its steps are counted over all stages. With several processes `output` must be on a disk that they share.
+    Raises the errors of plan_stages, before anything is trained, and those of patch_to and finetune_checkpoint.
     """
     stages = plan_stages(checkpoint, recipe)
     first = read_ranks().rank == 0
@@ -198,88 +194,75 @@ def run_stages(
     for stage in stages:
         for warning in stage.warnings:
             listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
-    if len(stages) == 1 and stages[0].plan is None:
-        _finetune(checkpoint, stages[0], output, listener, resume=resume)
-        return
     with sole_use(output / LOCK, output) if first else nullcontext():
         if first:
-            settings = {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}
-            begin_run(output, settings, resume)
+            refuse_foreign(output, resume)  # another run may have used it until now
         if kept := len(stages) - 1:
             weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
             listener.say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
-        _run_in_turn(checkpoint, stages, output, first, listener)
+        _run_in_turn(checkpoint, recipe, stages, output, first, listener)
 
 
-def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, listener: Listener, *, resume: bool) -> None:
-    finetune_checkpoint(
-        checkpoint,
-        stage.recipe,
-        output,
-        listener,
-        length=stage.length,
-        position_span=stage.position_span,
-        unpackable=stage.unpackable,
-        resume=resume,
-    )
-
-
-def _run_in_turn(checkpoint: Checkpoint, stages: list[Stage], output: Path, first: bool, listener: Listener) -> None:
-    steps, trained = 0, None
+def _run_in_turn(
+    checkpoint: Checkpoint, recipe: Recipe, stages: list[Stage], output: Path, first: bool, listener: Listener
+) -> None:
+    steps, source = 0, checkpoint
+    whole = recipe.model_dump(mode="json", exclude=None if recipe.stages else {"stages"})
     for stage in stages:
-        heading = _heading(stage, len(stages))
-        folder = output / STAGES / str(stage.number)
-        patched = folder.with_name(f"{stage.number}-patched")
-        # check in this order: the first process fills OUTPUT before it removes the last stage's folder
-        if finished_step(folder) is not None or finished_step(output) is not None:
-            listener.say(f"{heading}: already finished")
-        else:
-            listener.say(heading)
-            source = open_checkpoint(trained, weights=True) if trained else checkpoint
-            if stage.recipe.patch:
-                if first and not patched.exists():  # if it exists, it is complete
-                    patch_to(_plan_patch(source, stage.recipe.patch), patched, say=listener.say)
-                _wait_for(patched)
-                source = open_checkpoint(patched, weights=True)
-
-            def counted(progress: Any, before: int = steps) -> None:
-                listener.on_step(replace(progress, step=before + progress.step))
-
-            # the folder belongs to this run, so resume what it contains
-            _finetune(source, stage, folder, listener._replace(on_step=counted), resume=True)
+        folder = output if stage is stages[-1] else output / STAGES / str(stage.number)
+        patched = output / STAGES / f"{stage.number}-patched"
+        finished = is_finished(folder)
+        if len(stages) > 1 or stage.plan:
+            listener.say(_heading(stage, len(stages)))
+        if stage.number > 1 and not finished:
+            source = open_checkpoint(output / STAGES / str(stage.number - 1), weights=True)
         if first:
-            clear_finished(folder)
-            (folder / LOCK).unlink(missing_ok=True)  # may be left after a kill
-            if stage.recipe.save != "adapter":  # an adapter's base is the patched folder
+            # finetune_checkpoint compares the source of an unfinished one
+            origin = {"source": checkpoint.origin()} if finished and stage.number == 1 else {}
+            refuse_other_run(folder, {**origin, "recipe": whole})
+        try:
+            if finished:
+                listener.say(f"{folder} is already finished.")
+            else:
+
+                def counted(progress: Any, before: int = steps) -> None:
+                    listener.on_step(replace(progress, step=before + progress.step))
+
+                finetune_checkpoint(
+                    partial(_open_source, source, stage.recipe.patch, patched, folder, listener.say),
+                    stage.recipe,
+                    folder,
+                    listener._replace(on_step=counted),
+                    whole=whole,
+                    length=stage.length,
+                    position_span=stage.position_span,
+                    unpackable=stage.unpackable,
+                )
+            if first:
+                clear_finished(folder)
+        finally:
+            # an adapter's base is the patched folder
+            if first and (not (folder / RUN).exists() or (is_finished(folder) and stage.recipe.save != "adapter")):
                 shutil.rmtree(patched, ignore_errors=True)
-        steps, trained = steps + stage.recipe.steps, folder
-    if first:
-        _move_up(output / STAGES / str(len(stages)), output)
+                with suppress(OSError):  # earlier stages are kept
+                    patched.parent.rmdir()
+        steps += stage.recipe.steps
 
 
-def _wait_for(patched: Path) -> None:
-    """Wait until the first process has written it; no process group exists between stages. Raises OutputError."""
-    until = time.monotonic() + _PATIENCE
-    while not (patched / CONFIG).is_file():
-        if time.monotonic() > until:
-            raise OutputError(
-                f"{patched} did not appear within {_PATIENCE / 60:.0f} minutes. The first process writes it, so "
-                "--output must be on a disk that all processes share."
-            )
-        time.sleep(0.1)
+def _open_source(
+    source: Checkpoint, patch: Patch | None, patched: Path, folder: Path, say: Callable[[str], None], launch: Launch
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """The checkpoint to train, which the main process writes if there is a patch, and where it came from.
 
-
-def _move_up(folder: Path, output: Path) -> None:
-    """Move the last stage's files into OUTPUT, config.json last, and remove its folder.
-
-    After a kill at any moment one of the two folders is finished, and a second call continues.
+    folder: of the stage.
     """
-    if finished_step(output) is None:
-        for path in folder.iterdir():
-            if path.name not in (RUN, PROVENANCE, CONFIG) and not path.name.startswith("."):
-                path.replace(output / path.name)
-        shutil.copy(folder / PROVENANCE, output / PROVENANCE)
-        (folder / CONFIG).replace(output / CONFIG)
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # earlier stages are kept
-        folder.parent.rmdir()
+    origin = source.origin() if launch.is_main else {}  # only compared and written there
+    if patch is None:
+        return source, origin
+    if launch.is_main:
+        if not (folder / RUN).exists():  # what a run with another recipe may have left
+            shutil.rmtree(patched, ignore_errors=True)
+        if not patched.exists():  # if it exists, it is complete
+            patch_to(_plan_patch(source, patch), patched, say=say)
+    launch.wait([0])
+    return open_checkpoint(patched, weights=True), origin

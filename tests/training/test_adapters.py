@@ -13,7 +13,7 @@ from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
 from ropecli.training.finetuning import make_optimizer
-from ropecli.training.finished_weights import finished_step, write_result
+from ropecli.training.finished_weights import write_result
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe_schema import make_recipe
 
@@ -105,7 +105,6 @@ def test_merged_checkpoint_and_stock_peft_give_the_live_logits(checkpoint_of, tm
     assert keys(whole) == keys(checkpoint.folder)
     assert_same(logits(PeftModel.from_pretrained(stock(checkpoint.folder), alone).eval()), expected)
     assert not list(alone.glob("model*"))
-    assert finished_step(whole) == finished_step(alone) == 3
 
 
 def test_adapter_names_the_patched_base_and_has_the_patched_config(patched_llama, llama, tmp_path):

@@ -19,16 +19,16 @@ def settings(**recipe):
 
 def test_only_settings_that_do_not_affect_the_weights_may_change(tmp_path):
     output = tmp_path / "run"
-    begin_run(output, settings(), resume=False)
+    begin_run(output, settings())
     other = settings(save_every=1, keep_checkpoints=1, tracker="none", max_loss_rise=1.0, eval_every=2)
     other["source"]["checkpoint"] = "there"
-    begin_run(output, other, resume=True)
+    begin_run(output, other)
     other["source"]["digest"] = "def"
     with pytest.raises(RecipeError, match=r"source\.digest: 'abc' then, 'def' now"):
-        begin_run(output, other, resume=True)
+        begin_run(output, other)
     shutil.rmtree(output)
-    begin_run(output, settings(stages=[{"steps": 1, "save_every": 2}]), resume=False)
-    begin_run(output, settings(stages=[{"steps": 1, "save_every": 3}]), resume=True)
+    begin_run(output, settings(stages=[{"steps": 1, "save_every": 2}]))
+    begin_run(output, settings(stages=[{"steps": 1, "save_every": 3}]))
 
 
 @pytest.fixture

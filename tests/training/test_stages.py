@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.errors import RecipeError, RopecliError
+from ropecli.errors import DataError, RecipeError, RopecliError
 from ropecli.training.finetuning import Listener
 from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
@@ -125,8 +125,16 @@ def test_fault_in_a_later_stage_is_found_before_training(staged, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_changed_stages_are_refused_on_resume(staged, finished):
+def test_a_run_that_never_began_leaves_nothing(staged, tmp_path):
+    with pytest.raises(DataError, match="No document"):
+        staged(tmp_path / "run", stages=[{**STAGES[0], "length": 2**20}])
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_checkpoint_and_changed_stages_are_refused_on_resume(staged, finished, large):
     one, two = STAGES
+    with pytest.raises(RecipeError, match=r"source\.digest"):
+        staged(finished, resume=True, checkpoint=large)
     with pytest.raises(RecipeError, match=r"stages\.1\.steps: 3 then, 4 now"):
         staged(finished, resume=True, stages=[one, {**two, "steps": 4}])
     with pytest.raises(RecipeError, match=r"stages\.2\.length: .* then, 160 now"):
