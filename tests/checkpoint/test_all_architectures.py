@@ -14,6 +14,7 @@ import pytest
 import scripts_by_path
 import torch
 from transformers import AutoConfig
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropecli.attention.patching import patch_to
@@ -103,7 +104,7 @@ coverage = scripts_by_path.load("coverage")
 
 
 def build(config: Any) -> Live:
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         model = auto_class_of(config).from_config(config)
     text = config.get_text_config()
     tables: dict[str, Table] = {}
