@@ -143,12 +143,11 @@ def scores(name: str, lines: Lines) -> Table:
 
 def recall(name: str, lines: Lines) -> Table:
     """Recall by length, with its interval."""
-    lengths = lines[-1][1].lengths
     rows = [
-        [label, *(recall_words(report.recall(length)) if length in report.lengths else "" for length in lengths)]
+        [label, *(recall_words(report.recall(length)) if length in report.lengths else "" for length in _RECALLED)]
         for label, report in lines
     ]
-    return Table(name, ["method", *(f"{length:,}" for length in lengths)], rows, [command(lines[-1][1])])
+    return Table(name, ["method", *(f"{length:,}" for length in _RECALLED)], rows, [command(lines[-1][1])])
 
 
 def named(report: Report) -> str:
@@ -169,6 +168,7 @@ _ELSEWHERE = {
     *("prefix-x2-windows", "tail-trained", "tail-tuned", "tail-x4", "tail-x4-distance"),
     *("versions-ceiling", "versions-float32"),
 }
+_RECALLED = (8192, 12288, 16384)
 _TABLES = {"prefix": same_length, "tail": same_targets, "ruler": scores, "recall": recall}
 
 if __name__ == "__main__":
