@@ -1,6 +1,6 @@
 """`ropecli patch`: writes a checkpoint with a longer context."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

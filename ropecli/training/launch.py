@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -41,21 +41,6 @@ _SHARED = "ropecli_shared"
 _waits = itertools.count()
 _PLAIN = Recipe.model_validate({"data": "demo-train", "mixed_precision": "none", "gradient_accumulation": 1})
 """For training without a recipe, as by `ropecli tune`."""
-
-
-class LocalBatch(NamedTuple):
-    """One process's part of a batch, on its device: the arguments of NextTokenLoss.forward.
-
-    ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
-    packed: also if processes share the sequence, since that attention takes no mask. document_labels: the same shape,
-    or None.
-    """
-
-    ids: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor | None
-    packed: bool
-    document_labels: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -230,10 +215,11 @@ class Launch:
         AttentionInterface.register(_SHARED, attend)
         model.set_attn_implementation(_SHARED if text is model.config else {"text_config": _SHARED})
 
-    def take(self, batch: Batch) -> LocalBatch:
+    def take(self, batch: Batch[np.ndarray]) -> Batch[torch.Tensor]:
         """This process's part of a batch, on its device, to be passed forward and backward before the next is taken.
 
-        Processes that share a sequence pass the same batch; its length must divide evenly among them.
+        Processes that share a sequence pass the same batch; its length must divide evenly among them. Their parts are
+        packed, since that attention takes no mask.
         """
         positions, packed, part = batch.positions, batch.packed, slice(None)
         if self.sequence_ranks > 1:
@@ -249,15 +235,13 @@ class Launch:
             packed, part = True, slice(first, first + tokens)
         device = self.accelerator.device
 
-        def placed(array: np.ndarray | None) -> torch.Tensor | None:
+        def placed(array: np.ndarray | None) -> Any:
             if array is None:
                 return None
             tensor = torch.tensor(array[:, part])
             return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
-        arrays = (placed(array) for array in (batch.ids, batch.labels, positions, batch.document_labels))
-        ids, labels, at, counts = cast(Any, arrays)
-        return LocalBatch(ids, labels, at, packed, counts)
+        return Batch(placed(batch.ids), placed(batch.labels), placed(positions), packed, placed(batch.document_labels))
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float | torch.Tensor:
         """Clip the gradient norm over all parameters and processes. Returns the norm before clipping.
