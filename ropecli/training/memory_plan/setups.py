@@ -211,11 +211,11 @@ def resolve_checkpointing(
 
     def recompute() -> bool:
         try:
-            estimator = MemoryEstimator(config)
+            estimator = MemoryEstimator(config, gpu=device.type == "cuda")
         except CheckpointError as error:
             say(f"gradient_checkpointing: auto is on. {error}")
             return True
-        resolved = estimator.resolve_checkpointing(recipe, length, launch, memory, device.type == "cuda")
+        resolved = estimator.resolve_checkpointing(recipe, length, launch, memory)
         if resolved.gradient_checkpointing:
             say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {size(memory)}.")
         return bool(resolved.gradient_checkpointing)
