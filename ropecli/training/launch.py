@@ -104,7 +104,7 @@ class Launch:
 
         store, call = _get_default_store(), next(_waits)
         keys = {rank: f"ropecli/{call}/{rank}" for rank in (range(self.world) if ranks is None else ranks)}
-        heard: dict[int, tuple[bytes, float]] = {}
+        heard: dict[int, tuple[int, float]] = {}
         look = time.monotonic()
         try:
             store.set(f"ropecli/{call}/{self.rank}", "")
@@ -114,10 +114,10 @@ class Launch:
                     continue
                 look = time.monotonic() + _LOOK
                 for rank in [rank for rank, key in keys.items() if not store.check([key])]:
-                    sign = store.get(f"ropecli/alive/{rank}") if store.check([f"ropecli/alive/{rank}"]) else b""
-                    last, since = heard.setdefault(rank, (sign, time.monotonic()))
-                    if sign != last:
-                        heard[rank] = sign, time.monotonic()
+                    signs = store.add(f"ropecli/alive/{rank}", 0)
+                    last, since = heard.setdefault(rank, (signs, time.monotonic()))
+                    if signs != last:
+                        heard[rank] = signs, time.monotonic()
                     elif time.monotonic() - since > _SILENCE.total_seconds():
                         raise RopecliError(f"Process {rank} of this run gave no sign of life for {_SILENCE}.")
         except RuntimeError as error:  # of the store
@@ -402,8 +402,8 @@ def show_life(launch: Launch) -> None:
 
     def beat() -> None:
         with contextlib.suppress(RuntimeError):  # the run has ended
-            for number in itertools.count():
-                store.set(key, str(number))
+            while True:
+                store.add(key, 1)
                 time.sleep(_HEARTBEAT)
 
     threading.Thread(target=beat, daemon=True).start()
