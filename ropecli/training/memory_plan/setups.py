@@ -145,12 +145,11 @@ def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Re
     system caches of the weight files. estimate: of one GPU.
     """
     processes = min(launch.world, GPUS_PER_HOST)
-    sharded = launch.shards and not is_converted(estimator.model)
     total = estimator.shape.total
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
-    if sharded and launch.engine == "fsdp2":
+    if launch.shards and not is_converted(estimator.model):
         loading = 4 * largest * processes // launch.world  # tensor by tensor, each process its own part
-    elif sharded or recipe.adapter == "qlora":
+    elif recipe.adapter == "qlora":
         loading = 4 * largest * processes  # tensor by tensor
     elif launch.shards:
         loading = 4 * total  # the main process converts the tensors and sends them to the others
