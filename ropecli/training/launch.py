@@ -6,6 +6,7 @@ sequence for heads (Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
 """
 
 import contextlib
+import gc
 import itertools
 import logging
 import math
@@ -294,11 +295,15 @@ class Launch:
         inner = {name: value for name, value in state.items() if name.startswith("model.")}
         return {name.removeprefix("model."): value.detach().cpu() for name, value in inner.items()}
 
-    def leave(self) -> None:
-        """Leave the process group before this process exits; otherwise gloo's threads may abort."""
-        self.accelerator.free_memory()
-        self.accelerator.wait_for_everyone()
-        self.accelerator.end_training()
+
+def leave_processes() -> None:
+    """End the process group in order: a process that exits earlier can abort the others."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        gc.collect()  # what holds on to the group
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 def start_launch(recipe: Recipe = _PLAIN, **options: Any) -> Launch:
