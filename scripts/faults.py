@@ -117,7 +117,7 @@ FAULTS: list[tuple[str, str]] = [
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
-    ("length, launch, gpu).total <= _USABLE * memory", "length, launch, gpu).total <= memory"),
+    ("length, launch).total <= _USABLE * memory", "length, launch).total <= memory"),
     ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),
     ("exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)", "exact = True"),
     ("4 * largest * processes // launch.world", "4 * largest * processes"),

@@ -15,7 +15,7 @@ from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
 from ropecli.errors import CheckpointError, PatchError, reason_of
 from ropecli.live.rotary import rotary_tables
-from ropecli.live.skeleton import decoder_layers, small_model_and_places
+from ropecli.live.skeleton import decoder_layers, make_small_model
 from ropecli.live.stock_transformers import stock_config_of
 from ropecli.names import LENGTH_ONLY
 
@@ -47,7 +47,7 @@ def probe_layers(config: Any) -> tuple[Layer, ...]:
                     if isinstance(value := getattr(part, key, None), int) and value > 0:
                         windows.setdefault(kind, value)
                         setattr(part, key, min(_WINDOW, value))
-        model, places = small_model_and_places(config)
+        model, places = make_small_model(config)
         small_layers = _Probe(model).layers()
     except Exception as error:  # model classes raise many kinds of errors
         raise CheckpointError(f"A small model of type {config.model_type} cannot be run: {reason_of(error)}") from error

@@ -106,7 +106,7 @@ def unwrapped(model: nn.Module) -> "PreTrainedModel":
 
 def _cause(model: "PreTrainedModel", checkpoint: Checkpoint, table: RotaryTable, positions: Positions) -> str:
     """Sentences on what a table that differs rotates by, and who is likely to have changed it."""
-    dtype = table.dtype
+    dtype = table.buffer.dtype
     if dtype.itemsize < torch.float32.itemsize:
         return (
             f"The table is {str(dtype).removeprefix('torch.')}: the model was cast after loading (by model.to, by "

@@ -120,7 +120,7 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
         raise PatchError(
             f"{saved.method} needs a model that sees only earlier tokens; {config.model_type} is an encoder."
         )
-    model = make_small_model(config)
+    model, _ = make_small_model(config)
     if config.get_text_config() is not config and any(table.axes > 1 for table in rotary_tables(model)):
         raise PatchError(
             f"{saved.method} needs one position per token, but {config.model_type} gives the tokens of an image three "

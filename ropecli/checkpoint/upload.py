@@ -4,7 +4,7 @@ The Hub's client sends the files first, only those that the Hub does not have, a
 repository never has half a checkpoint.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from glob import glob
 from pathlib import Path
@@ -27,6 +27,7 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.errors import CheckpointError, OutputError, RopecliError, quoted, shortened, shown
+from ropecli.messages import say
 from ropecli.names import HUB_ID
 from ropecli.scaling.spec import label_of
 
@@ -40,14 +41,12 @@ class HubModel(NamedTuple):
     revision: str | None
 
 
-def files_to_push(
-    checkpoint: Checkpoint, include: Sequence[str] = (), say: Callable[[str], None] = lambda message: None
-) -> dict[str, Path]:
+def files_to_push(checkpoint: Checkpoint, include: Sequence[str] = ()) -> dict[str, Path]:
     """The files of a checkpoint that belong on the Hub, ropecli.yaml and tune.json, by name.
 
-    include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
-    are not among them. Raises OutputError for a pattern without a file, and for an adapter beside a whole model, which
-    readers of the repository would load instead.
+    include: patterns of other files in the folder. Says which files look like those of a checkpoint and are not among
+    them. Raises OutputError for a pattern without a file, and for an adapter beside a whole model, which readers of the
+    repository would load instead.
     """
     if is_own_file(checkpoint.folder / ADAPTER_CONFIG):
         raise OutputError(

@@ -127,6 +127,7 @@ def _first_sequences(opened: "Checkpoint", stage: "Stage", count: int) -> list[l
 def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
     from ropecli.evaluation.processes import among_processes
     from ropecli.training.finetuning import Listener
+    from ropecli.training.launch import leave_processes
     from ropecli.training.stages import run_stages
 
     again, start = "Run the same command with --resume to continue.", time.monotonic()
@@ -144,7 +145,7 @@ def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, tot
             step(phase=phase)
 
         run_stages(opened, recipe, output, resume=resume, listener=Listener(say, on_step, on_phase))
-        _leave_processes()
+        leave_processes()
     return FinetuneResult(
         opened.name,
         output,
@@ -155,15 +156,3 @@ def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, tot
         first_loss=first.loss if first else None,
         last_loss=last.loss if last else None,
     )
-
-
-def _leave_processes() -> None:
-    """End the process group in order: a process that exits earlier can abort the others."""
-    import gc
-
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        gc.collect()  # what holds on to the group
-        distributed.barrier()
-        distributed.destroy_process_group()

@@ -8,7 +8,6 @@ from annotated_doc import Doc
 
 from ropecli.commands.options import OutputFolder, as_path, say_opening
 from ropecli.evaluation.request import IS_CHECKPOINT, Revision
-from ropecli.messages import warn
 from ropecli.signature import command
 
 if TYPE_CHECKING:
@@ -41,5 +40,5 @@ def merge(
     from ropecli.training.finished_weights import merge_to
 
     folder, written = as_path(adapter), as_path(output)
-    source, matrices = merge_to(folder, written, base=base, revision=revision, say=warn)
+    source, matrices = merge_to(folder, written, base=base, revision=revision)
     return MergeResult(folder, source, written, matrices)

@@ -11,7 +11,7 @@ from ropecli.atomic import new_file, sibling
 from ropecli.commands.options import as_path
 from ropecli.errors import OutputError
 from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
-from ropecli.messages import say, warn
+from ropecli.messages import warn
 from ropecli.signature import Flag, command
 
 
@@ -107,7 +107,7 @@ def push(
         warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
     if not card.data.get("license"):
         warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
-    public_files = files_to_push(checkpoint, [str(pattern) for pattern in include or ()], say)
+    public_files = files_to_push(checkpoint, [str(pattern) for pattern in include or ()])
     files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
     sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files.items()}
     url = f"{constants.ENDPOINT}/{repo}"

@@ -59,7 +59,7 @@ class Source:
 
     @property
     def is_on_hub(self) -> bool:
-        return is_hub_dataset(self.place)
+        return not self.is_demo and isinstance(locate(self.place), HubDataset)
 
     def limited(self, option: str = "") -> "Source":
         """Read no more than the first HUB_DOCUMENTS of a Hub dataset without a limit, and say so.
@@ -84,7 +84,8 @@ class Source:
         files, skipped = self.files() if files is None else files, [] if faults is None else faults
         if self.is_demo:
             return islice(demo_held_out() if self.place == DEMO else corpus.training_files(), self.limit)
-        rows = _read_files(files, self.column, skipped if self.skip_faulty else None)
+        refused = skipped if self.skip_faulty else None
+        rows = (row for file in files for row in _read_file(file, self.column, refused))
         return islice(_said(rows, skipped) if faults is None else rows, self.limit)
 
     def files(self) -> tuple[DataFile, ...]:
@@ -125,21 +126,11 @@ def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
     return name, body
 
 
-def is_hub_dataset(source: str) -> bool:
-    return source not in (DEMO, DEMO_TRAIN) and isinstance(locate(source), HubDataset)
-
-
 def demo_held_out() -> Texts:
     """The demo's held-out files, without those that overlap with the training text in this Python version."""
     for name, text in corpus.held_out_files().items():
         if not corpus.was_trained_on(text):
             yield name, text
-
-
-def _read_files(files: Sequence[DataFile], text_column: str, faults: list[str] | None) -> Rows:
-    """faults: the faulty rows are added to it; None to refuse them."""
-    for file in files:
-        yield from _read_file(file, text_column, faults)
 
 
 def _said(rows: Rows, faults: list[str]) -> Rows:
@@ -157,6 +148,7 @@ def describe_faults(faults: Sequence[str]) -> str:
 
 
 def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Rows:
+    """faults: the faulty rows are added to it; None to refuse them."""
     try:
         with file.open() as content:
             if file.kind in TEXT_FILES:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from ropecli.errors import DataError
 from ropecli.hashing import digest
 from ropecli.messages import Span, say
 
+Array = TypeVar("Array", bound=Any)
 _FORMAT = 2
 """Version of the fingerprint. Runs with another one cannot be resumed."""
 _SAMPLE = 64
@@ -57,20 +58,20 @@ _TEXT_ENDS = ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<EOS_TOKEN>"
 """Ends of a text that chat models have as eos, too: Llama 2, Mistral, DeepSeek."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """ids, labels: shape (sequences, length), int64. labels[i, t] is the token after ids[i, t], -100 if not scored.
+class Batch(NamedTuple, Generic[Array]):
+    """The arguments of NextTokenLoss.forward. Arrays; of the part that a process takes to its device, tensors.
 
+    ids, labels: shape (sequences, length), int64. labels[i, t] is the token after ids[i, t], -100 if not scored.
     positions: the same shape, or None for 0, 1, 2 ... in every row. packed: positions restart at each document.
     document_labels: the same shape, the number of scored labels of the document that a label belongs to, in all of the
     document's pieces; None if every label has the same weight.
     """
 
-    ids: np.ndarray
-    labels: np.ndarray
-    positions: np.ndarray | None = None
+    ids: Array
+    labels: Array
+    positions: Array | None = None
     packed: bool = False
-    document_labels: np.ndarray | None = None
+    document_labels: Array | None = None
 
     @property
     def weight(self) -> float:

@@ -105,15 +105,14 @@ def load_model(
             f"{checkpoint.name} is an adapter, which is merged on one device without quantization. Run `ropecli merge` "
             "first."
         )
-    options, adapter = {**_placement(dtype, device, device_map, max_memory, bits), **(options or {})}, None
+    options = {**_placement(dtype, device, device_map, max_memory, bits), **(options or {})}
     # for weights on disk that differ from those in the files, such as fused experts
     spill = TemporaryDirectory(prefix="ropecli-") if device_map else None
     if checkpoint.base:
         adapter = read_adapter(checkpoint.folder)  # before the base, which may take minutes
+        options["config"] = config
     try:
         with quiet_transformers():
-            if checkpoint.base:
-                options["config"] = config
             loaded: Any = auto_class_of(config).from_pretrained(
                 (checkpoint.base or checkpoint).folder,
                 dtype=getattr(torch, dtype),
@@ -139,7 +138,7 @@ def load_model(
     _check_weights(checkpoint, loading_info, say)
     if spill:
         model.spill = spill  # removed with the model
-    if checkpoint.base and adapter:
+    if checkpoint.base:
         if say and (warning := other_base(checkpoint.folder, checkpoint.base)):
             say(warning)
         model = merge_adapter(checkpoint, model, *adapter)

@@ -40,13 +40,14 @@ class RotaryTable:
         return f"{self.layer_type}_" if self.layer_type else ""
 
     @property
-    def inv_freq(self) -> np.ndarray:
-        """Shape (rotary_dim/2,), float64, radians per token."""
-        return getattr(self.module, self._prefix + _TABLE).detach().cpu().double().numpy()
+    def buffer(self) -> torch.Tensor:
+        """Shape (rotary_dim/2,), radians per token."""
+        return getattr(self.module, self._prefix + _TABLE)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return getattr(self.module, self._prefix + _TABLE).dtype
+    def inv_freq(self) -> np.ndarray:
+        """As float64."""
+        return self.buffer.detach().cpu().double().numpy()
 
     @property
     def attention_factor(self) -> float:
@@ -72,8 +73,7 @@ class RotaryTable:
     @contextlib.contextmanager
     def changed(self) -> Iterator[None]:
         """Rotate by other frequencies in the `with` block. Not for tables that follow the length."""
-        name = self._prefix + _TABLE
-        before = getattr(self.module, name)
+        name, before = self._prefix + _TABLE, self.buffer
         setattr(self.module, name, before * 0.5 + 0.01)
         try:
             yield
@@ -99,7 +99,7 @@ class RotaryTable:
     def _cos_sin(self, position: int | torch.Tensor) -> Any:
         """The cos and sin of one token at `position`, in the form that the module returns. Raises PatchError."""
         arguments = {"layer_type": self.layer_type} if self.layer_type else {}
-        device = getattr(self.module, self._prefix + _TABLE).device
+        device = self.buffer.device
         positions = torch.tensor([[position]]) if isinstance(position, int) else position
         try:
             return self.module(torch.zeros(1, 1, 1, device=device), positions.to(device), **arguments)
@@ -109,7 +109,7 @@ class RotaryTable:
     @torch.no_grad()
     def refuse_if_computed(self) -> None:
         """Raise PatchError if the module ignores its table and computes its frequencies in each pass."""
-        buffer = getattr(self.module, self._prefix + _TABLE)
+        buffer = self.buffer
         outputs = []
         for value in (0.0, 1.0):
             setattr(self.module, self._prefix + _TABLE, torch.full_like(buffer, value))
@@ -123,8 +123,7 @@ class RotaryTable:
 
     def set(self, rope: ScaledRope) -> None:
         """Set the module's table to `rope`, for every length."""
-        device = getattr(self.module, self._prefix + _TABLE).device
-        values = torch.from_numpy(rope.inv_freq.copy()).to(device=device, dtype=torch.float32)
+        values = torch.from_numpy(rope.inv_freq.copy()).to(device=self.buffer.device, dtype=torch.float32)
         setattr(self.module, self._prefix + _TABLE, values)
         setattr(self.module, f"{self._prefix}attention_scaling", rope.attention_factor)
         # "default" prevents transformers from computing the table again

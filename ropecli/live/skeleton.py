@@ -84,16 +84,6 @@ def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
     return next((part for part in lists if len(part) == count), None) or max(lists, key=len)
 
 
-def make_small_model(config: Any) -> "PreTrainedModel":
-    """Build a model of the same architecture and head geometry with random weights, in float32, on the CPU.
-
-    config: as read by transformers' AutoConfig; it is not changed. Multimodal models are reduced to their text model if
-    it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Raises
-    CheckpointError if transformers cannot build it.
-    """
-    return small_model_and_places(config)[0]
-
-
 def small_config(config: Any) -> tuple[Any, list[int]]:
     """The config of the small model, and for each layer of the large one the place of its kind there."""
     from transformers import AutoModelForCausalLM
@@ -105,8 +95,13 @@ def small_config(config: Any) -> tuple[Any, list[int]]:
     return few_layers(config, _MAX_LAYERS)
 
 
-def small_model_and_places(config: Any) -> "tuple[PreTrainedModel, list[int]]":
-    """The small model, and for each layer of the large one the place of its kind there."""
+def make_small_model(config: Any) -> "tuple[PreTrainedModel, list[int]]":
+    """Build a model of the same architecture and head geometry with random weights, in float32, on the CPU.
+
+    config: as read by transformers' AutoConfig; it is not changed. Multimodal models are reduced to their text model if
+    it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Returns the
+    places of small_config too. Raises CheckpointError if transformers cannot build it.
+    """
     small, places = small_config(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)

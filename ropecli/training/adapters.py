@@ -6,7 +6,6 @@ with its two learning rates. qlora: a 4-bit base (Dettmers et al. 2023, arXiv:23
 """
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,7 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
         r=recipe.lora_rank,
         lora_alpha=alpha,
         lora_dropout=recipe.lora_dropout,
-        target_modules=_shorten(targets, model, dotted=True),
+        target_modules=targets,  # peft shortens a long list
     )
 
 
@@ -113,7 +112,7 @@ def _train_in_full(model: "PreTrainedModel", names: list[str]) -> None:
     for name in head if dtype != torch.float32 else []:
         model.get_submodule(name).register_forward_pre_hook(cast_input)
     # set after injection, only for adapter_config.json: peft would train copies and not update a tied head
-    lora_config(model).modules_to_save = _shorten([*names, *head], model, dotted=False)
+    lora_config(model).modules_to_save = _shorten([*names, *head], model)
 
 
 def lora_config(model: nn.Module) -> Any:
@@ -215,18 +214,13 @@ def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
     """The text decoder's modules by name. Vision or audio models next to it get no gradient from text."""
     from transformers import PreTrainedModel
 
-    embeddings = model.get_input_embeddings()
-
-    def reads_text(module: nn.Module) -> bool:
-        return not isinstance(module, PreTrainedModel) or embeddings in set(module.modules())
-
-    decoder = model.get_decoder()
+    decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
     # some models return the head here
-    ahead = [decoder if isinstance(decoder, PreTrainedModel) else model.base_model]
-    inside: set[nn.Module] = set()
-    while ahead:
-        inside.add(module := ahead.pop())
-        ahead += [child for child in module.children() if reads_text(child)]
+    decoder = decoder if isinstance(decoder, PreTrainedModel) else model.base_model
+    inside = set(decoder.modules())
+    for part in decoder.modules():
+        if part is not decoder and isinstance(part, PreTrainedModel) and embeddings not in set(part.modules()):
+            inside -= set(part.modules())
     return {name: module for name, module in model.named_modules() if module in inside}
 
 
@@ -284,12 +278,8 @@ def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _shorten(names: list[str], model: nn.Module, *, dotted: bool) -> list[str]:
-    """Return the last parts of `names` if peft finds exactly `names` by them, else `names`.
-
-    dotted: whether peft compares whole parts (target_modules) or any endings (modules_to_save).
-    """
-    matches: Callable[[str, str], bool] = _matches if dotted else str.endswith
+def _shorten(names: list[str], model: nn.Module) -> list[str]:
+    """Return the last parts of `names` if only these modules end with them, as peft compares, else `names`."""
     short = sorted({name.rpartition(".")[2] for name in names})
-    matching = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}
+    matching = {name for name, _ in model.named_modules() if name.endswith(tuple(short))}
     return short if matching == set(names) else names

@@ -161,13 +161,12 @@ def _prepare(
     checkpoint: Checkpoint, launch: Launch, loss_of: NextTokenLoss, optimizer: Any, unread: UnreadModel | None
 ) -> tuple[torch.nn.Module, Any]:
     """The loss module and the optimizer as the engine wraps them, with the weights read and their tables checked."""
-    adapted = hasattr(loss_of.model, "peft_config")
     wrapped, optimizer = launch.prepare(loss_of, optimizer)
     if unread:
         unread.read()
     if differences := check_tables(wrapped, checkpoint).differences:  # of what the engine made of it
         raise ProofError(" ".join(differences))
-    if adapted:
+    if hasattr(loss_of.model, "peft_config"):
         adapters.save_only_trained(launch.accelerator)
     return wrapped, optimizer
 

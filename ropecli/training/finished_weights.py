@@ -190,24 +190,19 @@ def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
 
 
 def merge_to(
-    adapter: Path,
-    output: Path,
-    *,
-    base: str | None = None,
-    revision: str | None = None,
-    say: Callable[[str], None] = lambda message: None,
+    adapter: Path, output: Path, *, base: str | None = None, revision: str | None = None
 ) -> tuple[Checkpoint, int]:
     """Write base + adapter as a whole checkpoint, with the adapter's config.json, which includes its RoPE patch.
 
-    base: a checkpoint to use instead of the one named by the adapter. revision: Hub revision of the base. say: called
-    with a warning if the base's weights differ from those used in training. Returns the opened base, and the number of
-    its matrices that the adapter changed. Raises CheckpointError, OutputError.
+    base: a checkpoint to use instead of the one named by the adapter. revision: Hub revision of the base. Warns if the
+    base's weights differ from those used in training. Returns the opened base, and the number of its matrices that the
+    adapter changed. Raises CheckpointError, OutputError.
     """
     refuse_existing(output)
     config, tensors = read_adapter(adapter)
     source = open_checkpoint(base, weights=True, revision=revision) if base else adapter_base(adapter, revision)
     if warning := other_base(adapter, source):
-        say(warning)
+        warn(warning)
     configured = source.folder  # for an adapter written by peft
     if is_own_file(adapter / CONFIG):
         configured = adapter

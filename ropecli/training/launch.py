@@ -6,6 +6,7 @@ sequence for heads (Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
 """
 
 import contextlib
+import gc
 import itertools
 import logging
 import math
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -41,21 +42,6 @@ _SHARED = "ropecli_shared"
 _waits = itertools.count()
 _PLAIN = Recipe.model_validate({"data": "demo-train", "mixed_precision": "none", "gradient_accumulation": 1})
 """For training without a recipe, as by `ropecli tune`."""
-
-
-class LocalBatch(NamedTuple):
-    """One process's part of a batch, on its device: the arguments of NextTokenLoss.forward.
-
-    ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
-    packed: also if processes share the sequence, since that attention takes no mask. document_labels: the same shape,
-    or None.
-    """
-
-    ids: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor | None
-    packed: bool
-    document_labels: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -119,7 +105,7 @@ class Launch:
 
         store, call = _get_default_store(), next(_waits)
         keys = {rank: f"ropecli/{call}/{rank}" for rank in (range(self.world) if ranks is None else ranks)}
-        heard: dict[int, tuple[bytes, float]] = {}
+        heard: dict[int, tuple[int, float]] = {}
         look = time.monotonic()
         try:
             store.set(f"ropecli/{call}/{self.rank}", "")
@@ -129,10 +115,10 @@ class Launch:
                     continue
                 look = time.monotonic() + _LOOK
                 for rank in [rank for rank, key in keys.items() if not store.check([key])]:
-                    sign = store.get(f"ropecli/alive/{rank}") if store.check([f"ropecli/alive/{rank}"]) else b""
-                    last, since = heard.setdefault(rank, (sign, time.monotonic()))
-                    if sign != last:
-                        heard[rank] = sign, time.monotonic()
+                    signs = store.add(f"ropecli/alive/{rank}", 0)
+                    last, since = heard.setdefault(rank, (signs, time.monotonic()))
+                    if signs != last:
+                        heard[rank] = signs, time.monotonic()
                     elif time.monotonic() - since > _SILENCE.total_seconds():
                         raise RopecliError(f"Process {rank} of this run gave no sign of life for {_SILENCE}.")
         except RuntimeError as error:  # of the store
@@ -230,10 +216,11 @@ class Launch:
         AttentionInterface.register(_SHARED, attend)
         model.set_attn_implementation(_SHARED if text is model.config else {"text_config": _SHARED})
 
-    def take(self, batch: Batch) -> LocalBatch:
+    def take(self, batch: Batch[np.ndarray]) -> Batch[torch.Tensor]:
         """This process's part of a batch, on its device, to be passed forward and backward before the next is taken.
 
-        Processes that share a sequence pass the same batch; its length must divide evenly among them.
+        Processes that share a sequence pass the same batch; its length must divide evenly among them. Their parts are
+        packed, since that attention takes no mask.
         """
         positions, packed, part = batch.positions, batch.packed, slice(None)
         if self.sequence_ranks > 1:
@@ -249,15 +236,13 @@ class Launch:
             packed, part = True, slice(first, first + tokens)
         device = self.accelerator.device
 
-        def placed(array: np.ndarray | None) -> torch.Tensor | None:
+        def placed(array: np.ndarray | None) -> Any:
             if array is None:
                 return None
             tensor = torch.tensor(array[:, part])
             return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
-        arrays = (placed(array) for array in (batch.ids, batch.labels, positions, batch.document_labels))
-        ids, labels, at, counts = cast(Any, arrays)
-        return LocalBatch(ids, labels, at, packed, counts)
+        return Batch(placed(batch.ids), placed(batch.labels), placed(positions), packed, placed(batch.document_labels))
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float | torch.Tensor:
         """Clip the gradient norm over all parameters and processes. Returns the norm before clipping.
@@ -310,11 +295,15 @@ class Launch:
         inner = {name: value for name, value in state.items() if name.startswith("model.")}
         return {name.removeprefix("model."): value.detach().cpu() for name, value in inner.items()}
 
-    def leave(self) -> None:
-        """Leave the process group before this process exits; otherwise gloo's threads may abort."""
-        self.accelerator.free_memory()
-        self.accelerator.wait_for_everyone()
-        self.accelerator.end_training()
+
+def leave_processes() -> None:
+    """End the process group in order: a process that exits earlier can abort the others."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        gc.collect()  # what holds on to the group
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 def start_launch(recipe: Recipe = _PLAIN, **options: Any) -> Launch:
@@ -418,8 +407,8 @@ def show_life(launch: Launch) -> None:
 
     def beat() -> None:
         with contextlib.suppress(RuntimeError):  # the run has ended
-            for number in itertools.count():
-                store.set(key, str(number))
+            while True:
+                store.add(key, 1)
                 time.sleep(_HEARTBEAT)
 
     threading.Thread(target=beat, daemon=True).start()

@@ -26,7 +26,7 @@ from ropecli.data.stream import Batch
 from ropecli.errors import DivergedError, NotFiniteError
 from ropecli.resume import list_snapshots
 from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
-from ropecli.training.launch import Launch
+from ropecli.training.launch import Launch, leave_processes
 from ropecli.training.run_folder import CHECKPOINTS, TrainingCheckpoints
 
 _STEPS = 8
@@ -142,7 +142,8 @@ class TrainingLoop:
             if self.checkpoints:
                 self.checkpoints.save(done)
         if self.interrupt and stopping:
-            self.launch.leave()
+            self.launch.accelerator.free_memory()
+            leave_processes()
             self.interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")
 
     def _update(

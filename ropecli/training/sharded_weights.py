@@ -46,7 +46,7 @@ class UnreadModel:
 
     def small(self) -> "PreTrainedModel":
         """A small model of the same architecture and attention, to test what needs values. Raises CheckpointError."""
-        small = make_small_model(self.model.config)
+        small, _ = make_small_model(self.model.config)
         small.set_attn_implementation(self.model.config.get_text_config()._attn_implementation)
         return small
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ropecli.attention.head_layout import in_evaluation
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
 from ropecli.data.documents import Documents, read_documents
@@ -126,16 +127,12 @@ def _evaluation_mode(launch: Launch, wrapped: torch.nn.Module, longest: int) -> 
 
     Yields a function to call before each window, because length-dependent rotary tables remember the longest one.
     """
-    training = [module for module in wrapped.modules() if module.training]
     model = launch.accelerator.unwrap_model(wrapped).model
-    with torch.no_grad(), unpatched_after(model):
+    with torch.no_grad(), unpatched_after(model), in_evaluation(wrapped):
         following = varying_tables(model, longest)
-        wrapped.eval()
         try:
             yield lambda: reset_tables(following)
         finally:
-            for module in training:
-                module.training = True
             # FSDP2 keeps the outermost weights gathered after a forward pass without a backward pass
             for module in wrapped.modules():
                 reshard: Any = getattr(module, "reshard", None)

@@ -71,7 +71,7 @@ def predict(case: dict[str, Any], gpu: bool = False) -> int:
     from ropecli.training.memory_plan.estimate import MemoryEstimator
 
     on_gpu = gpu or "half_base" in case
-    estimate = MemoryEstimator(config_of(case)).estimate(recipe_of(case), case["length"], gpu=on_gpu)
+    estimate = MemoryEstimator(config_of(case), gpu=on_gpu).estimate(recipe_of(case), case["length"])
     return estimate.total - estimate.runtime
 
 

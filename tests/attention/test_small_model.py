@@ -117,7 +117,7 @@ def llama(**settings):
 def test_the_attention_is_kept_and_the_rest_is_small():
     config = llama(head_dim=24, num_hidden_layers=80, intermediate_size=30_000, attention_bias=True)
     before = copy.deepcopy(config.to_dict())
-    small = make_small_model(config)
+    small, _ = make_small_model(config)
     attention = small.model.layers[0].self_attn
     assert attention.q_proj.weight.shape == (4 * 24, 64)
     assert attention.k_proj.weight.shape == (2 * 24, 64)
@@ -131,6 +131,6 @@ def test_the_attention_is_kept_and_the_rest_is_small():
 def test_errors_of_transformers_are_reported():
     with pytest.raises(CheckpointError, match=r"cannot build a model of type llama .*no such thing"):
         make_small_model(llama(num_key_value_heads=4, num_attention_heads=4, hidden_act="no such thing"))
-    small = make_small_model(coverage.config_of("deepseek_v2", hidden_size=64, num_hidden_layers=2, q_lora_rank=8))
+    small, _ = make_small_model(coverage.config_of("deepseek_v2", hidden_size=64, num_hidden_layers=2, q_lora_rank=8))
     with pytest.raises(PatchError, match="DeepseekV2ForCausalLM does not run with another attention function"):
         find_layout(small)

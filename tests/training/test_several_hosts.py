@@ -36,10 +36,10 @@ from ropecli.data import stream
 from ropecli.training import launch, run_folder
 
 def slowly(action):
-    def act(*arguments):
+    def act(*arguments, **options):
         if os.environ["RANK"] == "0":
             time.sleep(30)
-        return action(*arguments)
+        return action(*arguments, **options)
     return act
 
 launch._SILENCE = timedelta(seconds=20)

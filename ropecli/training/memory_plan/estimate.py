@@ -98,10 +98,12 @@ class MemoryEstimate:
 class MemoryEstimator:
     """Estimates the memory of training a model. Raises CheckpointError if it cannot.
 
-    model: on the meta device. varies: whether rotary frequencies depend on the length.
+    gpu: whether training runs on one, where an adapter's base is in bfloat16. model: on the meta device. varies:
+    whether rotary frequencies depend on the length.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, *, gpu: bool = True) -> None:
+        self.gpu = gpu
         dtype = config.get_text_config().dtype or config.dtype
         if not isinstance(dtype, torch.dtype | None):
             raise CheckpointError(f"dtype in config.json is {shown(dtype)}; expected a name, such as 'bfloat16'.")
@@ -113,31 +115,28 @@ class MemoryEstimator:
         self.fake_steps = FakeSteps(self.model)
         self._steps: dict[Any, FakeStep] = {}
 
-    def estimate(self, recipe: Recipe, length: int, launch: Launch = ONE, gpu: bool = True) -> MemoryEstimate:
-        """length: tokens of the whole sequence. launch: ZeRO-1 and 2 count as DDP, which needs more. gpu: whether an
-        adapter's base is in bfloat16, as on a GPU.
+    def estimate(self, recipe: Recipe, length: int, launch: Launch = ONE) -> MemoryEstimate:
+        """length: tokens of the whole sequence. launch: ZeRO-1 and 2 count as DDP, which needs more.
 
         gradient_checkpointing: auto counts as true; see resolve_checkpointing.
         """
         shards = launch.world if launch.shards else 1
-        step = self._step(recipe, length, launch, gpu)
+        step = self._step(recipe, length, launch)
         peak = max(step.peaks.values(), key=sum)
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
         return MemoryEstimate(
-            weights=self._weights(step, recipe, launch, gpu) // shards,
+            weights=self._weights(step, recipe, launch) // shards,
             gradients=peak.gradients // (shards if recipe.gradient_accumulation > 1 else 1),
             optimizer=int(2 * moment * step.trained) // shards,
             activations=peak.activations,
             working=peak.working,
             engine=_copies(step, recipe, launch),
-            runtime=_CONTEXT if gpu else 0,
+            runtime=_CONTEXT if self.gpu else 0,
             host=step.host,
             trained=step.trained,
         )
 
-    def resolve_checkpointing(
-        self, recipe: Recipe, length: int, launch: Launch, memory: int, gpu: bool = True
-    ) -> Recipe:
+    def resolve_checkpointing(self, recipe: Recipe, length: int, launch: Launch, memory: int) -> Recipe:
         """Replace gradient_checkpointing: auto by false if a step without it takes at most 90% of `memory`, else true.
 
         memory: bytes of one device. The rest is left for fragmentation and for errors of the estimate.
@@ -145,20 +144,18 @@ class MemoryEstimator:
         if recipe.gradient_checkpointing != "auto":
             return recipe
         without = recipe.model_copy(update={"gradient_checkpointing": False})
-        fits = not recipe.offload_activations and (
-            self.estimate(without, length, launch, gpu).total <= _USABLE * memory
-        )
+        fits = not recipe.offload_activations and self.estimate(without, length, launch).total <= _USABLE * memory
         return without if fits else recipe.model_copy(update={"gradient_checkpointing": True})
 
-    def _step(self, recipe: Recipe, length: int, launch: Launch, gpu: bool = True) -> FakeStep:
+    def _step(self, recipe: Recipe, length: int, launch: Launch) -> FakeStep:
         part = -(-length // launch.sequence_ranks)
         # gathered weights have the compute dtype, and so do hidden states
         gathered = launch.shards and recipe.mixed_precision == "bf16"
-        half = gathered or (gpu and recipe.adapter != "none")
+        half = gathered or (self.gpu and recipe.adapter != "none")
         changes = {
             "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,  # same step
             "optimizer": "adamw",
-            "offload_activations": recipe.offload_activations and gpu,
+            "offload_activations": recipe.offload_activations and self.gpu,
         }
         recipe = recipe.model_copy(update=changes)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
@@ -169,12 +166,12 @@ class MemoryEstimator:
             self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, launch.sequence_ranks)
         return self._steps[key]
 
-    def _weights(self, step: FakeStep, recipe: Recipe, launch: Launch, gpu: bool) -> int:
+    def _weights(self, step: FakeStep, recipe: Recipe, launch: Launch) -> int:
         size = 4.0 * step.trained
         if recipe.adapter != "none":
             frozen = max(0, self.shape.total - step.trained)
             in_four_bits = step.quantizable if recipe.adapter == "qlora" else 0
-            size += (2 if gpu else 4) * (frozen - in_four_bits) + _FOUR_BITS * in_four_bits
+            size += (2 if self.gpu else 4) * (frozen - in_four_bits) + _FOUR_BITS * in_four_bits
         if launch.engine == "zero-3" and recipe.mixed_precision == "bf16":
             size += 2 * step.trained  # DeepSpeed keeps bfloat16 and float32 weights
         return int(size)

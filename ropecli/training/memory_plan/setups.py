@@ -145,12 +145,11 @@ def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Re
     system caches of the weight files. estimate: of one GPU.
     """
     processes = min(launch.world, GPUS_PER_HOST)
-    sharded = launch.shards and not is_converted(estimator.model)
     total = estimator.shape.total
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
-    if sharded and launch.engine == "fsdp2":
+    if launch.shards and not is_converted(estimator.model):
         loading = 4 * largest * processes // launch.world  # tensor by tensor, each process its own part
-    elif sharded or recipe.adapter == "qlora":
+    elif recipe.adapter == "qlora":
         loading = 4 * largest * processes  # tensor by tensor
     elif launch.shards:
         loading = 4 * total  # the main process converts the tensors and sends them to the others
@@ -211,11 +210,11 @@ def resolve_checkpointing(
 
     def recompute() -> bool:
         try:
-            estimator = MemoryEstimator(config)
+            estimator = MemoryEstimator(config, gpu=device.type == "cuda")
         except CheckpointError as error:
             say(f"gradient_checkpointing: auto is on. {error}")
             return True
-        resolved = estimator.resolve_checkpointing(recipe, length, launch, memory, device.type == "cuda")
+        resolved = estimator.resolve_checkpointing(recipe, length, launch, memory)
         if resolved.gradient_checkpointing:
             say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {size(memory)}.")
         return bool(resolved.gradient_checkpointing)
