@@ -96,11 +96,10 @@ class Command(TyperCommand):
 def take_words(parameter: Any) -> Any:
     """Make Typer leave the parameter's words as they are, without a type in help, and only refuse a missing one."""
     is_flag, is_argument = getattr(parameter, "is_flag", False), isinstance(parameter, TyperArgument)
-    # before Typer 0.26 --help is click's own option, without a panel
-    required = parameter.required if is_argument else getattr(parameter, "rich_help_panel", None) == _PANELS[0]
 
     def process(context: Any, words: Any) -> Any:
-        if required and parameter.value_is_missing(words) and not context.resilient_parsing:
+        missing = parameter.required if is_argument else parameter.rich_help_panel == _PANELS[0]
+        if missing and parameter.value_is_missing(words) and not context.resilient_parsing:
             name = parameter.metavar if is_argument else parameter.opts[0]
             raise MethodError(f"{name} is missing: {_lowered(parameter.help)}")
         return parameter.callback(context, parameter, words) if parameter.callback else words
