@@ -75,9 +75,7 @@ class Command(TyperCommand):
                 if not self.shows_all:  # the first sentence and the default
                     sentences = re.split(r"(?<=\.) (?=[A-Za-z])", parameter.help)
                     parameter.help = " ".join(text for text in sentences if text is sentences[0] or "Default" in text)
-        return sorted(
-            parameters, key=lambda each: _PANELS.index((each.rich_help_panel or _PANELS[0]).removeprefix(_RARE))
-        )
+        return sorted(parameters, key=lambda each: _PANELS.index((_panel(each) or _PANELS[0]).removeprefix(_RARE)))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
@@ -93,15 +91,20 @@ class Command(TyperCommand):
         return parser
 
 
+def _panel(parameter: Any) -> str | None:
+    """Before Typer 0.26 --help has none."""
+    return getattr(parameter, "rich_help_panel", None)
+
+
 def take_words(parameter: Any) -> Any:
     """Make Typer leave the parameter's words as they are, without a type in help, and only refuse a missing one."""
     is_flag, is_argument = getattr(parameter, "is_flag", False), isinstance(parameter, TyperArgument)
 
     def process(context: Any, words: Any) -> Any:
-        missing = parameter.required if is_argument else parameter.rich_help_panel == _PANELS[0]
+        missing = parameter.required if is_argument else _panel(parameter) == _PANELS[0]
         if missing and parameter.value_is_missing(words) and not context.resilient_parsing:
             name = parameter.metavar if is_argument else parameter.opts[0]
-            raise MethodError(f"{name} is missing: {_lowered(parameter.help)}")
+            raise MethodError(f"{name} is missing{': ' + _lowered(parameter.help) if parameter.help else '.'}")
         return parameter.callback(context, parameter, words) if parameter.callback else words
 
     parameter.process_value = process

@@ -94,7 +94,8 @@ class RotaryTable:
         """
         given = tensors_of(self._cos_sin(torch.tensor(positions).reshape(-1, 1, 1)))
         parts = (given[0].real, given[0].imag) if given[0].is_complex() else given
-        return torch.stack([part.flatten().cpu().double() for part in parts]).numpy()
+        # in transformers 5.5 Qwen2-VL has a row per axis, which its attention combines
+        return torch.stack([part[0].flatten().cpu().double() for part in parts]).numpy()
 
     def _cos_sin(self, position: int | torch.Tensor) -> Any:
         """The cos and sin of one token at `position`, in the form that the module returns. Raises PatchError."""
