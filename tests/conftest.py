@@ -135,6 +135,28 @@ def ropecli(capsys, monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def fork(request, tmp_path_factory):
+    """fork(function, argument, ..., processes=1, terminal=None, VARIABLE="value") -> the process, a forked.Forked."""
+    import forked
+
+    def start(function, *arguments, **options):
+        process = forked.Forked(tmp_path_factory.mktemp("process"), function, *arguments, **options)
+        request.addfinalizer(process.kill)  # of a test that failed
+        return process
+
+    forked.begin()  # with the variables of the session, not those of a test
+    return start
+
+
+@pytest.fixture(scope="session")
+def start_ropecli(fork):
+    """start_ropecli(["inspect", folder], processes=2, ...) -> `python -m ropecli`, forked as above."""
+    import forked
+
+    return lambda arguments, **options: fork(forked.ropecli, arguments, **options)
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A folder of twelve text files, each some thousand characters long, of words in a seeded random order."""
     import numpy as np

@@ -1,55 +1,29 @@
 """Twenty SIGKILLs at random moments: --resume gives the very results of an uninterrupted run, and nothing is left."""
 
 import json
-import subprocess
-import sys
+import random
+import shutil
+import signal
+import time
 
+import forked
 import pytest
 
 KILLS = 20
 TIMES = ("seconds", "tokens_per_second", "peak_memory", "command")
 
-# Lives of the command line in forked children, which spares importing torch for each. Should one reach the end of its
-# run before it is killed, the next one begins another run.
-LIVES = """
-import os, pathlib, random, shutil, signal, sys, time
-import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
-import ropecli.training.stages, ropecli.training.finetuning, ropecli.tuning.procedure
-from ropecli.evaluation.tasks import key_tokens
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from ropecli.cli.app import main
 
-def begin(name):
-    child = os.fork()
-    if not child:
-        sys.argv = ["ropecli", *sys.argv[3:], "--output", str(folder / name), "--resume"]
-        main()
-        os._exit(0)
-    return child
+def live(arguments):
+    """The command line, which says when its work begins."""
+    import ropecli.training.stages
+    import ropecli.tuning.procedure  # noqa: F401
+    from ropecli.evaluation.tasks import key_tokens
 
-def end_of(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    key_tokens.MIN_GAIN, key_tokens.MAX_LOSS = 0.5, 8.0  # random weights have no loss below 2 nats
+    print("begun", flush=True)
+    forked.ropecli(arguments)
 
-key_tokens.MIN_GAIN, key_tokens.MAX_LOSS = 0.5, 8.0  # random weights have no loss below 2 nats
-random.seed(0)
-kills, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
-assert end_of(begin("first")) == 0  # the text is tokenised now
-begun = time.monotonic()
-assert end_of(begin("uninterrupted")) == 0
-span, killed, run = 0.8 * (time.monotonic() - begun), 0, 0
-while killed < kills:
-    child = begin(str(run))
-    time.sleep(random.uniform(0, span))
-    os.kill(child, signal.SIGKILL)
-    code = end_of(child)
-    assert code in (0, -signal.SIGKILL), code
-    killed += code != 0
-    if code == 0 or (sys.argv[3] != "finetune" and (folder / str(run)).exists()):  # killed when all was written
-        for state in folder.glob(f"{run}.*state"):
-            shutil.rmtree(state)
-        run += 1
-assert end_of(begin(str(run))) == 0
-"""
+
 SEARCH = ["--samples", "8", "--lengths", "280,330"]
 COMMANDS = {
     "eval-ppl": ["eval-ppl", "--lengths", "24,64", "--protocol", "sliding", "--stride", "4", "--max-tokens", "120"],
@@ -58,17 +32,7 @@ COMMANDS = {
     "needle": ["needle", *SEARCH],
     "ruler": ["ruler", "--tasks", "fwe,niah_single_1", "--mode", "rank", "--lengths", "1200,1300", "--samples", "8"],
     "tune": ["tune", "--factor", "2", "--points", "3", "--steps", "30", "--batch-size", "2", "--targets", "16"],
-    "finetune": [
-        "finetune",
-        "--set",
-        "tracker=none",
-        "--set",
-        "steps=25",
-        "--set",
-        "save_every=1",
-        "--set",
-        "length=48",
-    ],
+    "finetune": ["finetune", "--steps", "25", "--length", "48", "--set", "tracker=none", "--set", "save_every=1"],
 }
 
 
@@ -95,16 +59,40 @@ def untimed(value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_killed_at_random_moments(llama, corpus, tmp_path, name):
+def test_killed_at_random_moments(llama, corpus, tmp_path, fork, name):
+    """Should a process reach the end of its run before it is killed, the next one begins another run."""
     command, *options = COMMANDS[name]
     data = [] if name == "passkey" else ["--data", corpus]
     device = [] if name == "finetune" else ["--device", "cpu"]
     evaluator = ["--evaluator", llama] if name == "longppl" else []
-    arguments = [command, llama, *data, *device, *evaluator, *options]
-    done = subprocess.run(
-        [sys.executable, "-c", LIVES, str(KILLS), tmp_path, *map(str, arguments)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+
+    def begin(run):
+        output = ["--output", tmp_path / run, "--resume"]
+        process = fork(live, [command, llama, *data, *device, *evaluator, *options, *output])
+        while process.poll() is None and not process.outputs[0].read_text():
+            time.sleep(0.005)
+        return process
+
+    def finish(run):
+        process = begin(run)
+        begun = time.monotonic()
+        assert process.wait() == 0, process.communicate()
+        return time.monotonic() - begun
+
+    finish("first")  # the text is tokenised now
+    span, killed, run, moments = 0.8 * finish("uninterrupted"), 0, 0, random.Random(0)
+    while killed < KILLS:
+        process = begin(str(run))
+        time.sleep(moments.uniform(0, span))
+        process.kill()
+        code = process.wait()
+        assert code in (0, -signal.SIGKILL), process.communicate()
+        killed += code != 0
+        if code == 0 or (name != "finetune" and (tmp_path / str(run)).exists()):  # killed when all was written
+            for state in tmp_path.glob(f"{run}.*state"):
+                shutil.rmtree(state)
+            run += 1
+    finish(str(run))
     runs = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
     assert runs == [*sorted(map(str, range(len(runs) - 2))), "first", "uninterrupted"]
     expected = result(tmp_path / "uninterrupted")

@@ -2,23 +2,24 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import forked
 import pytest
+import torch
 
 FULL = "/dev/full"
 INSPECT = [sys.executable, "-m", "ropecli", "inspect", "demo"]
 
-# Joins the processes of the launch, as a second `ropecli` would, and is killed.
-KILLED = """
-import os, signal
-from torch import distributed
-distributed.init_process_group("gloo")
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+
+def killed():
+    """Joins the processes of the launch, as a second `ropecli` would, and is killed."""
+    torch.distributed.init_process_group("gloo")
+    time.sleep(1)  # the other one has joined too
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -34,32 +35,15 @@ def commands(llama, corpus, tmp_path):
     }
 
 
-def started(arguments, **variables):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
-    return subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 @pytest.mark.parametrize(
     "name", ["eval-ppl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "passkey", "finetune"))]
 )
-def test_the_end_of_another_process_is_one_message(commands, name):
-    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    first, other = (
-        started(arguments, RANK=str(rank), LOCAL_RANK=str(rank), **launch)
-        for rank, arguments in enumerate((["-m", "ropecli", *commands[name]], ["-c", KILLED]))
-    )
-    out, err = first.communicate(timeout=120)
-    other.kill()
-    other.communicate()
-    assert (first.returncode, out) == (2, "")
+def test_the_end_of_another_process_is_one_message(fork, start_ropecli, commands, name):
+    first, other = ({**launch, "CUDA_VISIBLE_DEVICES": ""} for launch in forked.ranks(2))
+    process = start_ropecli(commands[name], **first)
+    fork(killed, **other)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
     assert "error: Another process of this run exited" in err
     assert "Connection closed by peer" in err
     assert "--resume" in err
@@ -86,18 +70,16 @@ def test_a_signal_ends_a_command_without_output_quietly(ropecli, commands, stopp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_training_saves_when_its_terminal_is_closed(ropecli, commands, tmp_path):
-    import pty
-
+def test_a_training_saves_when_its_terminal_is_closed(start_ropecli, commands, tmp_path):
     run = tmp_path / "out"
     arguments = [*commands["finetune"], "--set", "steps=200", "--set", "save_every=200"]
-    child, terminal = pty.fork()
-    if not child:
-        os.execv(sys.executable, [sys.executable, "-m", "ropecli", *arguments])
+    terminal, its_end = os.openpty()
+    process = start_ropecli(arguments, terminal=os.ttyname(its_end))
     while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes()):
         os.read(terminal, 4096)  # the progress bar
+    os.close(its_end)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
+    assert process.wait() == 129
     assert [path.name for path in run.iterdir()].count(".lock") == 0
     assert len(list((run / "checkpoints").iterdir())) == 1
 

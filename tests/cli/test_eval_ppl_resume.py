@@ -4,18 +4,14 @@ Two processes give the very numbers of one.
 """
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
-SLIDING = ["--protocol", "sliding", "--stride", "2", "--max-tokens", "120", "--lengths", "24,64"]
+SLIDING = ["--protocol", "sliding", "--stride", "8", "--max-tokens", "120", "--lengths", "24,64"]
 PREFIX = ["--lengths", "24,64,128"]
 TIMES = ("seconds", "tokens_per_second", "peak_memory")
 
@@ -80,22 +76,21 @@ def test_other_weights_under_the_same_name_are_another_request(
     ropecli(*arguments("--output", output, "--resume", checkpoint=folder)).is_refused("checkpoint: 'sha256:")
 
 
-def test_a_killed_run_resumes(ropecli, arguments, tmp_path):
+def test_a_killed_run_resumes(ropecli, start_ropecli, arguments, tmp_path):
     output, whole = tmp_path / "report.json", tmp_path / "whole.json"
     command = arguments("--output", output, how=SLIDING)
-    process = subprocess.Popen([sys.executable, "-m", "ropecli", *command], stderr=subprocess.PIPE, text=True)
+    process = start_ropecli(command)
     progress = tmp_path / "report.json.state" / "samples-0.jsonl"
     while process.poll() is None:
         if progress.exists() and len(progress.read_bytes().splitlines()) > 3:
             break
         time.sleep(0.002)
     else:
-        pytest.fail(f"ended too soon: {process.stderr.read()}")
+        pytest.fail(f"ended too soon: {process.communicate()}")
+    process.send_signal(signal.SIGSTOP)  # or it would end while the others begin
     # a run in use is left to its user
     ropecli(*command).is_refused("or is still running")
-    in_use = ropecli(*command, "--resume")
-    assert process.poll() is None, "it was done too soon for this test"
-    in_use.is_refused("in use by another run")
+    ropecli(*command, "--resume").is_refused("in use by another run")
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert 3 < len(progress.read_bytes().splitlines()) < 13
@@ -105,21 +100,19 @@ def test_a_killed_run_resumes(ropecli, arguments, tmp_path):
     assert names(tmp_path) == ["report.json", "whole.json"]
 
 
-def test_two_processes_give_the_very_numbers_of_one(ropecli, arguments, stopped, llama, tmp_path):
+def test_two_processes_give_the_very_numbers_of_one(ropecli, start_ropecli, arguments, stopped, llama, tmp_path):
     """On CPUs by the default --device too; they resume where one was stopped. The first alone speaks."""
     options = ["--baseline", llama, "--method", "linear", "--factor", 4, "--json"]
     output = tmp_path / "report.json"
     stopped(5, *options, "--output", output)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ropecli"]
     command = arguments(*options, "--output", output, "--resume")
     command[command.index("--device") + 1] = "auto"
-    # the launcher would give each process one thread, and sums in another order
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, *launcher, *command], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    reports = json.loads(done.stdout)["reports"]  # of one process, or it would be no JSON
+    done = start_ropecli(command, processes=2, CUDA_VISIBLE_DEVICES="")
+    out, err = done.communicate()
+    assert done.returncode == 0, err
+    reports = json.loads(out)["reports"]  # of one process, or it would be no JSON
     assert reports == json.loads(output.read_text())["reports"]
-    assert done.stderr.count("tokenizer has") == 1  # a warning for the model, not for each process
+    assert err.count("tokenizer has") == 1  # a warning for the model, not for each process
     alone = ropecli(*arguments(*options)).reports()
     for report in alone:
         assert report["settings"]["processes"] == 1

@@ -1,10 +1,7 @@
 """`ropecli tune`: every level from the command line to a folder that stock transformers loads; stopped and resumed."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -182,7 +179,9 @@ def test_an_interrupted_search_resumes(tuned, ropecli, arguments, stopping, tmp_
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_a_run_that_was_terminated_and_killed_resumes_to_the_same_weights(ropecli, arguments, stopping, tmp_path):
+def test_a_run_that_was_terminated_and_killed_resumes_to_the_same_weights(
+    ropecli, start_ropecli, arguments, stopping, tmp_path
+):
     """Terminated in the grid, then killed in the training: the result is that of an uninterrupted run, to the bit."""
     output, whole, long = tmp_path / "out", tmp_path / "whole", ["--steps", 20, "--points", 1]
     ropecli(*arguments(whole, *long)).succeeds()
@@ -190,14 +189,12 @@ def test_a_run_that_was_terminated_and_killed_resumes_to_the_same_weights(ropecl
         outcome = ropecli(*arguments(output, *long))
     assert outcome.code == 143
     assert "Run the same command with --resume to continue" in outcome.said
-    command = [sys.executable, "-m", "ropecli", *arguments(output, *long, "--resume")]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=one_thread)
+    process = start_ropecli(arguments(output, *long, "--resume"))
     while process.poll() is None and not (tmp_path / "out.state" / "learned" / "000010").exists():
         time.sleep(0.01)
-    assert process.poll() is None, f"ended too soon: {process.stderr.read()}"
+    assert process.poll() is None, f"ended too soon: {process.communicate()}"
     process.kill()
-    process.communicate()
+    process.wait()
     assert not output.exists()
     with (tmp_path / "out.state" / "samples-0.jsonl").open("ab") as file:
         file.write(b'{"part": "heads 4')  # cut short within a line

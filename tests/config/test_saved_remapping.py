@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -48,11 +46,11 @@ def assert_is_the_patch_in_memory(output, folder, method="rerope", factor=4.0):
     assert (actual - logits(load(folder))).abs().max() > 1e-2 * expected.abs().max()
 
 
-def test_transformers_refuses_the_checkpoint_before_the_import(llama, patched):
-    script = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
-    process = subprocess.run([sys.executable, "-c", script, patched(llama, "rerope")], capture_output=True, text=True)
-    assert process.returncode == 1
-    assert re.search("ValueError: .*ropecli:rerope", process.stderr)
+def test_transformers_refuses_the_checkpoint_before_the_import(llama, patched, fork):
+    script = "import transformers; transformers.AutoModelForCausalLM.from_pretrained(folder)"
+    process = fork(exec, script, {"folder": patched(llama, "rerope")})
+    assert process.wait() == 1
+    assert re.search("ValueError: .*ropecli:rerope", process.communicate()[1])
 
 
 def test_config_json_has_the_attention_and_its_parameters(llama, patched, config_of):

@@ -4,11 +4,8 @@ import copy
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,30 +91,24 @@ def test_a_cache_that_cannot_be_made_is_named(tmp_path, monkeypatch):
         open_documents("key", documents)
 
 
-def test_processes_at_once_tokenize_once_and_another_takes_over_from_a_killed_one(cache, tmp_path, digest):
-    code = f"""
-def counted():
-    open({str(tmp_path / "started")!r}, "a").write("x")
-    yield from documents(wait=WAIT)
+def open_slowly(started, wait):
+    def counted():
+        with started.open("a") as file:
+            file.write("x")
+        yield from documents(wait=wait)
 
-print(open_documents("key", counted).digest)
-"""
+    print(open_documents("key", counted).digest)
 
-    def started(wait):
-        names = "from test_token_store import documents, open_documents\n"
-        command = [sys.executable, "-c", names + code.replace("WAIT", str(wait))]
-        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
 
-    first = started(1.0)
+def test_processes_at_once_tokenize_once_and_another_takes_over_from_a_killed_one(cache, tmp_path, digest, fork):
+    first = fork(open_slowly, tmp_path / "started", 1.0)
     while not (tmp_path / "started").exists():
         time.sleep(0.01)
-    others = [started(0.005) for _ in range(2)]
+    others = [fork(open_slowly, tmp_path / "started", 0.005) for _ in range(2)]
     time.sleep(2)
     assert [process.poll() for process in others] == [None, None]  # guards: they wait
     first.kill()
-    first.communicate()
-    assert [process.communicate(timeout=120)[0] for process in others] == [f"{digest}\n"] * 2
+    assert [process.communicate()[0] for process in others] == [f"{digest}\n"] * 2
     assert (tmp_path / "started").read_text() == "xx"
 
 

@@ -1,9 +1,5 @@
 """The promise: what `patch` writes, stock transformers runs as ropecli's own mathematics say, without ropecli."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -42,14 +38,14 @@ CASES = {
     "yarn-whole-ramp": ("yarn", {"truncate": False, "beta_fast": 8.0, "beta_slow": 0.5}),
 }
 
-# Runs where `import ropecli` fails: FOLDER... -> OUTPUT.npz with the logits of each.
+# Runs where `import ropecli` fails: tokens, folders -> output.npz with the logits of each.
 STOCK = """
 import sys
+assert "ropecli" not in sys.modules
 sys.modules["ropecli"] = None
 import numpy as np, torch
 from transformers import AutoModelForCausalLM
-output, tokens, *folders = sys.argv[1:]
-ids = torch.from_numpy(np.load(tokens))[None]
+ids = torch.from_numpy(tokens)[None]
 logits = {}
 for folder in folders:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -68,20 +64,15 @@ def plans(llama) -> dict[str, PatchPlan]:
 
 
 @pytest.fixture(scope="module")
-def stock_logits(plans, llama, tmp_path_factory) -> dict[str, np.ndarray]:
-    """By case, the logits that a fresh interpreter without ropecli gets from the written folder."""
+def stock_logits(plans, llama, tmp_path_factory, fork) -> dict[str, np.ndarray]:
+    """By case, the logits that a process without ropecli gets from the written folder."""
     home = tmp_path_factory.mktemp("stock")
     for name, plan in plans.items():
         patch_to(plan, home / name, verify=False)  # the proof has tests of its own: here the logits are the proof
-    np.save(home / "tokens.npy", TOKENS)
     folders = {"unpatched": llama, **{name: home / name for name in plans}}
-    subprocess.run(
-        [sys.executable, "-c", STOCK, home / "logits.npz", home / "tokens.npy", *folders.values()],
-        check=True,
-        capture_output=True,
-        cwd=home,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
+    words = {"tokens": TOKENS, "folders": list(map(str, folders.values())), "output": home / "logits.npz"}
+    process = fork(exec, STOCK, words)
+    assert process.wait() == 0, process.communicate()
     logits = np.load(home / "logits.npz")
     return {name: logits[str(folder)] for name, folder in folders.items()}
 

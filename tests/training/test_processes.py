@@ -25,13 +25,16 @@ NARROW = {"hidden_size": 16, "head_dim": 16, "num_attention_heads": 2, "num_key_
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
-def torchrun(*program):
-    """torchrun("-m", "ropecli") -> start(arguments) -> two processes of the command line, with their output kept."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *program]
-    return lambda arguments: subprocess.Popen([*launcher, *arguments], **PIPES)
+@pytest.fixture
+def ddp(start_ropecli):
+    """ddp(arguments) -> two processes of the command line, with their output kept."""
+    return lambda arguments: start_ropecli(arguments, processes=2)
 
 
-ddp, fsdp2 = torchrun("-m", "ropecli"), torchrun(Path(__file__).with_name("run_fsdp2.py"))
+def fsdp2(arguments):
+    """The same under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    return subprocess.Popen([*launcher, Path(__file__).with_name("run_fsdp2.py"), *arguments], **PIPES)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ LOSSES = {
     "loss", [pytest.param(keys, marks=[slow] if keys else [], id=name) for name, keys in LOSSES.items()]
 )
 def test_data_parallel_run_stopped_and_resumed_equals_one_process(
-    stop_and_resume, patched_llama, corpus, text_and_chat, tune, metrics, tmp_path, assert_same, loss
+    ddp, stop_and_resume, patched_llama, corpus, text_and_chat, tune, metrics, tmp_path, assert_same, loss
 ):
     mixture = {} if "loss" in loss else {"mixture": text_and_chat}
     measured = {"eval_data": str(corpus), "eval_every": 4, "eval_documents": 4}
@@ -166,7 +169,7 @@ def test_stopped_fsdp2_run_resumes_to_the_same_bits(run_two, patched_llama, stop
     ],
 )
 def test_processes_that_share_each_sequence_equal_one(
-    engine, kind, request, run_two, patched_llama, build, tune, assert_same, text_and_chat, corpus
+    engine, kind, request, ddp, run_two, patched_llama, build, tune, assert_same, text_and_chat, corpus
 ):
     """A half of a conversation may have no token to train on."""
     text, chat = text_and_chat
@@ -184,13 +187,15 @@ def test_processes_that_share_each_sequence_equal_one(
     folder = build("llama", **NARROW) if kind == "tiled" else patched_llama
     if kind == "windows":
         folder = build("gemma3_text", head_dim=32, **windows)
-    start = {"ddp": ddp, "fsdp2": fsdp2}.get(engine) or request.getfixturevalue("deepspeed")(3)
+    start = request.getfixturevalue("deepspeed")(3) if engine == "zero-3" else {"ddp": ddp, "fsdp2": fsdp2}[engine]
     two = run_two(start, folder, **SHARED, **keys)
     assert_same(folder, two, tune(folder, **{**SHARED, "context_parallel_size": 1, **keys, "tiled_mlp": False}))
 
 
 @slow
-def test_stopped_run_of_shared_sequences_resumes_to_the_same_bits(run_two, patched_llama, stop_and_resume, weights_of):
+def test_stopped_run_of_shared_sequences_resumes_to_the_same_bits(
+    ddp, run_two, patched_llama, stop_and_resume, weights_of
+):
     whole = run_two(ddp, patched_llama, **SHARED)
     assert weights_of(stop_and_resume(ddp, **SHARED)) == weights_of(whole)
 

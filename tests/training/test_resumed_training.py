@@ -4,8 +4,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -74,18 +72,17 @@ def test_sigterm_saves_after_the_step_and_the_run_resumes_from_there(
 
 
 def test_run_stopped_by_ctrl_c_and_then_killed_resumes(
-    ropecli, command_line, patched_llama, tmp_path, tune, assert_same_run
+    ropecli, start_ropecli, command_line, patched_llama, tmp_path, tune, assert_same_run
 ):
     run = tmp_path / "run"
     arguments = command_line(patched_llama, run, **LONG)
 
     def start_until(step, *options):
-        command = [sys.executable, "-m", "ropecli", *arguments, *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = start_ropecli([*arguments, *options])
         log = run / "metrics.jsonl"
         while process.poll() is None and not (log.exists() and len(log.read_bytes().splitlines()) >= step):
             time.sleep(0.005)
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.communicate()
         return process
 
     process = start_until(3)

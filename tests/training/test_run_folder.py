@@ -1,10 +1,7 @@
 """The folder of a run: its settings, its metrics, and checkpoints that all processes save and restore together."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -80,7 +77,7 @@ def test_metrics_are_cut_back_to_the_step_and_a_truncated_line_is_skipped(open_l
 
 
 TWO = """
-import os, pathlib, resource, sys
+import os, resource
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -88,7 +85,6 @@ from ropecli.errors import OutputError
 from ropecli.training.launch import Launch
 from ropecli.training.run_folder import TrainingCheckpoints
 
-folder = pathlib.Path(sys.argv[1]) / "checkpoints"
 accelerator = Accelerator(cpu=True)
 model = torch.nn.Linear(4, 8)
 wrapped, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
@@ -126,15 +122,8 @@ os._exit(0)  # gloo at times aborts a process that ends after a DDP backward pas
 
 
 @pytest.mark.slow
-def test_two_processes_both_know_what_failed_in_one(tmp_path):
-    (tmp_path / "two.py").write_text(TWO)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "two.py"), str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [str([True] * 3)] * 2
+def test_two_processes_both_know_what_failed_in_one(fork, tmp_path):
+    process = fork(exec, TWO, {"folder": tmp_path / "checkpoints"}, processes=2)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.splitlines() == [str([True] * 3)] * 2

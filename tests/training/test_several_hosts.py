@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked import free_port
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "accelerate"
 KEYS = {"steps": 8, "batch_size": 1, "gradient_accumulation": 1, "save_every": 2}
@@ -47,12 +47,6 @@ stream.open_store = slowly(stream.open_store)
 run_folder.complete_snapshot = slowly(run_folder.complete_snapshot)
 main()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def hosts(arguments, count=2, program=("-m", "ropecli")):
