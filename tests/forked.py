@@ -13,10 +13,15 @@ from multiprocessing import forkserver
 
 import torch
 
-CONTEXT = multiprocessing.get_context("forkserver")
+LINUX = sys.platform == "linux"  # elsewhere a fork may break what the libraries began: import there
+CONTEXT = multiprocessing.get_context("forkserver" if LINUX else "spawn")
 MODELS = ["transformers.models.llama.modeling_llama", "transformers.models.auto.tokenization_auto"]
 CONTEXT.set_forkserver_preload(["torch._dynamo", *MODELS, "accelerate", "typer", "pydantic.main", "pytest"])
-begin = forkserver.ensure_running
+
+
+def begin():
+    if LINUX:
+        forkserver.ensure_running()
 
 
 def free_port():
