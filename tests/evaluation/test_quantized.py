@@ -4,7 +4,6 @@ tests/training/test_bitsandbytes_environment.py installs the packages that are n
 """
 
 import importlib.util
-import json
 
 import pytest
 import torch
@@ -122,7 +121,7 @@ def test_a_scaling_is_tuned_on_quantized_weights(bits, ropecli, llama, corpus, t
     assert "the logits are those of the tuned model" in outcome.out
     assert "quantization_config" not in config_of(tmp_path / "out")
     outcome = ropecli("eval-ppl", tmp_path / "out", *options[:2], f"--load-in-{bits}bit", "--lengths", 64, "--json")
-    assert json.loads(outcome.out)["settings"]["bits"] == bits
+    assert outcome.report()["settings"]["bits"] == bits
 
 
 @pytest.mark.skipif(not HERE["compressed_tensors"], reason="needs compressed-tensors")
