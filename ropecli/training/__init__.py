@@ -1,1 +1,4 @@
-"""Full-parameter fine-tuning on sequences of the extended length."""
+"""Fine-tuning: steps happen in loop.py, processes meet in launch.py, weights are written in finished_weights.py.
+
+stages.py begins a run, finetuning.py a stage of it.
+"""
