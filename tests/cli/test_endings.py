@@ -36,7 +36,7 @@ def commands(llama, corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["eval-ppl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "passkey", "finetune"))]
+    "name", ["eval-ppl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "passkey"))]
 )
 def test_the_end_of_another_process_is_one_message(fork, start_ropecli, commands, name):
     first, other = ({**launch, "CUDA_VISIBLE_DEVICES": ""} for launch in forked.ranks(2))
