@@ -91,7 +91,8 @@ def main() -> None:
         raise SystemExit(f"usage: python scripts/bench.py {'|'.join(parts)} [--help] [--json]")
     part = import_module(f"bench_parts.{sys.argv.pop(1)}")
     if sys.argv[1:2] == ["--call"]:
-        print(json.dumps(getattr(part, sys.argv[2])(*json.loads(sys.argv[3]))))
+        result = getattr(part, sys.argv[2])(*json.loads(sys.argv[3]))
+        sys.stdout.write(f"{json.dumps(result)}\n")  # at once: processes share it
         return
     if as_json := "--json" in sys.argv:
         sys.argv.remove("--json")
