@@ -71,7 +71,7 @@ def finetune_checkpoint(
     position_span: int,
     unpackable: str,
 ) -> None:
-    """Train one stage, planned by plan_stages, into the folder `output`, or go on with what it contains.
+    """Train one stage, planned by plan_stages, into the folder `output`, or resume what it contains.
 
     open_source: opens the checkpoint to train, with its origin. whole: the recipe with all stages, to record. length:
     tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage. SIGTERM, SIGHUP
