@@ -1,6 +1,6 @@
 """`ropecli patch`: writes a checkpoint with a longer context."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +27,7 @@ from ropecli.signature import Flag, Interval, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
+    from ropecli.scaling.spec import ScaledRope
 
 
 @dataclass(frozen=True)
@@ -135,14 +136,18 @@ def write_plan(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bo
             f"not proved: that model_type {plan.config.get('model_type')!r}, which ropecli does not know, reads these "
             "RoPE fields. They were read by their usual names."
         )
-    if not verify:
-        return PatchResult(plan, output, write_patch(plan, output, link=link, say=warn) if output else 0)
-
-    from ropecli.live.proof import prove
-    from ropecli.live.stock_transformers import stock_config_of
-
+    proved = 0
     if output is not None:
-        proved = write_patch(plan, output, prove=prove, link=link, say=warn)
-    else:  # so that a dry run refuses what `patch` refuses
+        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn)
+    elif verify:  # so that a dry run refuses what `patch` refuses
+        from ropecli.live.proof import prove
+        from ropecli.live.stock_transformers import stock_config_of
+
         proved = prove(stock_config_of(plan.config, plan.source.name), plan.positions.ropes, plan.original)
     return PatchResult(plan, output, proved)
+
+
+def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]", original: dict[str, Any]) -> int:
+    from ropecli.live.proof import prove
+
+    return prove(folder, ropes, original)
