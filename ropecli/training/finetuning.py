@@ -120,9 +120,9 @@ def finetune_checkpoint(
     if recipe.adapter != "none":
         trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
         say(f"{recipe.adapter} trains {trained:,} of {total:,} parameters ({trained / total:.2%}).")
-    settings: dict[str, Any] = {
+    settings = {
         "source": origin,
-        "recipe": whole,
+        "recipe": given.model_dump(mode="json", exclude={"stages"}),
         "data": stream.fingerprint(),
         "length": length,
         "window": position_span,
@@ -131,9 +131,8 @@ def finetune_checkpoint(
     }
     with stop_on_signals(say) as interrupt:
         if main:
-            run_folder.begin_run(output, settings)
+            run_folder.begin_run(output, {**settings, "recipe": whole})
         launch.wait([0])
-        settings["recipe"] = given.model_dump(mode="json", exclude={"stages"})  # of this stage
         listener.on_phase("fine-tuning")
         wrapped, optimizer = _prepare(checkpoint, launch, loss_of, optimizer, unread)
         _train(

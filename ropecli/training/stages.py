@@ -206,6 +206,13 @@ def run_stages(
 def _run_in_turn(
     checkpoint: Checkpoint, recipe: Recipe, stages: list[Stage], output: Path, first: bool, listener: Listener
 ) -> None:
+
+    def after(steps: int) -> Listener:
+        """Counts on from these steps."""
+        return listener._replace(
+            on_step=lambda progress: listener.on_step(replace(progress, step=steps + progress.step))
+        )
+
     steps, source = 0, checkpoint
     whole = recipe.model_dump(mode="json", exclude=None if recipe.stages else {"stages"})
     for stage in stages:
@@ -224,15 +231,11 @@ def _run_in_turn(
             if finished:
                 listener.say(f"{folder} is already finished.")
             else:
-
-                def counted(progress: Any, before: int = steps) -> None:
-                    listener.on_step(replace(progress, step=before + progress.step))
-
                 finetune_checkpoint(
                     partial(_open_source, source, stage.recipe.patch, patched, folder, listener.say),
                     stage.recipe,
                     folder,
-                    listener._replace(on_step=counted),
+                    after(steps),
                     whole=whole,
                     length=stage.length,
                     position_span=stage.position_span,

@@ -82,7 +82,7 @@ def test_kv_cache_is_that_of_transformers(config_of):
     assert kv_cache(config, 100) == taken
 
 
-@pytest.mark.transformers("5.23", "releases up to 5.18 save a layer's input before its hooks run")
+@pytest.mark.transformers("5.23", "with 5.18 offloaded activations are counted too low")
 def test_memory_of_all_layers_follows_from_one_of_each_kind(config_of):
     small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "sliding_window": 32}
     config = config_of("gemma3_text", num_hidden_layers=8, **small)
