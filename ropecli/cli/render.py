@@ -295,22 +295,18 @@ def show_extended(result: "Extended") -> None:
     if result.choice is None:
         return
     choice, name = result.choice, quoted(result.checkpoint)
-    recalls = {report.label: report for report in choice.reports if report.kind == "recall"}
     rows = []
     for measured in choice.measured:
-        report = recalls[measured.subject.label]
         label = measured.subject.label
-        words = [recall_words(report.far_gain(result.length)), recall_words(report.recall(result.length))]
-        rows.append([Bold(label) if measured is choice.chosen else label, *words, change_words(measured.cost, "%")])
+        words = [recall_words(measured.recall), change_words(measured.cost, "%")]
+        rows.append([Bold(label) if measured is choice.chosen else label, *words])
     short = choice.reports[-1].lengths[-1]
-    heads = ["candidate", f"far gain at {result.length:,}, nats", "recall", f"cost at {short:,}"]
+    heads = ["candidate", f"recall at {result.length:,}", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
     if choice.chosen is None:
         best, label = choice.best, choice.best.subject.label
-        low, cost, plan = recalls[label].recall(result.length).low, 100 * best.cost.change, best.subject.plan
-        more = (
-            f"Allow more with --max-short-cost, {cost:.3g} for {label}, or train it" if low and low > 0 else "Train it"
-        )
+        cost, plan = 100 * best.cost.change, best.subject.plan
+        more = f"Allow more with --max-short-cost, {cost:.3g} for {label}, or train it" if best.gains else "Train it"
         tell(
             f"No candidate gains from text {result.length:,} tokens back (recall certainly above 0) at a cost of "
             f"{result.max_short_cost:g}% or less: nothing is written. {more}; plan prints the command for your GPUs:"

@@ -61,8 +61,13 @@ class Extended:
 
 
 def _row(measured: "Measured") -> dict[str, Any]:
-    cost = {"cost": measured.cost.change, "cost_low": measured.cost.low, "cost_high": measured.cost.high}
-    return {"label": measured.subject.label, "far_nll": measured.far.value, **cost}
+    changes = {"recall": measured.recall, "cost": measured.cost}
+    values = {
+        f"{name}{end}": value
+        for name, change in changes.items()
+        for end, value in (("", change.change), ("_low", change.low), ("_high", change.high))
+    }
+    return {"label": measured.subject.label, "far_nll": measured.far.value, **values}
 
 
 class ExtendOptions(request.EvalTextOptions, request.LoadingOptions, total=False): ...

@@ -145,6 +145,10 @@ class Reference:
         """The near gain of each document, nats."""
         return tuple(absent - near for absent, near in zip(self.absent.sums, self.near.sums, strict=True))
 
+    def recall(self, far: Cell) -> Change:
+        """Σ (absent₀ − far) / Σ (absent₀ − near₀), where ₀ is this reference."""
+        return _difference(self.absent, far, self.gains)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -275,8 +279,7 @@ class Report:
         return _difference(self.arm("absent", length), far, far.weights)
 
     def recall(self, length: int) -> Change:
-        """Σ (absent₀ − far) / Σ (absent₀ − near₀), where ₀ is the reference."""
-        return _difference(self._reference.absent, self.arm("far", length), self._reference.gains)
+        return self._reference.recall(self.arm("far", length))
 
     def reads_to(self, least: float = 0.0) -> int | None:
         """The longest length, with all shorter ones, where far gain and recall are certain: above 0 and `least`."""
@@ -369,15 +372,15 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "reports": values}
 
 
-def reference_of(report: Report) -> Reference:
+def reference_of(report: Report, *, certain: bool = True) -> Reference:
     """The reference of recall for this report and the following ones.
 
-    Raises DataError if a near copy gains nothing certain in it.
+    Raises DataError if a near copy gains nothing certain in it, unless `certain` is False.
     """
     [near] = [cell for cell in report.cells if cell.task == "near"]
     reference = Reference(f"{report.checkpoint}, {report.label}", report.arm("absent", near.length), near)
     gain = _difference(reference.absent, near, near.weights)
-    if gain.low is None or gain.low <= 0:
+    if certain and (gain.low is None or gain.low <= 0):
         interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
         raise DataError(
             f"{report.checkpoint} gains {gain.change:.2f} nats per token{interval} from a near copy at {near.length} "

@@ -9,16 +9,19 @@ documents on, are certainly worse than the best, by paired 95% intervals; of the
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
-from ropecli.evaluation.driver import Job, Store, report_of, score_samples
+from ropecli.evaluation.driver import Job, Store, Task, report_of, score_samples
 from ropecli.evaluation.protocols import Protocol, Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
 from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
@@ -36,8 +39,8 @@ _FIRST_ROUND = 4
 """Documents."""
 ENOUGH = 8
 """Documents of an interval that decides."""
-_PASSES = 4
-"""Over the whole length, of a document: two passages, each with it far back and without it."""
+_SHOWN = 2
+"""Candidates on the page, with their loss without the far text: the chosen one, and the best of the others."""
 
 
 def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Subject]:
@@ -82,18 +85,24 @@ def _refusal(plan: PatchPlan, engine: str) -> str:
     return " ".join(export_checkpoint(replace(plan.source, config=plan.config), engine).cannot)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """A candidate after a round. far: its loss with the far passage. cost: at short context, against the base."""
 
     subject: Subject
     far: Cell
     cost: Change
+    recall: Change
 
     def is_certainly_worse(self, best: "Measured") -> bool:
         """False for a few documents, whose interval is too narrow."""
         low = loss_change(self.far, best.far).low
         return self.far.samples >= ENOUGH and low is not None and low > 0
+
+    @property
+    def gains(self) -> bool:
+        """Whether it certainly reads better than the base without the far text."""
+        return self.recall.low is not None and self.recall.low > 0
 
     def costs_more(self, most: float, *, certainly: bool = False) -> bool:
         cost = self.cost.low if certainly and self.cost.low is not None else self.cost.change
@@ -102,8 +111,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """chosen: None if no candidate reads far within the cost. reports: the base and the last candidates; recall, then
-    perplexity. measured: the last candidates, best first.
+    """chosen: None if no candidate reads far within the cost. measured: the last candidates, best first. reports: the
+    base and the best of them; recall, then perplexity.
     """
 
     chosen: Measured | None
@@ -139,16 +148,39 @@ class Extension:
         return {"subjects": subjects, **tasks, "most_cost": self._most_cost, **self._factory.request()}
 
     def estimated_seconds(self) -> float:
-        """The time of one pass times the passes of all rounds, if half of the candidates stay in each."""
-        left, passes, before = len(self.candidates), 0, 0
-        for count in self.rounds:
-            passes += left * (count - before) * _PASSES
-            left, before = (left + 1) // 2, count
-        ids, length, _ = self._recall.longest()
+        """The tokens to read times the time of one pass at their length, if half of the candidates stay in each round."""
+        work = Counter[int]()
+
+        def add(task: Task, times: int) -> None:
+            for length, tokens in task.work(task.samples(one_pass=True)).items():
+                work[length] += times * tokens
+
+        add(self._of_base(), 1)
+        add(self._cost_of(self.rounds[-1]), 1)
+        left = len(self.candidates)
+        for before, count in zip([0, *self.rounds], self.rounds, strict=False):
+            for task in self._recall.only("far").of_first, self._cost_of:
+                add(task(count), left)
+                add(task(before), -left)
+            left = (left + 1) // 2
+        add(self._recall.only("absent"), min(_SHOWN, len(self.candidates)))
+        ids, _, _ = self._recall.longest()
+        seconds = 0.0
         with self._factory.open(self.base, self._tokenizer) as reader:
-            started = time.monotonic()
-            list(reader.losses([Window(ids, 1, length)]))
-            return passes * (time.monotonic() - started)
+            for length, tokens in work.items():
+                started = time.monotonic()
+                list(reader.losses([Window(np.resize(ids, length), 1, length)]))
+                seconds += tokens / length * (time.monotonic() - started)
+        return seconds
+
+    def _of_base(self) -> Recall:
+        return self._recall.up_to(self.base.positions.context_length)
+
+    def _cost_of(self, count: int) -> Perplexity:
+        """On a round's documents, but on enough for an interval that decides."""
+        documents = self._cost.documents
+        kept = documents.kept[: max(count, ENOUGH) if count else 0]
+        return Perplexity(replace(documents, kept=kept), self._cost.lengths, "prefix", self._cost.source)
 
     def choose(self, store: Store, *, budget: float | None = None) -> Choice:
         """Measure and choose. After half of the budget, seconds, no further round begins.
@@ -156,9 +188,11 @@ class Extension:
         Raises DataError if the base does not copy a passage nearby, which recall refers to.
         """
         started = time.monotonic()
-        reference_of(self._report(self.base, self._recall, store))
-        recall, [base_cost] = self._recall, self._report(self.base, self._cost, store).cells
+        with progress_bar("the checkpoint without a scaling", 1) as step:
+            reference_of(self._report(self.base, self._of_base(), store))
+            step()
         left: list[Measured] = []
+        measured_on = 0
         subjects = self.candidates
         for number, count in enumerate(self.rounds, 1):
             if number > 1 and budget is not None and (spent := time.monotonic() - started) * 2 > budget:
@@ -166,14 +200,14 @@ class Extension:
                 break
             bar = f"round {number} of {len(self.rounds)}, {count} documents"
             with progress_bar(bar, len(subjects)) as step:
-                measured = list(self._round(subjects, count, base_cost, store, step))
+                measured = list(self._round(subjects, count, store, step))
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
-            recall = self._recall.of_first(count)
+            measured_on = count
             left = self._best(measured, keep=len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2)
             subjects = [candidate.subject for candidate in left]
             say(f"{bar}: best {left[0].subject.label}, {len(left)} of {len(measured)} left")
-        return self._choice(left, recall, store)
+        return self._choice(left, measured_on, store)
 
     def _best(self, measured: Sequence[Measured], keep: int) -> list[Measured]:
         """The best by far loss, neither certainly worse nor certainly too costly; and the best of all, at any cost."""
@@ -183,45 +217,42 @@ class Extension:
         return allowed if by_loss[0] in allowed else [*allowed, by_loss[0]]
 
     def _round(
-        self, subjects: Sequence[Subject], count: int, base_cost: Cell, store: Store, step: Callable[[], None]
+        self, subjects: Sequence[Subject], count: int, store: Store, step: Callable[[], None]
     ) -> Iterator[Measured]:
+        recall, cost = self._recall.of_first(count).only("far"), self._cost_of(count)
+        reference = reference_of(self._report(self.base, self._of_base().of_first(count), store), certain=False)
+        [base_loss] = self._report(self.base, cost, store).cells
         for subject in subjects:
             try:
-                recalled = self._report(subject, self._recall.of_first(count), store)
-                [cost] = self._report(subject, self._cost, store).cells
-                yield Measured(subject, recalled.arm("far", self._recall.lengths[-1]), loss_change(cost, base_cost))
+                [far] = self._report(subject, recall, store).cells
+                [loss] = self._report(subject, cost, store).cells
+                yield Measured(subject, far, loss_change(loss, base_loss), reference.recall(far))
             except NotFiniteError:
                 pass
             step()
 
-    def _choice(self, left: Sequence[Measured], recall: Recall, store: Store) -> Choice:
-        subjects = [self.base, *(candidate.subject for candidate in left)]
-        recalls = [self._report(subject, recall, store) for subject in subjects]
-        reference = reference_of(recalls[0])
-        recalls = [replace(report, reference=reference) for report in recalls]
-
-        def gains(report: Report) -> bool:
-            """Whether it certainly reads better than the base without the far text."""
-            low = report.recall(self._recall.lengths[-1]).low
-            return low is not None and low > 0
-
-        within = [
-            candidate
-            for candidate, report in zip(left, recalls[1:], strict=True)
-            if gains(report) and not candidate.costs_more(self._most_cost)
-        ]
+    def _choice(self, left: Sequence[Measured], count: int, store: Store) -> Choice:
+        within = [candidate for candidate in left if candidate.gains and not candidate.costs_more(self._most_cost)]
         if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
             level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
             within = sorted(level, key=lambda candidate: candidate.cost.change)
-        costs = [self._report(subject, self._cost, store) for subject in subjects]
-        return Choice(within[0] if within else None, left, [*recalls, *costs])
+        shown = list(dict.fromkeys([*within[:1], *sorted(left, key=lambda candidate: candidate.far.value)]))[:_SHOWN]
+        recall = self._recall.of_first(count).only("absent", "far")
+        recalls = [self._report(self.base, self._of_base().of_first(count), store)]
+        with progress_bar("the best, without the far text", len(shown)) as step:
+            for candidate in shown:
+                recalls.append(self._report(candidate.subject, recall, store))
+                step()
+        reference = reference_of(recalls[0], certain=False)
+        subjects = [self.base, *(candidate.subject for candidate in shown)]
+        costs = [self._report(subject, self._cost_of(count), store) for subject in subjects]
+        return Choice(
+            within[0] if within else None, left, [*(replace(report, reference=reference) for report in recalls), *costs]
+        )
 
     def _report(self, subject: Subject, task: Perplexity | Recall, store: Store) -> Report:
         """What the store has is not measured again. Raises NotFiniteError."""
-        name = subject.label
-        if subject is self.base:
-            name, task = "base", task.up_to(subject.positions.context_length)
-        part = f"{task.name}, {name}"
+        part = f"{task.name}, {'base' if subject is self.base else subject.label}"
         with self._factory.open(subject, self._tokenizer) as reader:
             values = score_samples(task, reader, store, part)
         return report_of(Job(subject, task, self._tokenizer), values, store.values(part)[("reader",)], self._factory)

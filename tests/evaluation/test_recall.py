@@ -57,9 +57,10 @@ def test_the_losses_of_every_arm_equal_those_of_transformers(checkpoint, loaded,
 
 def test_a_longer_filler_begins_earlier_and_is_repeated_if_it_is_short(uneven):
     documents = uneven(241, 250, 260)
-    short, long = (list(Recall(documents, [256, 1024], 256)._arms(length, 3)) for length in (256, 1024))
+    task = Recall(documents, [256, 1024], 256)
+    short, long = ([task._arm(length, arm, 3) for arm in ("absent", "far")] for length in (256, 1024))
     others = np.concatenate([documents.kept[2].ids[1:], documents.kept[0].ids[1:]])
-    for shorter, longer in zip(short, long, strict=False):
+    for shorter, longer in zip(short, long, strict=True):
         np.testing.assert_array_equal(shorter[:96], longer[:96])
         np.testing.assert_array_equal(shorter[96:], longer[-160:])
         np.testing.assert_array_equal(longer[96:-80], np.tile(others, 2)[-848:])
@@ -71,10 +72,10 @@ def test_a_document_that_repeats_the_passage_is_no_filler(uneven):
     first, second, third = documents.kept
     third = replace(third, ids=np.concatenate([third.ids[:100], first.ids[60:90], third.ids[130:]]))
     task = Recall(replace(documents, kept=(first, second, third)), [256], 256)
-    _, far, _ = task._arms(256, 0)
+    far = task._arm(256, "far", 0)
     np.testing.assert_array_equal(far[96:-80], second.ids[-80:])
     with pytest.raises(DataError, match=r"shares 8 tokens in a row with text00\.txt"):
-        list(Recall(replace(documents, kept=(first, third)), [256], 256)._arms(256, 0))
+        Recall(replace(documents, kept=(first, third)), [256], 256)._arm(256, "far", 0)
 
 
 @pytest.mark.parametrize("method", ["streaming", "lm-infinite"])
@@ -85,8 +86,9 @@ def test_what_a_window_does_not_reach_gains_nothing(checkpoint, patched, uneven,
     model = load_model(open_checkpoint(patched(checkpoint, method, window=100)))
     task = Recall(uneven(300, 300, 300), [256, 512], 256)
     values = score_samples(task, LiveReader(model))
-    for (length, _), (absent, far, *_) in values.items():
-        assert (far == pytest.approx(absent, abs=1e-3)) is (length == 512)  # two layers reach 200 tokens
+    for (length, arm, number), loss in values.items():
+        if arm == "far":  # two layers reach 200 tokens
+            assert (loss == pytest.approx(values[length, "absent", number], abs=1e-3)) is (length == 512)
 
 
 def test_random_weights_gain_nothing(checkpoint, loaded, corpus, tokenizer):
@@ -142,7 +144,7 @@ def test_a_greedy_copy_counts_up_to_its_first_wrong_character(uneven, tokenizer)
             assert done(0, [*half, 1, 2])
             return [[*half, 1, 2], [], [5]]
 
-    [[half, nothing, wrong]] = task.score(Copies(), [(256, 0)])
+    half, nothing, wrong = task.score(Copies(), [(256, "far", 0), (256, "far", 1), (256, "far", 2)])
     passage = tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:64])
     copied = len(tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:32]))
     assert half == pytest.approx(64 * (1 - copied / len(passage)))

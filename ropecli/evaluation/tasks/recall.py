@@ -74,7 +74,7 @@ class Recall(Task):
         self.near = max(length for length in self.lengths if length <= pretraining_length)
         if len(documents.kept) < 2:
             raise DataError("recall needs two documents or more: the passage is of one, the text around it of others.")
-        self.count = len(documents.kept)
+        self.count, self.arms = len(documents.kept), ARMS
         self._texts = [documents.special.bare(document.ids) for document in documents.kept]
         self._runs: dict[int, np.ndarray] = {}  # by document
 
@@ -88,6 +88,12 @@ class Recall(Task):
         """The samples of the first documents, among the text of all."""
         task = copy(self)
         task.count = min(count, self.count)
+        return task
+
+    def only(self, *arms: str) -> "Recall":
+        """The samples of these arms at the longest length."""
+        task = copy(self)
+        task.lengths, task.arms = self.lengths[-1:], arms
         return task
 
     @property
@@ -104,33 +110,33 @@ class Recall(Task):
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         largest = max(int(document.ids.max()) for document in self.documents.kept)
-        longest = next(self._arms(self.lengths[-1], 0))
+        longest = self._arm(self.lengths[-1], "absent", 0)
         return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
-        return [(length, number) for length in self.lengths for number in range(_PASSAGES * self.count)]
+        numbers = range(_PASSAGES * self.count)
+        return [
+            (length, arm, number) for length in self.lengths for arm in self._arms_at(length) for number in numbers
+        ]
+
+    def _arms_at(self, length: int) -> list[str]:
+        return [arm for arm in self.arms if arm != "near" or length == self.near]
 
     def tokens(self, sample: SampleId) -> int:
-        length, _ = sample
-        return int(length) * (len(ARMS) if length == self.near else 2)
-
-    def pass_length(self, sample: SampleId) -> int:
         return int(sample[0])
 
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
-        """The loss of each arm, summed over the scored tokens."""
-        arms = [arm for length, number in batch for arm in self._arms(length, number)]
-        losses = self._copying(reader, arms) if self.answers else self._losses(reader, arms)
-        each = len(arms) // len(batch)
-        return [losses[start : start + each] for start in range(0, len(arms), each)]
+        """The loss of each sample, summed over the scored tokens."""
+        ids = [self._arm(*sample) for sample in batch]
+        return self._copying(reader, ids) if self.answers else self._losses(reader, ids)
 
-    def _losses(self, reader: Reader, arms: Sequence[np.ndarray]) -> list[float]:
-        windows = (Window(ids, _SCORED, len(ids), reads_last=False) for ids in arms)
+    def _losses(self, reader: Reader, samples: Sequence[np.ndarray]) -> list[float]:
+        windows = (Window(ids, _SCORED, len(ids), reads_last=False) for ids in samples)
         return [float(losses.sum()) for losses in reader.losses(windows)]
 
-    def _copying(self, reader: Reader, arms: Sequence[np.ndarray]) -> list[float]:
+    def _copying(self, reader: Reader, samples: Sequence[np.ndarray]) -> list[float]:
         """The scored tokens after the first wrong one of a greedy copy, by the share of its characters."""
-        expected = [self.tokenizer.decode(ids[-_SCORED:]) for ids in arms]
+        expected = [self.tokenizer.decode(ids[-_SCORED:]) for ids in samples]
 
         def right(index: int, tokens: Sequence[int]) -> tuple[int, bool]:
             text = self.tokenizer.decode(tokens).rstrip("\ufffd")  # half a character
@@ -141,23 +147,25 @@ class Recall(Task):
         def done(index: int, tokens: list[int]) -> bool:
             return right(index, tokens)[1]
 
-        answers = reader.generate([ids[:-_SCORED] for ids in arms], _SCORED, done)
+        answers = reader.generate([ids[:-_SCORED] for ids in samples], _SCORED, done)
         shares = [right(index, tokens)[0] / len(expected[index]) for index, tokens in enumerate(answers)]
         return [_SCORED * (1 - share) for share in shares]
 
-    def _arms(self, length: int, number: int) -> Iterator[np.ndarray]:
-        """The ids of each arm of a sample, shape (length,)."""
+    def _arm(self, length: int, arm: str, number: int) -> np.ndarray:
+        """Ids, shape (length,)."""
         document, part = divmod(number, _PASSAGES)
         passage = _middle(np.array_split(self._texts[document], _PASSAGES)[part])
         following = next(self._others(document, passage, step=1))
-        unrelated, prefix = _middle(following), self.documents.special.prefix
+        prefix = self.documents.special.prefix
         lead = np.concatenate([prefix, np.resize(following, self.lead - len(prefix))]).astype(np.int64)
         filler = self._filler(document, passage, length - self.lead - 2 * PASSAGE)
-        begin, end = filler[: max(0, len(filler) - _GAP)], filler[max(0, len(filler) - _GAP) :]
-        yield np.concatenate([lead, unrelated, filler, passage])
-        yield np.concatenate([lead, passage, filler, passage])
-        if length == self.near:
-            yield np.concatenate([lead, begin, passage, end, passage])
+        begin, end = np.split(filler, [max(0, len(filler) - _GAP)])
+        before = {
+            "absent": [_middle(following), filler],
+            "far": [passage, filler],
+            "near": [begin, passage, end],
+        }
+        return np.concatenate([lead, *before[arm], passage])
 
     def _filler(self, document: int, passage: np.ndarray, size: int) -> np.ndarray:
         """Text of the documents before this one, repeated if they are too short; shape (size,)."""
@@ -192,8 +200,9 @@ class Recall(Task):
         names, cells = self.documents.names[: self.count], []
         weights = np.full(len(names), float(_PASSAGES * _SCORED))
         for length in self.lengths:
-            losses = np.array([value for sample, value in values.items() if sample[0] == length], dtype=float)
-            for arm, sums in zip(ARMS, losses.reshape(len(names), _PASSAGES, -1).sum(axis=1).T, strict=False):
+            for arm in self._arms_at(length):
+                losses = [value for sample, value in values.items() if sample[:2] == (length, arm)]
+                sums = np.array(losses, dtype=float).reshape(len(names), _PASSAGES).sum(axis=1)
                 refuse_overflow(sums, weights, length, names)
                 cells.append(
                     Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), tokens=int(weights.sum()))
