@@ -87,8 +87,11 @@ FAULTS: list[tuple[str, str]] = [
     ("np.array(cell.sums) - np.array(base.sums)", "np.array(base.sums) - np.array(cell.sums)"),
     ("if length <= pretraining_length and length in report.lengths", "if length in report.lengths"),
     ('_difference(base.arm("far", length), self.arm("far", length), ', '_difference(self.arm("far", length), base.arm("far", length), '),
-    ("_difference(self._reference.absent, self.arm", '_difference(self.arm("absent", length), self.arm'),
-    ("[lead, begin, passage, end, passage]", "[lead, passage, begin, end, passage]"),
+    (
+        'self._reference.recall(self.arm("far", length))',
+        '_difference(self.arm("absent", length), self.arm("far", length), self._reference.gains)',
+    ),
+    ("[begin, passage, end]", "[passage, begin, end]"),
     ("if not np.isin(_runs_of(passage), self._runs[index]).any():", "if len(passage):"),
     ("if note.values and value not in note.values:", "if note.values and value is None:"),
     ("cache = outputs.past_key_values", "cache = None"),

@@ -298,10 +298,10 @@ def show_extended(result: "Extended") -> None:
     rows = []
     for measured in choice.measured:
         label = measured.subject.label
-        words = [recall_words(measured.recall), change_words(measured.cost, "%")]
+        words = [str(measured.far.samples), recall_words(measured.recall), change_words(measured.cost, "%")]
         rows.append([Bold(label) if measured is choice.chosen else label, *words])
     short = choice.reports[-1].lengths[-1]
-    heads = ["candidate", f"recall at {result.length:,}", f"cost at {short:,}"]
+    heads = ["candidate", "documents", f"recall at {result.length:,}", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
     if choice.chosen is None:
         best, label = choice.best, choice.best.subject.label

@@ -67,7 +67,8 @@ def _row(measured: "Measured") -> dict[str, Any]:
         for name, change in changes.items()
         for end, value in (("", change.change), ("_low", change.low), ("_high", change.high))
     }
-    return {"label": measured.subject.label, "far_nll": measured.far.value, **values}
+    of_far = {"far_nll": measured.far.value, "documents": measured.far.samples}
+    return {"label": measured.subject.label, **of_far, **values}
 
 
 class ExtendOptions(request.EvalTextOptions, request.LoadingOptions, total=False): ...

@@ -40,7 +40,7 @@ _FIRST_ROUND = 4
 ENOUGH = 8
 """Documents of an interval that decides."""
 _SHOWN = 2
-"""Candidates on the page, with their loss without the far text: the chosen one, and the best of the others."""
+"""Candidates on the page, with all arms and lengths: the chosen one, and the best of the others."""
 
 
 def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Subject]:
@@ -87,7 +87,7 @@ def _refusal(plan: PatchPlan, engine: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A candidate after a round. far: its loss with the far passage. cost: at short context, against the base."""
+    """A candidate after its last round. far: loss with the far passage. cost: at short context, against the base."""
 
     subject: Subject
     far: Cell
@@ -111,8 +111,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """chosen: None if no candidate reads far within the cost. measured: the last candidates, best first. reports: the
-    base and the best of them; recall, then perplexity.
+    """chosen: None if no candidate reads far within the cost. measured: those of the last round first, best first.
+    reports: the base, the chosen candidate and the best of the others; recall, then perplexity.
     """
 
     chosen: Measured | None
@@ -122,7 +122,9 @@ class Choice:
     @property
     def best(self) -> Measured:
         """By far loss, whatever it costs."""
-        return min(self.measured, key=lambda candidate: candidate.far.value)
+        documents = self.measured[0].far.samples
+        last = (candidate for candidate in self.measured if candidate.far.samples == documents)
+        return min(last, key=lambda candidate: candidate.far.value)
 
 
 class Extension:
@@ -148,7 +150,7 @@ class Extension:
         return {"subjects": subjects, **tasks, "most_cost": self._most_cost, **self._factory.request()}
 
     def estimated_seconds(self) -> float:
-        """The tokens to read times the time of one pass at their length, if half of the candidates stay in each round."""
+        """The tokens to read, if half of the candidates stay in each round, by the time of one pass at their length."""
         work = Counter[int]()
 
         def add(task: Task, times: int) -> None:
@@ -163,7 +165,8 @@ class Extension:
                 add(task(count), left)
                 add(task(before), -left)
             left = (left + 1) // 2
-        add(self._recall.only("absent"), min(_SHOWN, len(self.candidates)))
+        add(self._recall, min(_SHOWN, len(self.candidates)))
+        add(self._recall.only("far"), -min(_SHOWN, len(self.candidates)))
         ids, _, _ = self._recall.longest()
         seconds = 0.0
         with self._factory.open(self.base, self._tokenizer) as reader:
@@ -192,7 +195,7 @@ class Extension:
             reference_of(self._report(self.base, self._of_base(), store))
             step()
         left: list[Measured] = []
-        measured_on = 0
+        dropped: list[Measured] = []
         subjects = self.candidates
         for number, count in enumerate(self.rounds, 1):
             if number > 1 and budget is not None and (spent := time.monotonic() - started) * 2 > budget:
@@ -203,11 +206,11 @@ class Extension:
                 measured = list(self._round(subjects, count, store, step))
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
-            measured_on = count
             left = self._best(measured, keep=len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2)
+            dropped = [*sorted({*measured} - {*left}, key=lambda candidate: candidate.far.value), *dropped]
             subjects = [candidate.subject for candidate in left]
             say(f"{bar}: best {left[0].subject.label}, {len(left)} of {len(measured)} left")
-        return self._choice(left, measured_on, store)
+        return self._choice(left, dropped, store)
 
     def _best(self, measured: Sequence[Measured], keep: int) -> list[Measured]:
         """The best by far loss, neither certainly worse nor certainly too costly; and the best of all, at any cost."""
@@ -231,24 +234,25 @@ class Extension:
                 pass
             step()
 
-    def _choice(self, left: Sequence[Measured], count: int, store: Store) -> Choice:
+    def _choice(self, left: Sequence[Measured], dropped: Sequence[Measured], store: Store) -> Choice:
         within = [candidate for candidate in left if candidate.gains and not candidate.costs_more(self._most_cost)]
         if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
             level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
             within = sorted(level, key=lambda candidate: candidate.cost.change)
-        shown = list(dict.fromkeys([*within[:1], *sorted(left, key=lambda candidate: candidate.far.value)]))[:_SHOWN]
-        recall = self._recall.of_first(count).only("absent", "far")
-        recalls = [self._report(self.base, self._of_base().of_first(count), store)]
-        with progress_bar("the best, without the far text", len(shown)) as step:
+        by_loss, count = sorted(left, key=lambda candidate: candidate.far.value), left[0].far.samples
+        shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
+        reports = [
+            self._report(self.base, self._of_base().of_first(count), store),
+            self._report(self.base, self._cost_of(count), store),
+        ]
+        reference = reference_of(reports[0], certain=False)
+        with progress_bar("the best, at all lengths", len(shown)) as step:
             for candidate in shown:
-                recalls.append(self._report(candidate.subject, recall, store))
+                for task in self._recall.of_first(count), self._cost_of(count):
+                    reports.append(self._report(candidate.subject, task, store))
                 step()
-        reference = reference_of(recalls[0], certain=False)
-        subjects = [self.base, *(candidate.subject for candidate in shown)]
-        costs = [self._report(subject, self._cost_of(count), store) for subject in subjects]
-        return Choice(
-            within[0] if within else None, left, [*(replace(report, reference=reference) for report in recalls), *costs]
-        )
+        recalls = [replace(report, reference=reference) for report in reports[::2]]
+        return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *reports[1::2]])
 
     def _report(self, subject: Subject, task: Perplexity | Recall, store: Store) -> Report:
         """What the store has is not measured again. Raises NotFiniteError."""

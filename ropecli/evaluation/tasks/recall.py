@@ -74,7 +74,8 @@ class Recall(Task):
         self.near = max(length for length in self.lengths if length <= pretraining_length)
         if len(documents.kept) < 2:
             raise DataError("recall needs two documents or more: the passage is of one, the text around it of others.")
-        self.count, self.arms = len(documents.kept), ARMS
+        self.count = len(documents.kept)
+        self.arms: Sequence[str] = ARMS
         self._texts = [documents.special.bare(document.ids) for document in documents.kept]
         self._runs: dict[int, np.ndarray] = {}  # by document
 
@@ -91,7 +92,7 @@ class Recall(Task):
         return task
 
     def only(self, *arms: str) -> "Recall":
-        """The samples of these arms at the longest length."""
+        """The samples of some arms at the longest length."""
         task = copy(self)
         task.lengths, task.arms = self.lengths[-1:], arms
         return task
@@ -115,9 +116,7 @@ class Recall(Task):
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
         numbers = range(_PASSAGES * self.count)
-        return [
-            (length, arm, number) for length in self.lengths for arm in self._arms_at(length) for number in numbers
-        ]
+        return [(length, arm, number) for length in self.lengths for arm in self._arms_at(length) for number in numbers]
 
     def _arms_at(self, length: int) -> list[str]:
         return [arm for arm in self.arms if arm != "near" or length == self.near]
