@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -306,7 +307,7 @@ def show_extended(result: "Extended") -> None:
     if choice.chosen is None:
         best, label = choice.best, choice.best.subject.label
         cost, plan = 100 * best.cost.change, best.subject.plan
-        more = f"Allow more with --max-short-cost, {cost:.3g} for {label}, or train it" if best.gains else "Train it"
+        more = f"Allow more with --max-short-cost, {ceil(cost)} for {label}, or train it" if best.gains else "Train it"
         tell(
             f"No candidate gains from text {result.length:,} tokens back (recall certainly above 0) at a cost of "
             f"{result.max_short_cost:g}% or less: nothing is written. {more}; plan prints the command for your GPUs:"

@@ -268,7 +268,7 @@ def collect(
                 subject, label = job.subject, job.subject.label
                 parts_of_name = [subject.checkpoint.name] * (label == "none" or several) + [label] * (label != "none")
                 bar = ", ".join(parts_of_name) + f" ({number} of {len(jobs)})" * (len(jobs) > 1)
-                if (values := _finished(job.task, store.values(part), workers)) is None:
+                if (values := finished(job.task, store.values(part), workers)) is None:
                     scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
                     with factory.open(job.subject, job.tokenizer, scalings) as reader:
                         values = score_samples(job.task, reader, store, part, workers, progress, bar)
@@ -278,13 +278,14 @@ def collect(
                 yield job, values, store.values(part)[_READER]
 
 
-def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
+def finished(task: Task, done: Values, workers: Workers | None = None) -> Values | None:
     """All values, if an earlier run has saved them; then no model is loaded."""
+    workers = workers or Workers()
     samples = task.samples(one_pass=not done[_READER]["follows_length"]) if _READER in done else []
-    finished = bool(samples) and all(sample in done for sample in samples)
+    has_all = bool(samples) and all(sample in done for sample in samples)
     # another process may have seen the files earlier
     return (
-        {sample: done[sample] for sample in samples} if all(workers.gather({workers.rank: finished}).values()) else None
+        {sample: done[sample] for sample in samples} if all(workers.gather({workers.rank: has_all}).values()) else None
     )
 
 

@@ -77,6 +77,10 @@ class Progress:
             yield
         self._now, self._batch = Counter(), 0.0
 
+    def expect(self, *jobs: Work) -> None:
+        """The jobs to come, instead of those announced."""
+        self._later = [Counter(job) for job in jobs]
+
     def skip(self) -> None:
         """The next job needs no reading."""
         self._later.pop(0)

@@ -10,7 +10,7 @@ documents on, are certainly worse than the best, by paired 95% intervals; of the
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
-from ropecli.evaluation.driver import Job, Store, Task, report_of, score_samples
+from ropecli.evaluation.driver import Job, SampleId, Store, Task, finished, report_of, score_samples
+from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol, Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
 from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
@@ -29,7 +30,7 @@ from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
 from ropecli.evaluation.texts import read_texts
 from ropecli.live.loading import load_tokenizer
-from ropecli.messages import duration, progress_bar, say, warn
+from ropecli.messages import duration, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.spec import make_spec
 
@@ -143,14 +144,17 @@ class Extension:
         self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
         self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
         self.rounds = [count for count in (_FIRST_ROUND, 2 * _FIRST_ROUND) if count < recall.count] + [recall.count]
+        self._progress = Progress([], " An interrupted run continues with --resume.")
+        self._expected = self._work()
+        self._begun = set[tuple[str, SampleId]]()
 
     def request(self) -> dict[str, Any]:
         subjects = [subject.request() for subject in (self.base, *self.candidates)]
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
         return {"subjects": subjects, **tasks, "most_cost": self._most_cost, **self._factory.request()}
 
-    def estimated_seconds(self) -> float:
-        """The tokens to read, if half of the candidates stay in each round, by the time of one pass at their length."""
+    def _work(self) -> Counter[int]:
+        """Tokens to read by the length of the pass, if half of the candidates stay in each round."""
         work = Counter[int]()
 
         def add(task: Task, times: int) -> None:
@@ -167,10 +171,14 @@ class Extension:
             left = (left + 1) // 2
         add(self._recall, min(_SHOWN, len(self.candidates)))
         add(self._recall.only("far"), -min(_SHOWN, len(self.candidates)))
+        return work
+
+    def estimated_seconds(self) -> float:
+        """By the time of one pass of each length."""
         ids, _, _ = self._recall.longest()
         seconds = 0.0
         with self._factory.open(self.base, self._tokenizer) as reader:
-            for length, tokens in work.items():
+            for length, tokens in self._expected.items():
                 started = time.monotonic()
                 list(reader.losses([Window(np.resize(ids, length), 1, length)]))
                 seconds += tokens / length * (time.monotonic() - started)
@@ -190,10 +198,13 @@ class Extension:
 
         Raises DataError if the base does not copy a passage nearby, which recall refers to.
         """
+        with self._progress.shown():
+            return self._search(store, budget)
+
+    def _search(self, store: Store, budget: float | None) -> Choice:
         started = time.monotonic()
-        with progress_bar("the checkpoint without a scaling", 1) as step:
-            reference_of(self._report(self.base, self._of_base(), store))
-            step()
+        [base] = self._reports(self.base, [self._of_base()], store)
+        reference_of(base)
         left: list[Measured] = []
         dropped: list[Measured] = []
         subjects = self.candidates
@@ -201,15 +212,14 @@ class Extension:
             if number > 1 and budget is not None and (spent := time.monotonic() - started) * 2 > budget:
                 say(f"Stopping after {duration(spent)} of measuring, before round {number}: see --budget.")
                 break
-            bar = f"round {number} of {len(self.rounds)}, {count} documents"
-            with progress_bar(bar, len(subjects)) as step:
-                measured = list(self._round(subjects, count, store, step))
+            measured = list(self._round(subjects, number, store))
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
             left = self._best(measured, keep=len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2)
             dropped = [*sorted({*measured} - {*left}, key=lambda candidate: candidate.far.value), *dropped]
             subjects = [candidate.subject for candidate in left]
-            say(f"{bar}: best {left[0].subject.label}, {len(left)} of {len(measured)} left")
+            best = f"best {left[0].subject.label}, {len(left)} of {len(measured)} left"
+            say(f"Round {number} of {len(self.rounds)}, {count} documents: {best}.")
         return self._choice(left, dropped, store)
 
     def _best(self, measured: Sequence[Measured], keep: int) -> list[Measured]:
@@ -219,20 +229,18 @@ class Extension:
         allowed = [candidate for candidate in allowed if not candidate.is_certainly_worse(allowed[0])][:keep]
         return allowed if by_loss[0] in allowed else [*allowed, by_loss[0]]
 
-    def _round(
-        self, subjects: Sequence[Subject], count: int, store: Store, step: Callable[[], None]
-    ) -> Iterator[Measured]:
+    def _round(self, subjects: Sequence[Subject], number: int, store: Store) -> Iterator[Measured]:
+        count, bar = self.rounds[number - 1], f"round {number} of {len(self.rounds)}, "
         recall, cost = self._recall.of_first(count).only("far"), self._cost_of(count)
-        reference = reference_of(self._report(self.base, self._of_base().of_first(count), store), certain=False)
-        [base_loss] = self._report(self.base, cost, store).cells
+        base, of_cost = self._reports(self.base, [self._of_base().of_first(count), cost], store, bar)
+        reference = reference_of(base, certain=False)
         for subject in subjects:
             try:
-                [far] = self._report(subject, recall, store).cells
-                [loss] = self._report(subject, cost, store).cells
-                yield Measured(subject, far, loss_change(loss, base_loss), reference.recall(far))
+                reports = self._reports(subject, [recall, cost], store, bar)
             except NotFiniteError:
-                pass
-            step()
+                continue
+            [far], [loss] = (report.cells for report in reports)
+            yield Measured(subject, far, loss_change(loss, of_cost.cells[0]), reference.recall(far))
 
     def _choice(self, left: Sequence[Measured], dropped: Sequence[Measured], store: Store) -> Choice:
         within = [candidate for candidate in left if candidate.gains and not candidate.costs_more(self._most_cost)]
@@ -241,25 +249,35 @@ class Extension:
             within = sorted(level, key=lambda candidate: candidate.cost.change)
         by_loss, count = sorted(left, key=lambda candidate: candidate.far.value), left[0].far.samples
         shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
-        reports = [
-            self._report(self.base, self._of_base().of_first(count), store),
-            self._report(self.base, self._cost_of(count), store),
-        ]
+        cost = self._cost_of(count)
+        reports = self._reports(self.base, [self._of_base().of_first(count), cost], store)
         reference = reference_of(reports[0], certain=False)
-        with progress_bar("the best, at all lengths", len(shown)) as step:
-            for candidate in shown:
-                for task in self._recall.of_first(count), self._cost_of(count):
-                    reports.append(self._report(candidate.subject, task, store))
-                step()
+        for candidate in shown:
+            reports += self._reports(candidate.subject, [self._recall.of_first(count), cost], store, "all lengths, ")
         recalls = [replace(report, reference=reference) for report in reports[::2]]
         return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *reports[1::2]])
 
-    def _report(self, subject: Subject, task: Perplexity | Recall, store: Store) -> Report:
+    def _reports(self, subject: Subject, tasks: Sequence[Task], store: Store, bar: str = "") -> list[Report]:
         """What the store has is not measured again. Raises NotFiniteError."""
-        part = f"{task.name}, {'base' if subject is self.base else subject.label}"
-        with self._factory.open(subject, self._tokenizer) as reader:
-            values = score_samples(task, reader, store, part)
-        return report_of(Job(subject, task, self._tokenizer), values, store.values(part)[("reader",)], self._factory)
+        label = "base" if subject is self.base else subject.label
+        jobs = [(Job(subject, task, self._tokenizer), f"{task.name}, {label}") for task in tasks]
+        if any(finished(job.task, store.values(part)) is None for job, part in jobs):
+            with self._factory.open(subject, self._tokenizer) as reader:
+                for job, part in jobs:
+                    self._begin(job.task, part)
+                    score_samples(job.task, reader, store, part, progress=self._progress, bar=bar + label)
+        stored = [(job, store.values(part)) for job, part in jobs]
+        return [
+            report_of(job, finished(job.task, values) or {}, values[("reader",)], self._factory)
+            for job, values in stored
+        ]
+
+    def _begin(self, task: Task, part: str) -> None:
+        """What a later round does not read again goes from the expected work."""
+        new = {(part, sample) for sample in task.samples(one_pass=True)} - self._begun
+        self._begun |= new
+        self._expected.subtract(task.work(sample for _, sample in new))
+        self._progress.expect({}, +self._expected)
 
 
 def make_extension(

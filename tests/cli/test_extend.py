@@ -75,11 +75,11 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes(exte
     assert list(tmp_path.iterdir()) == []
     score, read = extension.score_samples, []
 
-    def interrupted(task, reader, store, part):
-        if len(read) == 6:
+    def interrupted(task, reader, store, part, **bar):
+        if len(read) == 4:
             raise KeyboardInterrupt
         read.append(part)
-        return score(task, reader, store, part)
+        return score(task, reader, store, part, **bar)
 
     monkeypatch.setattr(extension, "score_samples", interrupted)
     assert extend("--max-short-cost", 50).code == 130
