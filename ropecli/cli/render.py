@@ -292,6 +292,7 @@ def show_file(drawn: "DrawnFile") -> None:
 def show_extended(result: "Extended") -> None:
     from ropecli.checkpoint.provenance import patch_command
     from ropecli.reporting.wording import change_words, recall_words
+    from ropecli.tuning.extension import ENOUGH
 
     if result.choice is None:
         return
@@ -307,7 +308,11 @@ def show_extended(result: "Extended") -> None:
     if choice.chosen is None:
         best, label = choice.best, choice.best.subject.label
         cost, plan = 100 * best.cost.change, best.subject.plan
-        more = f"Allow more with --max-short-cost, {ceil(cost)} for {label}, or train it" if best.gains else "Train it"
+        documents, more = best.far.samples, "Train it"
+        if best.gains:
+            more = f"Allow more with --max-short-cost, {ceil(cost)} for {label}, or train it"
+        elif documents < ENOUGH:
+            more = f"{documents} documents are few: measure on more, or train it"
         tell(
             f"No candidate gains from text {result.length:,} tokens back (recall certainly above 0) at a cost of "
             f"{result.max_short_cost:g}% or less: nothing is written. {more}; plan prints the command for your GPUs:"

@@ -72,7 +72,7 @@ def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Su
             refusal = str(error)
         if refusal:
             refusals.append(refusal)
-        else:
+        elif Subject(checkpoint, plan).label not in [subject.label for subject in subjects]:
             subjects.append(Subject(checkpoint, plan))
     if not subjects:
         raise MethodError(f"Nothing that {engine} runs extends {checkpoint.name} to {length} tokens: {refusals[0]}")

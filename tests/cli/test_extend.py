@@ -56,6 +56,7 @@ def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, rop
     assert f"{folder} reads 512 tokens as it is." in outcome.err
     result = json.loads(outcome.out)
     assert (result["chosen"], result["output"]) == ("yarn ×4", None)
+    assert result["candidates"] == ["yarn ×4", "yarn ×2"]
     assert (result["reports"][0]["method"], result["reports"][0]["in_memory"]) == ("none", True)
     assert not (tmp_path / "out").exists()
 
