@@ -175,14 +175,13 @@ class Extension:
 
     def estimated_seconds(self) -> float:
         """By the time of one pass of each length."""
-        ids, _, _ = self._recall.longest()
-        seconds = 0.0
+        (ids, _, _), lengths, seconds = self._recall.longest(), sorted(self._expected), dict[int, float]()
         with self._factory.open(self.base, self._tokenizer) as reader:
-            for length, tokens in self._expected.items():
+            for length in [lengths[0], *lengths]:  # the very first pass is slow
                 started = time.monotonic()
                 list(reader.losses([Window(np.resize(ids, length), 1, length)]))
-                seconds += tokens / length * (time.monotonic() - started)
-        return seconds
+                seconds[length] = time.monotonic() - started
+        return sum(tokens / length * seconds[length] for length, tokens in self._expected.items())
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
