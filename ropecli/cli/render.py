@@ -296,8 +296,7 @@ def show_extended(result: "Extended") -> None:
 
     if result.choice is None:
         return
-    choice, name = result.choice, quoted(result.checkpoint)
-    rows = []
+    choice, rows = result.choice, []
     for measured in choice.measured:
         label = measured.subject.label
         words = [str(measured.far.samples), recall_words(measured.recall), change_words(measured.cost, "%")]
@@ -306,18 +305,17 @@ def show_extended(result: "Extended") -> None:
     heads = ["candidate", "documents", f"recall at {result.length:,}", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
     if choice.chosen is None:
-        best, label = choice.best, choice.best.subject.label
-        cost, plan = 100 * best.cost.change, best.subject.plan
-        documents, more = best.far.samples, "Train it"
+        best, plan, more = choice.best, choice.best.subject.plan, "Train it"
         if best.gains:
-            more = f"Allow more with --max-short-cost, {ceil(cost)} for {label}, or train it"
-        elif documents < ENOUGH:
-            more = f"{documents} documents are few: measure on more, or train it"
+            cost = ceil(100 * best.cost.change)
+            more = f"Allow more with --max-short-cost, {cost} for {best.subject.label}, or train it"
+        elif best.far.samples < ENOUGH:
+            more = f"{best.far.samples} documents are few: measure on more, or train it"
         tell(
             f"No candidate gains from text {result.length:,} tokens back (recall certainly above 0) at a cost of "
             f"{result.max_short_cost:g}% or less: nothing is written. {more}; plan prints the command for your GPUs:"
         )
-        folder = name
+        folder = quoted(result.checkpoint)
         if plan:
             spec, folder, options = plan.spec, "DIR", {"target_length": result.length}
             method = spec.method.name
