@@ -92,7 +92,7 @@ FAULTS: list[tuple[str, str]] = [
         '_difference(self.arm("absent", length), self.arm("far", length), self._reference.gains)',
     ),
     ("[begin, passage, end]", "[passage, begin, end]"),
-    ("if not np.isin(_runs_of(passage), self._runs[index]).any():", "if len(passage):"),
+    ("if (first == end).all():", "if len(passage):"),
     ("if note.values and value not in note.values:", "if note.values and value is None:"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
