@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from ropecli.messages import duration, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.spec import make_spec
 
+_LOSS = attrgetter("far.value")
 HEADROOM = (1.0, 1.5, 2.0)
 OWN_ATTENTION = "ropecli"
 _FIRST_ROUND = 4
@@ -123,9 +125,7 @@ class Choice:
     @property
     def best(self) -> Measured:
         """By far loss, whatever it costs."""
-        documents = self.measured[0].far.samples
-        last = (candidate for candidate in self.measured if candidate.far.samples == documents)
-        return min(last, key=lambda candidate: candidate.far.value)
+        return self.measured[0]
 
 
 class Extension:
@@ -215,7 +215,7 @@ class Extension:
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
             left = self._best(measured, keep=len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2)
-            dropped = [*sorted({*measured} - {*left}, key=lambda candidate: candidate.far.value), *dropped]
+            dropped = [*sorted({*measured} - {*left}, key=_LOSS), *dropped]
             subjects = [candidate.subject for candidate in left]
             best = f"best {left[0].subject.label}, {len(left)} of {len(measured)} left"
             say(f"Round {number} of {len(self.rounds)}, {count} documents: {best}.")
@@ -223,7 +223,7 @@ class Extension:
 
     def _best(self, measured: Sequence[Measured], keep: int) -> list[Measured]:
         """The best by far loss, neither certainly worse nor certainly too costly; and the best of all, at any cost."""
-        by_loss = sorted(measured, key=lambda candidate: candidate.far.value)
+        by_loss = sorted(measured, key=_LOSS)
         allowed = [candidate for candidate in by_loss if not candidate.costs_more(self._most_cost, certainly=True)]
         allowed = [candidate for candidate in allowed if not candidate.is_certainly_worse(allowed[0])][:keep]
         return allowed if by_loss[0] in allowed else [*allowed, by_loss[0]]
@@ -246,7 +246,7 @@ class Extension:
         if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
             level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
             within = sorted(level, key=lambda candidate: candidate.cost.change)
-        by_loss, count = sorted(left, key=lambda candidate: candidate.far.value), left[0].far.samples
+        by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
         shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
         cost = self._cost_of(count)
         reports = self._reports(self.base, [self._of_base().of_first(count), cost], store)

@@ -159,11 +159,7 @@ class Recall(Task):
         lead = np.concatenate([prefix, np.resize(following, self.lead - len(prefix))]).astype(np.int64)
         filler = self._filler(document, passage, length - self.lead - 2 * PASSAGE)
         begin, end = np.split(filler, [max(0, len(filler) - _GAP)])
-        before = {
-            "absent": [_middle(following), filler],
-            "far": [passage, filler],
-            "near": [begin, passage, end],
-        }
+        before = {"absent": [_middle(following), filler], "far": [passage, filler], "near": [begin, passage, end]}
         return np.concatenate([lead, *before[arm], passage])
 
     def _filler(self, document: int, passage: np.ndarray, size: int) -> np.ndarray:
