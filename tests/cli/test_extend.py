@@ -70,7 +70,7 @@ def test_a_base_that_does_not_copy_is_refused_and_leaves_nothing(extend, tmp_pat
     assert list(tmp_path.iterdir()) == [damaged]
 
 
-def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes(extend, tmp_path, monkeypatch):
+def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from_python(extend, tmp_path, monkeypatch):
     dry = extend("--dry-run").succeeds()
     assert "Measuring takes some" in dry.err
     assert list(tmp_path.iterdir()) == []
@@ -86,7 +86,12 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes(exte
     assert extend("--max-short-cost", 50).code == 130
     monkeypatch.setattr(extension, "score_samples", score)
     extend("--max-short-cost", 50).is_refused("--resume")
-    assert "Chosen: yarn ×4" in extend("--max-short-cost", 50, "--resume").succeeds().out
+    result = ropecli.extend(
+        "demo", length=512, max_documents=4, max_short_cost=50, output=tmp_path / "out", resume=True
+    )
+    assert result.choice.chosen.subject.label == "yarn ×4"
+    assert result.output == tmp_path / "out"
+    assert result.export is None
 
 
 def test_candidates_are_what_the_engine_runs(build, llama):
@@ -101,12 +106,3 @@ def test_candidates_are_what_the_engine_runs(build, llama):
     sliding = make_candidates(open_checkpoint(build("gemma3_text")), 256, "vllm")
     assert all("full_attention" in subject.plan.positions.ropes for subject in sliding)
     assert [subject.plan for subject in make_candidates(open_checkpoint(llama), 64, "vllm")] == [None]
-
-
-def test_from_python(tmp_path, monkeypatch):
-    monkeypatch.setattr(extension, "scaling_methods", lambda: ("yarn",))
-    monkeypatch.setattr(extension, "HEADROOM", (2.0,))
-    result = ropecli.extend("demo", length=512, max_documents=4, max_short_cost=50, output=tmp_path / "out")
-    assert result.choice.chosen.subject.label == "yarn ×4"
-    assert result.output == tmp_path / "out"
-    assert result.export is None
