@@ -129,8 +129,13 @@ def extend(
     texts: Any = {**shared, "data": data, "max_documents": max_documents, "min_tokens": None, "max_tokens": None}
     search = make_extension(opened, length, serve, texts, loading, max_short_cost / 100)
     labels = [subject.label for subject in search.candidates]
-    estimated = search.estimated_seconds()
+    least, estimated = search.estimated_seconds()
     say(f"Candidates that {serve} runs: {', '.join(labels)}. Measuring takes some {duration(estimated)}.")
+    if seconds is not None and least > seconds:
+        raise MethodError(
+            f"--budget is {budget}; a round on {search.rounds[0]} documents takes some {duration(least)}. Allow "
+            "more, or measure on fewer with --max-documents."
+        )
     if folder is None:
         return Extended(checkpoint, length, max_short_cost, labels, estimated)
     with interruptible(folder), open_state(folder, search.request()) as state:

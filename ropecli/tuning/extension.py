@@ -145,7 +145,7 @@ class Extension:
         self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
         self.rounds = [count for count in (_FIRST_ROUND, 2 * _FIRST_ROUND) if count < recall.count] + [recall.count]
         self._progress = Progress([], " An interrupted run continues with --resume.")
-        self._expected = self._work()
+        self._expected = self._work(self.rounds)
         self._begun = set[tuple[str, SampleId]]()
 
     def request(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Extension:
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
         return {"subjects": subjects, **tasks, "most_cost": self._most_cost, **self._factory.request()}
 
-    def _work(self) -> Counter[int]:
+    def _work(self, rounds: Sequence[int]) -> Counter[int]:
         """Tokens to read by the length of the pass, if half of the candidates stay in each round."""
         work = Counter[int]()
 
@@ -162,26 +162,30 @@ class Extension:
                 work[length] += times * tokens
 
         add(self._of_base(), 1)
-        add(self._cost_of(self.rounds[-1]), 1)
-        left = len(self.candidates)
-        for before, count in zip([0, *self.rounds], self.rounds, strict=False):
+        add(self._cost_of(rounds[-1]), 1)
+        left, shown = len(self.candidates), min(_SHOWN, len(self.candidates))
+        for before, count in zip([0, *rounds], rounds, strict=False):
             for task in self._recall.only("far").of_first, self._cost_of:
                 add(task(count), left)
                 add(task(before), -left)
             left = (left + 1) // 2
-        add(self._recall, min(_SHOWN, len(self.candidates)))
-        add(self._recall.only("far"), -min(_SHOWN, len(self.candidates)))
+        add(self._recall.of_first(rounds[-1]), shown)
+        add(self._recall.of_first(rounds[-1]).only("far"), -shown)
         return work
 
-    def estimated_seconds(self) -> float:
-        """By the time of one pass of each length."""
+    def estimated_seconds(self) -> tuple[float, float]:
+        """With the first round alone, and with all, by the time of one pass of each length."""
         (ids, _, _), lengths, seconds = self._recall.longest(), sorted(self._expected), dict[int, float]()
         with self._factory.open(self.base, self._tokenizer) as reader:
             for length in [lengths[0], *lengths]:  # the very first pass is slow
                 started = time.monotonic()
                 list(reader.losses([Window(np.resize(ids, length), 1, length)]))
                 seconds[length] = time.monotonic() - started
-        return sum(tokens / length * seconds[length] for length, tokens in self._expected.items())
+        one, every = (
+            sum(tokens / length * seconds[length] for length, tokens in work.items())
+            for work in (self._work(self.rounds[:1]), self._expected)
+        )
+        return one, every
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)

@@ -73,6 +73,7 @@ def test_a_base_that_does_not_copy_is_refused_and_leaves_nothing(extend, tmp_pat
 def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from_python(extend, tmp_path, monkeypatch):
     dry = extend("--dry-run").succeeds()
     assert "Measuring takes some" in dry.err
+    extend("--budget", "0.1s").is_refused("--budget is 0.1s; a round on 4 documents takes some")
     assert list(tmp_path.iterdir()) == []
     score, read = extension.score_samples, []
 
