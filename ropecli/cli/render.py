@@ -308,7 +308,10 @@ def show_extended(result: "Extended") -> None:
         best, plan, more = choice.best, choice.best.subject.plan, "Train it"
         if best.gains:
             cost = ceil(100 * best.cost.change)
-            more = f"Allow more with --max-short-cost, {cost} for {best.subject.label}, or train it"
+            more = (
+                f"Allow more, for {best.subject.label} with --max-short-cost {cost} --resume, which keeps what was "
+                "measured. Or train it"
+            )
         elif best.far.samples < ENOUGH:
             more = f"{best.far.samples} documents are few: measure on more, or train it"
         tell(

@@ -145,7 +145,8 @@ def extend(
             remove_state(folder)  # the same command would end so again
             raise
         export = _write(choice, folder, serve, link=weights == "link")
-    remove_state(folder)
+    if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost
+        remove_state(folder)
     written = folder if folder.exists() else None
     return Extended(checkpoint, length, max_short_cost, labels, estimated, choice, written, export)
 

@@ -151,7 +151,7 @@ class Extension:
     def request(self) -> dict[str, Any]:
         subjects = [subject.request() for subject in (self.base, *self.candidates)]
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
-        return {"subjects": subjects, **tasks, "most_cost": self._most_cost, **self._factory.request()}
+        return {"subjects": subjects, **tasks, **self._factory.request()}
 
     def _work(self, rounds: Sequence[int]) -> Counter[int]:
         """Tokens to read by the length of the pass, if half of the candidates stay in each round."""

@@ -1,6 +1,7 @@
 """ropecli extend: the right extension of the demo, chosen by far reading within the cost, written and proved."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -40,13 +41,17 @@ def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_
     assert not (tmp_path / "out.state").exists()
 
 
-def test_without_a_candidate_within_the_cost_nothing_is_written(extend, tmp_path):
+def test_without_a_candidate_within_the_cost_nothing_is_written_and_more_cost_needs_no_more_measuring(
+    extend, tmp_path, monkeypatch
+):
     outcome = extend("--max-short-cost", 0)
     assert outcome.code == 3
-    assert "at a cost of 0% or less: nothing is written. Allow more with --max-short-cost" in outcome.out
-    assert "for yarn ×4, or train it" in outcome.out
+    assert "at a cost of 0% or less: nothing is written. Allow more, for yarn ×4 with --max-short-cost " in outcome.out
     assert "ropecli patch demo --method yarn --factor 4 --target-length 512 --output DIR" in outcome.out
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "out.state"]
+    more = re.search(r"--max-short-cost \d+ --resume", outcome.out)[0].split()
+    monkeypatch.setattr(extension, "score_samples", None)
+    assert "Chosen: yarn ×4." in extend(*more).succeeds().out
 
 
 def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, ropecli, tmp_path):
