@@ -304,10 +304,10 @@ def show_extended(result: "Extended") -> None:
     short = choice.reports[-1].lengths[-1]
     heads = ["candidate", "documents", f"recall at {result.length:,}", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
+    best, cost = choice.best, ceil(100 * choice.best.cost.change)
     if choice.chosen is None:
-        best, plan, more = choice.best, choice.best.subject.plan, "Train it"
+        plan, more = best.subject.plan, "Train it"
         if best.gains:
-            cost = ceil(100 * best.cost.change)
             more = (
                 f"Allow more, for {best.subject.label} with --max-short-cost {cost} --resume, which keeps what was "
                 "measured. Or train it"
@@ -326,6 +326,8 @@ def show_extended(result: "Extended") -> None:
         tell(f"  ropecli plan {folder} --length {result.length}")
         return
     label = choice.chosen.subject.label
+    if choice.chosen.is_certainly_worse(best):
+        tell(f"{best.subject.label} uses far text better and costs more; --max-short-cost {cost} allows it.")
     if result.output is None:
         tell(f"{result.checkpoint} reads {result.length:,} tokens as it is: nothing is written.")
     else:

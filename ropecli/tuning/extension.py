@@ -4,8 +4,8 @@ A candidate is a method with a factor, or the checkpoint as it is. Factors are 1
 methods that spread positions over the whole length use far text better with headroom. Two losses decide, on the user's
 text: of a passage whose first occurrence is far back (`recall`), and of text within the pretraining length. After each
 round, on twice the documents, candidates go that certainly cost more at short context than allowed, or, from eight
-documents on, are certainly worse than the best, by paired 95% intervals; of the others the better half stays
-(successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943).
+documents on, are certainly worse than the best within the cost, by paired 95% intervals; of the others the better half
+stays (successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943).
 """
 
 import time
@@ -128,6 +128,19 @@ class Choice:
         return self.measured[0]
 
 
+def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Measured]:
+    """Those within the cost, then those that are not certainly beyond it, by far loss; and the best at any cost.
+
+    Without those that are certainly worse than the best within the cost. keep: number, of the first two.
+    """
+    by_loss = sorted(measured, key=_LOSS)
+    within = [candidate for candidate in by_loss if not candidate.costs_more(most_cost)]
+    unsure = [candidate for candidate in by_loss if not candidate.costs_more(most_cost, certainly=True)]
+    allowed = dict.fromkeys([*within, *unsure])
+    kept = [candidate for candidate in allowed if not (within and candidate.is_certainly_worse(within[0]))][:keep]
+    return [*dict.fromkeys([*kept, by_loss[0]])]
+
+
 class Extension:
     """A search. recall, cost: tasks on all documents. most_cost: allowed relative change of perplexity."""
 
@@ -218,19 +231,13 @@ class Extension:
             measured = list(self._round(subjects, number, store))
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
-            left = self._best(measured, keep=len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2)
+            keep = len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2
+            left = best_of(measured, keep, self._most_cost)
             dropped = [*sorted({*measured} - {*left}, key=_LOSS), *dropped]
             subjects = [candidate.subject for candidate in left]
             best = f"best {left[0].subject.label}, {len(left)} of {len(measured)} left"
             say(f"Round {number} of {len(self.rounds)}, {count} documents: {best}.")
         return self._choice(left, dropped, store)
-
-    def _best(self, measured: Sequence[Measured], keep: int) -> list[Measured]:
-        """The best by far loss, neither certainly worse nor certainly too costly; and the best of all, at any cost."""
-        by_loss = sorted(measured, key=_LOSS)
-        allowed = [candidate for candidate in by_loss if not candidate.costs_more(self._most_cost, certainly=True)]
-        allowed = [candidate for candidate in allowed if not candidate.is_certainly_worse(allowed[0])][:keep]
-        return allowed if by_loss[0] in allowed else [*allowed, by_loss[0]]
 
     def _round(self, subjects: Sequence[Subject], number: int, store: Store) -> Iterator[Measured]:
         count, bar = self.rounds[number - 1], f"round {number} of {len(self.rounds)}, "

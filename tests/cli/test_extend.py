@@ -10,8 +10,9 @@ from transformers import AutoConfig
 
 import ropecli
 from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.evaluation.report import Cell, Change
 from ropecli.tuning import extension
-from ropecli.tuning.extension import make_candidates
+from ropecli.tuning.extension import Measured, best_of, make_candidates
 
 FEW = ["--length", 512, "--max-documents", 4]
 
@@ -52,6 +53,23 @@ def test_without_a_candidate_within_the_cost_nothing_is_written_and_more_cost_ne
     more = re.search(r"--max-short-cost \d+ --resume", outcome.out)[0].split()
     monkeypatch.setattr(extension, "score_samples", None)
     assert "Chosen: yarn ×4." in extend(*more).succeeds().out
+
+
+@pytest.mark.parametrize(
+    ("losses", "costs", "keep", "left"),
+    [
+        ([1, 3, 5], [1, 1, 1], 3, [0]),  # the others are certainly worse
+        ([1, 3, 5], [9, 1, 1], 3, [1, 0]),  # but not than one that costs too much, which is shown
+        ([1, 3, 5], [3, 1, 1], 3, [1, 0]),  # or probably too much
+        ([1, 3, 3.01], [3, 1, 1], 1, [1, 0]),  # nor do they have to be among the better half with it
+        ([1, 3, 5], [9, 9, 9], 3, [0]),
+    ],
+)
+def test_what_costs_too_much_takes_no_place(losses, costs, keep, left):
+    cells = [Cell("far", 512, tuple(8 * loss + part / 99 for part in range(8)), (8.0,) * 8) for loss in losses]
+    changes = [Change(cost / 100, cost / 100 - 0.02, cost / 100 + 0.02) for cost in costs]
+    measured = [Measured(None, far, cost, cost) for far, cost in zip(cells, changes, strict=True)]
+    assert best_of(measured, keep, 0.02) == [measured[number] for number in left]
 
 
 def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, ropecli, tmp_path):
