@@ -304,14 +304,11 @@ def show_extended(result: "Extended") -> None:
     short = choice.reports[-1].lengths[-1]
     heads = ["candidate", "documents", f"recall at {result.length:,}", f"cost at {short:,}"]
     show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
-    best, cost = choice.best, ceil(100 * choice.best.cost.change)
+    best, label, cost = choice.best, choice.best.subject.label, ceil(100 * choice.best.cost.change)
     if choice.chosen is None:
         plan, more = best.subject.plan, "Train it"
         if best.gains:
-            more = (
-                f"Allow more, for {best.subject.label} with --max-short-cost {cost} --resume, which keeps what was "
-                "measured. Or train it"
-            )
+            more = f"Allow {cost}% for {label} (--max-short-cost {cost} --resume keeps what was measured), or train it"
         elif best.far.samples < ENOUGH:
             more = f"{best.far.samples} documents are few: measure on more, or train it"
         tell(
@@ -320,14 +317,13 @@ def show_extended(result: "Extended") -> None:
         )
         folder = quoted(result.checkpoint)
         if plan:
-            spec, folder, options = plan.spec, "DIR", {"target_length": result.length}
-            method = spec.method.name
+            spec, method, folder, options = plan.spec, plan.spec.method.name, "DIR", {"target_length": result.length}
             tell(f"  {patch_command(result.checkpoint, None, method, spec.factor, spec.params, options=options)}")
         tell(f"  ropecli plan {folder} --length {result.length}")
         return
-    label = choice.chosen.subject.label
     if choice.chosen.is_certainly_worse(best):
-        tell(f"{best.subject.label} uses far text better and costs more; --max-short-cost {cost} allows it.")
+        tell(f"{label} uses far text better and costs more; --max-short-cost {cost} allows it.")
+    label = choice.chosen.subject.label
     if result.output is None:
         tell(f"{result.checkpoint} reads {result.length:,} tokens as it is: nothing is written.")
     else:
