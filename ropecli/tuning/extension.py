@@ -11,6 +11,7 @@ stays (successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943).
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -158,7 +159,7 @@ class Extension:
         self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
         self.rounds = [count for count in (_FIRST_ROUND, 2 * _FIRST_ROUND) if count < recall.count] + [recall.count]
         self._progress = Progress([], " An interrupted run continues with --resume.")
-        self._expected = self._work(self.rounds)
+        self._expected = self._work(self.rounds, len(self.candidates))
         self._begun = set[tuple[str, SampleId]]()
 
     def request(self) -> dict[str, Any]:
@@ -166,24 +167,28 @@ class Extension:
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
         return {"subjects": subjects, **tasks, **self._factory.request()}
 
-    def _work(self, rounds: Sequence[int]) -> Counter[int]:
-        """Tokens to read by the length of the pass, if half of the candidates stay in each round."""
+    def _work(self, rounds: Sequence[int], left: int, before: int = 0) -> Counter[int]:
+        """Tokens to read by the length of the pass, if half of the candidates stay in each round.
+
+        left: number of candidates. before: documents of the round before; 0 also counts the base.
+        """
         work = Counter[int]()
 
         def add(task: Task, times: int) -> None:
             for length, tokens in task.work(task.samples(one_pass=True)).items():
                 work[length] += times * tokens
 
-        add(self._of_base(), 1)
-        add(self._cost_of(rounds[-1]), 1)
-        left, shown = len(self.candidates), min(_SHOWN, len(self.candidates))
-        for before, count in zip([0, *rounds], rounds, strict=False):
+        if not before:
+            add(self._of_base(), 1)
+            add(self._cost_of(rounds[-1]), 1)
+        shown = min(_SHOWN, left)
+        for count in rounds:
             for task in self._recall.only("far").of_first, self._cost_of:
                 add(task(count), left)
                 add(task(before), -left)
-            left = (left + 1) // 2
-        add(self._recall.of_first(rounds[-1]), shown)
-        add(self._recall.of_first(rounds[-1]).only("far"), -shown)
+            before, left = count, (left + 1) // 2
+        add(self._recall.of_first(before), shown)
+        add(self._recall.of_first(before).only("far"), -shown)
         return work
 
     def estimated_seconds(self) -> tuple[float, float]:
@@ -196,7 +201,7 @@ class Extension:
                 seconds[length] = time.monotonic() - started
         one, every = (
             sum(tokens / length * seconds[length] for length, tokens in work.items())
-            for work in (self._work(self.rounds[:1]), self._expected)
+            for work in (self._work(self.rounds[:1], len(self.candidates)), self._expected)
         )
         return one, every
 
@@ -228,6 +233,8 @@ class Extension:
             if number > 1 and budget is not None and (spent := time.monotonic() - started) * 2 > budget:
                 say(f"Stopping after {duration(spent)} of measuring, before round {number}: see --budget.")
                 break
+            if left:
+                self._expected = self._work(self.rounds[number - 1 :], len(left), left[0].far.samples)
             measured = list(self._round(subjects, number, store))
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
@@ -259,7 +266,7 @@ class Extension:
             within = sorted(level, key=lambda candidate: candidate.cost.change)
         by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
         shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
-        cost = self._cost_of(count)
+        cost, self._expected = self._cost_of(count), self._work([], len(shown), count)
         reports = self._reports(self.base, [self._of_base().of_first(count), cost], store)
         reference = reference_of(reports[0], certain=False)
         for candidate in shown:
@@ -271,10 +278,11 @@ class Extension:
         """What the store has is not measured again. Raises NotFiniteError."""
         label = "base" if subject is self.base else subject.label
         jobs = [(Job(subject, task, self._tokenizer), f"{task.name}, {label}") for task in tasks]
-        if any(finished(job.task, store.values(part)) is None for job, part in jobs):
-            with self._factory.open(subject, self._tokenizer) as reader:
-                for job, part in jobs:
-                    self._begin(job.task, part)
+        is_stored = all(finished(job.task, store.values(part)) for job, part in jobs)
+        with nullcontext() if is_stored else self._factory.open(subject, self._tokenizer) as reader:
+            for job, part in jobs:
+                self._begin(job.task, part)
+                if reader:
                     score_samples(job.task, reader, store, part, progress=self._progress, bar=bar + label)
         stored = [(job, store.values(part)) for job, part in jobs]
         return [
