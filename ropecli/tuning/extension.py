@@ -130,9 +130,9 @@ class Choice:
 
 
 def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Measured]:
-    """Those within the cost, then those that are not certainly beyond it, by far loss; and the best at any cost.
+    """Candidates within the cost, then those not certainly beyond it, by far loss; last the best at any cost.
 
-    Without those that are certainly worse than the best within the cost. keep: number, of the first two.
+    Candidates that are certainly worse than the best within the cost are dropped. keep: number, without the last one.
     """
     by_loss = sorted(measured, key=_LOSS)
     within = [candidate for candidate in by_loss if not candidate.costs_more(most_cost)]
@@ -199,11 +199,11 @@ class Extension:
                 started = time.monotonic()
                 list(reader.losses([Window(np.resize(ids, length), 1, length)]))
                 seconds[length] = time.monotonic() - started
-        one, every = (
+        first, whole = (
             sum(tokens / length * seconds[length] for length, tokens in work.items())
             for work in (self._work(self.rounds[:1], len(self.candidates)), self._expected)
         )
-        return one, every
+        return first, whole
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
