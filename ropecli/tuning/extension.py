@@ -291,7 +291,7 @@ class Extension:
         ]
 
     def _begin(self, task: Task, part: str) -> None:
-        """What a later round does not read again goes from the expected work."""
+        """Subtract the samples of a task from the expected work, each once, and show the rest in the bar."""
         new = {(part, sample) for sample in task.samples(one_pass=True)} - self._begun
         self._begun |= new
         self._expected.subtract(task.work(sample for _, sample in new))
