@@ -12,7 +12,7 @@ from ropecli.cli.terminal import err, out, print_json, show_changes, show_spans,
 from ropecli.commands.methods import example, written_as
 from ropecli.errors import quoted
 from ropecli.messages import duration, size
-from ropecli.table import Bold, Table
+from ropecli.table import Table
 
 if TYPE_CHECKING:
     from ropecli.commands.check_served import ServedCheck
@@ -291,19 +291,13 @@ def show_file(drawn: "DrawnFile") -> None:
 
 def show_extended(result: "Extended") -> None:
     from ropecli.checkpoint.provenance import patch_command
-    from ropecli.reporting.wording import change_words, recall_words
+    from ropecli.reporting.report_tables import candidates_table
     from ropecli.tuning.extension import ENOUGH
 
     if result.choice is None:
         return
-    choice, rows = result.choice, []
-    for measured in choice.measured:
-        label = measured.subject.label
-        words = [str(measured.far.samples), recall_words(measured.recall), change_words(measured.cost, "%")]
-        rows.append([Bold(label) if measured is choice.chosen else label, *words])
-    short = choice.reports[-1].lengths[-1]
-    heads = ["candidate", "documents", f"recall at {result.length:,}", f"cost at {short:,}"]
-    show_tables([Table(f"{result.checkpoint} to {result.length:,} tokens", heads, rows)])
+    choice = result.choice
+    show_tables([candidates_table(result.as_json())])
     best, label, cost = choice.best, choice.best.subject.label, ceil(100 * choice.best.cost.change)
     if choice.chosen is None:
         plan, more = best.subject.plan, "Train it"

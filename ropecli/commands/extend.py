@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -46,29 +46,29 @@ class Extended:
     def as_json(self) -> dict[str, Any]:
         from ropecli.evaluation.report import as_json
 
-        chosen = self.choice and self.choice.chosen
-        return {
+        choice = self.choice
+        result = {
             "checkpoint": self.checkpoint,
             "length": self.length,
+            "max_short_cost": self.max_short_cost,
             "candidates": list(self.candidates),
             "estimated_seconds": self.seconds,
-            "chosen": chosen.subject.label if chosen else None,
+            "chosen": choice.chosen.subject.label if choice and choice.chosen else None,
             "output": str(self.output) if self.output else None,
             "command": self.export.command if self.export else None,
-            "measured": [_row(measured) for measured in self.choice.measured] if self.choice else [],
-            **(as_json(self.choice.reports) if self.choice else {}),
+            "measured": [],
         }
+        if choice:
+            result["short_length"] = choice.reports[-1].lengths[-1]
+            result["measured"] = [_row(measured) for measured in choice.measured]
+            result |= as_json(choice.reports)
+        return result
 
 
 def _row(measured: "Measured") -> dict[str, Any]:
-    changes = {"recall": measured.recall, "cost": measured.cost}
-    values = {
-        f"{name}{end}": value
-        for name, change in changes.items()
-        for end, value in (("", change.change), ("_low", change.low), ("_high", change.high))
-    }
     of_far = {"far_nll": measured.far.value, "documents": measured.far.samples}
-    return {"label": measured.subject.label, **of_far, **values}
+    changes = {"recall": asdict(measured.recall), "cost": asdict(measured.cost)}
+    return {"label": measured.subject.label, **of_far, **changes}
 
 
 class ExtendOptions(request.EvalTextOptions, request.LoadingOptions, total=False): ...
@@ -122,16 +122,18 @@ def extend(
     opened = open_checkpoint(checkpoint, weights=True, tokenizer=True, revision=revision)
     options.say_opening(checkpoint)
     from ropecli.evaluation.driver import Store, interruptible
+    from ropecli.evaluation.report import write_report
     from ropecli.tuning.extension import make_extension
 
     if data == "demo":
         warn("Measuring on the text of the package, since no --data is given: Python source. Use your own texts.")
-    texts: Any = {**shared, "data": data, "max_documents": max_documents, "min_tokens": None, "max_tokens": None}
+    texts: Any = {**shared, "data": data, "max_documents": max_documents}
     search = make_extension(opened, length, serve, texts, loading, max_short_cost / 100)
     labels = [subject.label for subject in search.candidates]
     least, estimated = search.estimated_seconds()
-    say(f"Candidates that {serve} runs: {', '.join(labels)}. Measuring takes some {duration(estimated)}.")
-    if seconds is not None and least > seconds:
+    time = f"some {duration(estimated)}" + ", with what is measured already" * resume
+    say(f"Candidates that {serve} runs: {', '.join(labels)}. Measuring takes {time}.")
+    if seconds is not None and least > seconds and not resume:
         raise MethodError(
             f"--budget is {budget}; a round on {search.rounds[0]} documents takes some {duration(least)}. Allow "
             "more, or measure on fewer with --max-documents."
@@ -145,10 +147,13 @@ def extend(
             remove_state(folder)  # the same command would end so again
             raise
         export = _write(choice, folder, serve, link=weights == "link")
+        written = folder if folder.exists() else None
+        result = Extended(checkpoint, length, max_short_cost, labels, estimated, choice, written, export)
+        if written:
+            write_report(folder / "extend.json", result.as_json())
     if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost
         remove_state(folder)
-    written = folder if folder.exists() else None
-    return Extended(checkpoint, length, max_short_cost, labels, estimated, choice, written, export)
+    return result
 
 
 def _seconds(budget: str | None) -> float | None:
@@ -165,7 +170,6 @@ def _write(choice: "Choice", folder: Path, serve: str, *, link: bool) -> "Export
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.patch import write_plan
     from ropecli.engines.engine_export import ENGINES, export_checkpoint
-    from ropecli.evaluation.report import as_json, write_report
     from ropecli.reporting.page import render_page
 
     chosen = choice.chosen
@@ -174,7 +178,6 @@ def _write(choice: "Choice", folder: Path, serve: str, *, link: bool) -> "Export
     served = chosen.subject.checkpoint
     if chosen.subject.plan:
         write_plan(chosen.subject.plan, folder, link=link, verify=True)
-        write_report(folder / "extend.json", as_json(choice.reports))
         (folder / "extend.html").write_text(render_page(choice.reports), encoding="utf-8")
         served = open_checkpoint(folder)
     return export_checkpoint(served, serve) if serve in ENGINES else None

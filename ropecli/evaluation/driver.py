@@ -31,7 +31,8 @@ SampleId = tuple[Any, ...]
 """Strings and numbers. Samples share a batch only if their ids differ in the last place alone."""
 Values = dict[SampleId, Any]
 """The JSON value that a task keeps of each sample."""
-_READER: SampleId = ("reader",)
+READER: SampleId = ("reader",)
+"""Holds the properties of the reader."""
 _RUN = "run"
 """The part of the values that belong to no task."""
 _IDENTITY, _MIXED = ("identity",), ("mixed",)
@@ -185,7 +186,7 @@ def score_samples(
                 checked = time.monotonic()
     if unread:
         _check_model(reader, store, longest, after=True)
-    store.add(part, _READER, reader.properties())
+    store.add(part, READER, reader.properties())
     values = workers.gather({sample: done[sample] for sample in share})
     return {sample: values[sample] for sample in samples}
 
@@ -275,13 +276,13 @@ def collect(
                     del reader  # frees its model before the next is loaded
                 else:
                     progress.skip()
-                yield job, values, store.values(part)[_READER]
+                yield job, values, store.values(part)[READER]
 
 
 def finished(task: Task, done: Values, workers: Workers | None = None) -> Values | None:
     """All values, if an earlier run has saved them; then no model is loaded."""
     workers = workers or Workers()
-    samples = task.samples(one_pass=not done[_READER]["follows_length"]) if _READER in done else []
+    samples = task.samples(one_pass=not done[READER]["follows_length"]) if READER in done else []
     has_all = bool(samples) and all(sample in done for sample in samples)
     # another process may have seen the files earlier
     return (

@@ -41,7 +41,14 @@ def read_texts(
         source = source.limited("--max-documents")  # a Hub dataset
     documents = read_with_bar(options, tokenizer, source.texts(), least, most_tokens if reads_whole else lengths[-1])
     if drop_rare:
-        lengths = _common_lengths(documents, lengths)
+        common = common_lengths(documents, lengths)
+        if len(common) < len(lengths):
+            have = count_documents(sum(len(document.ids) >= lengths[len(common)] for document in documents.kept))
+            say(
+                f"Measuring up to {common[-1]} tokens: only {have} of {documents.count} have {lengths[len(common)]}. "
+                "Longer lengths: --lengths."
+            )
+        lengths = common
         if not reads_whole:
             least = lengths[-1]
             documents = documents.at_least(least)
@@ -62,19 +69,11 @@ def read_with_bar(
         return read_documents(texts, tokenizer, least, most=most, cut=cut, count_bytes=True, advance=step)
 
 
-def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
-    """The lengths that 8 documents have, or all if there are fewer documents. Says which length is too rare."""
+def common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
+    """The lengths that 8 documents have, or all if there are fewer documents; the first at least."""
     enough = min(_ENOUGH_DOCUMENTS, len(documents.kept))
-    sizes = sorted((len(document.ids) for document in documents.kept), reverse=True)
-    kept = [length for length in lengths if sizes[enough - 1] >= length] or lengths[:1]
-    if len(kept) < len(lengths):
-        too_rare = lengths[len(kept)]
-        long_enough = sum(size >= too_rare for size in sizes)
-        say(
-            f"Measuring up to {kept[-1]} tokens: only {count_documents(long_enough)} of {documents.count} have "
-            f"{too_rare}. Longer lengths: --lengths."
-        )
-    return kept
+    size = sorted((len(document.ids) for document in documents.kept), reverse=True)[enough - 1]
+    return [length for length in lengths if length <= size] or lengths[:1]
 
 
 def count_documents(count: int) -> str:

@@ -11,7 +11,7 @@ stays (successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943).
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -23,14 +23,15 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
-from ropecli.evaluation.driver import Job, SampleId, Store, Task, finished, report_of, score_samples
+from ropecli.evaluation.driver import READER, Job, SampleId, Store, Task, finished, report_of, score_samples
 from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol, Window
+from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
 from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
-from ropecli.evaluation.texts import read_texts
+from ropecli.evaluation.texts import common_lengths, read_texts
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import duration, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
@@ -276,19 +277,18 @@ class Extension:
 
     def _reports(self, subject: Subject, tasks: Sequence[Task], store: Store, bar: str = "") -> list[Report]:
         """What the store has is not measured again. Raises NotFiniteError."""
-        label = "base" if subject is self.base else subject.label
-        jobs = [(Job(subject, task, self._tokenizer), f"{task.name}, {label}") for task in tasks]
-        is_stored = all(finished(job.task, store.values(part)) for job, part in jobs)
-        with nullcontext() if is_stored else self._factory.open(subject, self._tokenizer) as reader:
-            for job, part in jobs:
-                self._begin(job.task, part)
-                if reader:
-                    score_samples(job.task, reader, store, part, progress=self._progress, bar=bar + label)
-        stored = [(job, store.values(part)) for job, part in jobs]
-        return [
-            report_of(job, finished(job.task, values) or {}, values[("reader",)], self._factory)
-            for job, values in stored
-        ]
+        reports, label = list[Report](), "base" if subject is self.base else subject.label
+        with ExitStack() as opened:
+            reader: Reader | None = None
+            for task in tasks:
+                part = f"{task.name}, {label}"
+                self._begin(task, part)
+                if (values := finished(task, store.values(part))) is None:
+                    reader = reader or opened.enter_context(self._factory.open(subject, self._tokenizer))
+                    values = score_samples(task, reader, store, part, progress=self._progress, bar=bar + label)
+                job = Job(subject, task, self._tokenizer)
+                reports.append(report_of(job, values, store.values(part)[READER], self._factory))
+        return reports
 
     def _begin(self, task: Task, part: str) -> None:
         """Subtract the samples of a task from the expected work, each once, and show the rest in the bar."""
@@ -309,17 +309,12 @@ def make_extension(
     if candidates[0].plan is None:
         say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
-    documents, _ = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
+    within = [each for each in default_lengths([base]) if each <= short] or [short]
+    texts = {**texts, "min_tokens": within[0], "max_tokens": None}
+    documents, lengths = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
     if len(documents.kept) < ENOUGH:
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
-    recall = Recall(documents, [min(short, length), length], short, texts["data"])
-    documents, lengths = read_texts(
-        texts,
-        tokenizer,
-        [each for each in default_lengths([base]) if each <= short],
-        Protocol("prefix"),
-        drop_rare=True,
-    )
-    cost = Perplexity(documents, lengths[-1:], "prefix", texts["data"])
+    recall, longest = Recall(documents, lengths, short, texts["data"]), common_lengths(documents, within)[-1]
+    cost = Perplexity(documents.at_least(longest), [longest], "prefix", texts["data"])
     factory = LiveReaderFactory(loading)
     return Extension(base, candidates, tokenizer, recall, cost, factory, most_cost)

@@ -121,6 +121,9 @@ STEPS = {
     "recall-distance": Step(750, f"eval-ppl {_MODEL} --methods dual-chunk,rerope,streaming --factors 2 {_RECALL}"),
     "recall-trained-base": Step(11, f"eval-ppl {WORK}/control {_RECALL.replace('8k,12k,16k', '8k')}"),
     "recall-trained": Step(34, f"{_TRAINED} {_RECALL}"),
+    "extend-16k": Step(
+        190, f"extend {_MODEL} {_HELD_OUT} --length 16k --serve llama.cpp --max-short-cost 20 --resume", "SmolLM2-16k"
+    ),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,
@@ -160,8 +163,9 @@ def run(name: str, step: Step) -> None:
     begun = time.monotonic()
     if status := subprocess.run(words).returncode:
         sys.exit(f"{name} failed with status {status}")
-    if (tuned := step.output(name) / "tune.json").exists():
-        shutil.copy(tuned, WORK / f"reports/{name}.json")
+    for report in ("tune.json", "extend.json"):
+        if (step.output(name) / report).exists():
+            shutil.copy(step.output(name) / report, WORK / f"reports/{name}.json")
     print(f"{name}: {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
 
 

@@ -1,5 +1,6 @@
 """Prints the tables of README.md from the reports: python -m real_model_parts.tables FOLDER."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from ropecli.evaluation.report import Cell, Change, Report, loss_change
 from ropecli.reporting.report_files import read_reports
-from ropecli.reporting.report_tables import tuning_table
+from ropecli.reporting.report_tables import candidates_table, tuning_table
 from ropecli.reporting.wording import recall_words
 from ropecli.scaling.registry import find_method
 from ropecli.table import Table, markdown
@@ -20,7 +21,9 @@ def main(folder: Path) -> None:
     read = {path.stem: read_reports([path]) for path in sorted(folder.glob("*.json"))}
     tuned = [report for reports in read.values() for report in reports if isinstance(report, TuneReport)]
     found = {name: [report for report in reports if isinstance(report, Report)] for name, reports in read.items()}
-    for table in [*tables({name: reports for name, reports in found.items() if reports}), *map(tuning_table, tuned)]:
+    made = [*tables({name: reports for name, reports in found.items() if reports}), *map(tuning_table, tuned)]
+    made += [candidates_table(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("extend-*.json"))]
+    for table in made:
         print(f"{markdown(table)}\n")
 
 
@@ -28,7 +31,7 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
     made: list[Table] = []
     for name, reports in found.items():
-        if name not in _ELSEWHERE and not name.startswith(("versions-12k", "versions-16k")):
+        if name not in _ELSEWHERE and not name.startswith(("versions-12k", "versions-16k", "extend-")):
             lines = [(named(report), report) for report in reports]
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]

@@ -34,6 +34,7 @@ def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_
     config = AutoConfig.from_pretrained(out)
     assert config.rope_parameters["factor"] == 4
     assert config.max_position_embeddings == 512
+    assert {row["label"]: row["documents"] for row in result["measured"]} == {"yarn ×4": 4, "yarn ×2": 4}
     kinds = [(report["kind"], report["method"], report["factor"]) for report in result["reports"]]
     assert kinds[0] == ("recall", "none", 1.0)
     assert ("recall", "yarn", 4.0) in kinds
