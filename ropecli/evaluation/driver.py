@@ -82,10 +82,10 @@ class Task:
         """Tokens of the longest pass of a sample, to estimate its time."""
         return self.tokens(sample)
 
-    def work(self, samples: Iterable[SampleId]) -> Counter[int]:
-        """Tokens to read by the length of the pass."""
+    def work(self, samples: Iterable[SampleId] | None = None) -> Counter[int]:
+        """Tokens to read by the length of the pass. samples: None for all."""
         work = Counter[int]()
-        for sample in samples:
+        for sample in self.samples(one_pass=True) if samples is None else samples:
             work[self.pass_length(sample)] += self.tokens(sample)
         return work
 
@@ -123,6 +123,10 @@ class Store:
 
     def values(self, part: str) -> Values:
         return self._values.setdefault(part, {})
+
+    def unread(self, task: Task, part: str) -> Counter[int]:
+        """The work of the samples without a value."""
+        return task.work(sample for sample in task.samples(one_pass=True) if sample not in self.values(part))
 
     def add(self, part: str, sample: SampleId, value: Any, *, later: bool = False) -> None:
         """Add and save a value, unless it has numbers that are not finite. Raises OSError.
@@ -255,11 +259,7 @@ def collect(
     state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
-        samples = {key: task.samples(one_pass=True) for key, task in tasks.items()}
-        unread = [
-            job.task.work(sample for sample in samples[id(job.task)] if sample not in store.values(part))
-            for part, job in zip(parts, jobs, strict=True)
-        ]
+        unread = [store.unread(job.task, part) for part, job in zip(parts, jobs, strict=True)]
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
         shares = [{length: tokens / workers.count for length, tokens in work.items()} for work in unread]
         progress = Progress(shares, advice)

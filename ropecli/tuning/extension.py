@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -23,10 +24,9 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
-from ropecli.evaluation.driver import READER, Job, SampleId, Store, Task, finished, report_of, score_samples
-from ropecli.evaluation.progress import Progress
+from ropecli.evaluation.driver import READER, Job, Store, Task, finished, report_of, score_samples
+from ropecli.evaluation.progress import Progress, Work
 from ropecli.evaluation.protocols import Protocol, Window
-from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
 from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
 from ropecli.evaluation.tasks.perplexity import Perplexity
@@ -159,9 +159,8 @@ class Extension:
         self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
         self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
         self.rounds = [count for count in (_FIRST_ROUND, 2 * _FIRST_ROUND) if count < recall.count] + [recall.count]
+        self._store = Store()
         self._progress = Progress([], " An interrupted run continues with --resume.")
-        self._expected = self._work(self.rounds, len(self.candidates))
-        self._begun = set[tuple[str, SampleId]]()
 
     def request(self) -> dict[str, Any]:
         subjects = [subject.request() for subject in (self.base, *self.candidates)]
@@ -171,40 +170,36 @@ class Extension:
     def _work(self, rounds: Sequence[int], left: int, before: int = 0) -> Counter[int]:
         """Tokens to read by the length of the pass, if half of the candidates stay in each round.
 
-        left: number of candidates. before: documents of the round before; 0 also counts the base.
+        left: number of candidates. before: documents of the round before.
         """
         work = Counter[int]()
 
         def add(task: Task, times: int) -> None:
-            for length, tokens in task.work(task.samples(one_pass=True)).items():
+            for length, tokens in task.work().items():
                 work[length] += times * tokens
 
-        if not before:
-            add(self._of_base(), 1)
-            add(self._cost_of(rounds[-1]), 1)
-        shown = min(_SHOWN, left)
         for count in rounds:
             for task in self._recall.only("far").of_first, self._cost_of:
                 add(task(count), left)
                 add(task(before), -left)
             before, left = count, (left + 1) // 2
+        shown = min(_SHOWN, len(self.candidates))
         add(self._recall.of_first(before), shown)
         add(self._recall.of_first(before).only("far"), -shown)
         return work
 
     def estimated_seconds(self) -> tuple[float, float]:
         """With the first round alone, and with all, by the time of one pass of each length."""
-        (ids, _, _), lengths, seconds = self._recall.longest(), sorted(self._expected), dict[int, float]()
+        of_base = self._of_base().work() + self._cost.work()
+        first, whole = (of_base + self._work(rounds, len(self.candidates)) for rounds in (self.rounds[:1], self.rounds))
+        (ids, _, _), lengths, seconds = self._recall.longest(), sorted(whole), dict[int, float]()
         with self._factory.open(self.base, self._tokenizer) as reader:
             for length in [lengths[0], *lengths]:  # the very first pass is slow
                 started = time.monotonic()
                 list(reader.losses([Window(np.resize(ids, length), 1, length)]))
                 seconds[length] = time.monotonic() - started
-        first, whole = (
-            sum(tokens / length * seconds[length] for length, tokens in work.items())
-            for work in (self._work(self.rounds[:1], len(self.candidates)), self._expected)
-        )
-        return first, whole
+        least, most = (sum(work[length] / length * seconds[length] for length in lengths) for work in (first, whole))
+        return least, most
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
@@ -220,12 +215,14 @@ class Extension:
 
         Raises DataError if the base does not copy a passage nearby, which recall refers to.
         """
+        self._store = store
         with self._progress.shown():
-            return self._search(store, budget)
+            return self._search(budget)
 
-    def _search(self, store: Store, budget: float | None) -> Choice:
+    def _search(self, budget: float | None) -> Choice:
         started = time.monotonic()
-        [base] = self._reports(self.base, [self._of_base()], store)
+        later = self._work(self.rounds, len(self.candidates))
+        [[base, _]] = self._measure([], self._recall, later=later)
         reference_of(base)
         left: list[Measured] = []
         dropped: list[Measured] = []
@@ -234,9 +231,7 @@ class Extension:
             if number > 1 and budget is not None and (spent := time.monotonic() - started) * 2 > budget:
                 say(f"Stopping after {duration(spent)} of measuring, before round {number}: see --budget.")
                 break
-            if left:
-                self._expected = self._work(self.rounds[number - 1 :], len(left), left[0].far.samples)
-            measured = list(self._round(subjects, number, store))
+            measured = list(self._round(subjects, number))
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
             keep = len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2
@@ -245,57 +240,70 @@ class Extension:
             subjects = [candidate.subject for candidate in left]
             best = f"best {left[0].subject.label}, {len(left)} of {len(measured)} left"
             say(f"Round {number} of {len(self.rounds)}, {count} documents: {best}.")
-        return self._choice(left, dropped, store)
+        return self._choice(left, dropped)
 
-    def _round(self, subjects: Sequence[Subject], number: int, store: Store) -> Iterator[Measured]:
+    def _round(self, subjects: Sequence[Subject], number: int) -> Iterator[Measured]:
         count, bar = self.rounds[number - 1], f"round {number} of {len(self.rounds)}, "
-        recall, cost = self._recall.of_first(count).only("far"), self._cost_of(count)
-        base, of_cost = self._reports(self.base, [self._of_base().of_first(count), cost], store, bar)
+        recall = self._recall.of_first(count).only("far")
+        later = self._work(self.rounds[number:], (len(subjects) + 1) // 2, count)
+        (base, of_cost), *others = self._measure(subjects, recall, bar, later)
         reference = reference_of(base, certain=False)
-        for subject in subjects:
-            try:
-                reports = self._reports(subject, [recall, cost], store, bar)
-            except NotFiniteError:
-                continue
-            [far], [loss] = (report.cells for report in reports)
-            yield Measured(subject, far, loss_change(loss, of_cost.cells[0]), reference.recall(far))
+        for subject, reports in zip(subjects, others, strict=True):
+            if reports:
+                [far], [loss] = (report.cells for report in reports)
+                yield Measured(subject, far, loss_change(loss, of_cost.cells[0]), reference.recall(far))
 
-    def _choice(self, left: Sequence[Measured], dropped: Sequence[Measured], store: Store) -> Choice:
+    def _choice(self, left: Sequence[Measured], dropped: Sequence[Measured]) -> Choice:
         within = [candidate for candidate in left if candidate.gains and not candidate.costs_more(self._most_cost)]
         if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
             level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
             within = sorted(level, key=lambda candidate: candidate.cost.change)
         by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
         shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
-        cost, self._expected = self._cost_of(count), self._work([], len(shown), count)
-        reports = self._reports(self.base, [self._of_base().of_first(count), cost], store)
+        subjects = [candidate.subject for candidate in shown]
+        reports = [*chain(*self._measure(subjects, self._recall.of_first(count), "all lengths, "))]
         reference = reference_of(reports[0], certain=False)
-        for candidate in shown:
-            reports += self._reports(candidate.subject, [self._recall.of_first(count), cost], store, "all lengths, ")
         recalls = [replace(report, reference=reference) for report in reports[::2]]
         return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *reports[1::2]])
 
-    def _reports(self, subject: Subject, tasks: Sequence[Task], store: Store, bar: str = "") -> list[Report]:
-        """What the store has is not measured again. Raises NotFiniteError."""
-        reports, label = list[Report](), "base" if subject is self.base else subject.label
+    def _measure(
+        self, subjects: Sequence[Subject], recall: Recall, bar: str = "", later: Work | None = None
+    ) -> Iterator[list[Report]]:
+        """The reports of the base, then of each subject; none if it overflows. What was measured is not read again.
+
+        recall: with its documents and arms; the base has all arms. later: work to expect after this. Raises
+        NotFiniteError if the base overflows.
+        """
+        cost = self._cost_of(recall.count)
+        steps = [(self.base, [self._of_base().of_first(recall.count), cost])]
+        steps += [(subject, [recall, cost]) for subject in subjects]
+        for number, (subject, tasks) in enumerate(steps):
+            ahead = [(task, self._part(each, task)) for each, of_each in steps[number:] for task in of_each]
+            self._progress.expect(*(self._store.unread(*job) for job in ahead), later or {})
+            try:
+                yield self._reports(subject, tasks, bar)
+            except NotFiniteError:
+                if subject is self.base:
+                    raise
+                yield []
+
+    def _reports(self, subject: Subject, tasks: Sequence[Task], bar: str) -> list[Report]:
+        reports, reader = list[Report](), None
         with ExitStack() as opened:
-            reader: Reader | None = None
             for task in tasks:
-                part = f"{task.name}, {label}"
-                self._begin(task, part)
-                if (values := finished(task, store.values(part))) is None:
+                part = self._part(subject, task)
+                if (values := finished(task, self._store.values(part))) is None:
                     reader = reader or opened.enter_context(self._factory.open(subject, self._tokenizer))
-                    values = score_samples(task, reader, store, part, progress=self._progress, bar=bar + label)
+                    values = score_samples(task, reader, self._store, part, progress=self._progress, bar=bar + part)
+                else:
+                    self._progress.skip()
                 job = Job(subject, task, self._tokenizer)
-                reports.append(report_of(job, values, store.values(part)[READER], self._factory))
+                reports.append(report_of(job, values, self._store.values(part)[READER], self._factory))
         return reports
 
-    def _begin(self, task: Task, part: str) -> None:
-        """Subtract the samples of a task from the expected work, each once, and show the rest in the bar."""
-        new = {(part, sample) for sample in task.samples(one_pass=True)} - self._begun
-        self._begun |= new
-        self._expected.subtract(task.work(sample for _, sample in new))
-        self._progress.expect({}, +self._expected)
+    def _part(self, subject: Subject, task: Task) -> str:
+        label = "base" if subject is self.base else subject.label
+        return f"{label}, {'recall' if isinstance(task, Recall) else 'cost'}"
 
 
 def make_extension(
