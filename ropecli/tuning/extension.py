@@ -221,8 +221,7 @@ class Extension:
 
     def _search(self, budget: float | None) -> Choice:
         started = time.monotonic()
-        later = self._work(self.rounds, len(self.candidates))
-        [[base, _]] = self._measure([], self._recall, later=later)
+        [[base, _]] = self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates)))
         reference_of(base)
         left: list[Measured] = []
         dropped: list[Measured] = []
@@ -260,8 +259,8 @@ class Extension:
             within = sorted(level, key=lambda candidate: candidate.cost.change)
         by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
         shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
-        subjects = [candidate.subject for candidate in shown]
-        reports = [*chain(*self._measure(subjects, self._recall.of_first(count), "all lengths, "))]
+        recall, subjects = self._recall.of_first(count), [candidate.subject for candidate in shown]
+        reports = [*chain(*self._measure(subjects, recall, "all lengths, "))]
         reference = reference_of(reports[0], certain=False)
         recalls = [replace(report, reference=reference) for report in reports[::2]]
         return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *reports[1::2]])
