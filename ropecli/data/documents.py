@@ -84,9 +84,9 @@ class Documents:
     def count(self) -> int:
         return len(self.kept) + self.too_short
 
-    def at_least(self, tokens: int) -> "Documents":
-        """Drop the documents with fewer tokens."""
-        kept = tuple(document for document in self.kept if len(document.ids) >= tokens)
+    def first(self, tokens: int) -> "Documents":
+        """The first tokens of each document; drops documents with fewer."""
+        kept = tuple(_cut(document, tokens) for document in self.kept if len(document.ids) >= tokens)
         return replace(self, kept=kept, too_short=self.count - len(kept))
 
     def fingerprint(self, length: int | None = None) -> str:

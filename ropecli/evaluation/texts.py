@@ -51,7 +51,7 @@ def read_texts(
         lengths = common
         if not reads_whole:
             least = lengths[-1]
-            documents = documents.at_least(least)
+            documents = documents.first(least)
     if documents.too_short:
         warn(f"Skipping {count_documents(documents.too_short)} shorter than {least} tokens.")
     shorter = sum(len(document.ids) < lengths[-1] for document in documents.kept)

@@ -322,6 +322,6 @@ def make_extension(
     if len(documents.kept) < ENOUGH:
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
     recall, longest = Recall(documents, lengths, short, texts["data"]), common_lengths(documents, within)[-1]
-    cost = Perplexity(documents.at_least(longest), [longest], "prefix", texts["data"])
+    cost = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
     factory = LiveReaderFactory(loading)
     return Extension(base, candidates, tokenizer, recall, cost, factory, most_cost)
