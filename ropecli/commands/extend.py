@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -25,13 +25,15 @@ NOTHING_READS_FAR = 3
 
 @dataclass(frozen=True)
 class Extended:
-    """checkpoint, length, max_short_cost (percent): what was asked for. candidates: labels. seconds: estimated.
+    """checkpoint, length, max_short_cost (percent): what was asked for. short_length: of the cost, tokens.
 
-    choice: None for a dry run. output: the written folder, None if nothing was written. export: how to serve it.
+    candidates: labels. seconds: estimated. choice: None for a dry run. output: the written folder, None if nothing was
+    written. export: how to serve it.
     """
 
     checkpoint: str
     length: int
+    short_length: int
     max_short_cost: float
     candidates: Sequence[str]
     seconds: float
@@ -47,22 +49,19 @@ class Extended:
         from ropecli.evaluation.report import as_json
 
         choice = self.choice
-        result = {
+        return {
             "checkpoint": self.checkpoint,
             "length": self.length,
+            "short_length": self.short_length,
             "max_short_cost": self.max_short_cost,
             "candidates": list(self.candidates),
             "estimated_seconds": self.seconds,
             "chosen": choice.chosen.subject.label if choice and choice.chosen else None,
             "output": str(self.output) if self.output else None,
             "command": self.export.command if self.export else None,
-            "measured": [],
+            "measured": [_row(measured) for measured in choice.measured] if choice else [],
+            **as_json(choice.reports if choice else []),
         }
-        if choice:
-            result["short_length"] = choice.reports[-1].lengths[-1]
-            result["measured"] = [_row(measured) for measured in choice.measured]
-            result |= as_json(choice.reports)
-        return result
 
 
 def _row(measured: "Measured") -> dict[str, Any]:
@@ -138,8 +137,9 @@ def extend(
             f"--budget is {budget}; a round on {search.rounds[0]} documents takes some {duration(least)}. Allow "
             "more, or measure on fewer with --max-documents."
         )
+    asked = Extended(checkpoint, length, search.short_length, max_short_cost, labels, estimated)
     if folder is None:
-        return Extended(checkpoint, length, max_short_cost, labels, estimated)
+        return asked
     with interruptible(folder), open_state(folder, search.request()) as state:
         try:
             choice = search.choose(Store(state), budget=seconds)
@@ -148,7 +148,7 @@ def extend(
             raise
         export = _write(choice, folder, serve, link=weights == "link")
         written = folder if folder.exists() else None
-        result = Extended(checkpoint, length, max_short_cost, labels, estimated, choice, written, export)
+        result = replace(asked, choice=choice, output=written, export=export)
         if written:
             write_report(folder / "extend.json", result.as_json())
     if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost

@@ -28,7 +28,7 @@ from ropecli.evaluation.driver import READER, Job, Store, Task, finished, report
 from ropecli.evaluation.progress import Progress, Work
 from ropecli.evaluation.protocols import Protocol, Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
-from ropecli.evaluation.subject import LiveReaderFactory, Subject, default_lengths
+from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
 from ropecli.evaluation.texts import common_lengths, read_texts
@@ -159,7 +159,7 @@ class Extension:
         self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
         self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
         self.rounds = [count for count in (_FIRST_ROUND, 2 * _FIRST_ROUND) if count < recall.count] + [recall.count]
-        self._store = Store()
+        self._store, self.short_length = Store(), cost.lengths[-1]
         self._progress = Progress([], " An interrupted run continues with --resume.")
 
     def request(self) -> dict[str, Any]:
@@ -316,12 +316,14 @@ def make_extension(
     if candidates[0].plan is None:
         say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
-    within = [each for each in default_lengths([base]) if each <= short] or [short]
-    texts = {**texts, "min_tokens": within[0], "max_tokens": None}
+    texts = {**texts, "min_tokens": None, "max_tokens": None}
     documents, lengths = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
     if len(documents.kept) < ENOUGH:
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
-    recall, longest = Recall(documents, lengths, short, texts["data"]), common_lengths(documents, within)[-1]
+    recall = Recall(documents, lengths, short, texts["data"])
+    longest = common_lengths(documents, [short >> halved for halved in reversed(range(short.bit_length()))])[-1]
+    if longest < short:
+        say(f"The cost is measured at {longest} tokens: too few documents have {2 * longest}.")
     cost = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
     factory = LiveReaderFactory(loading)
     return Extension(base, candidates, tokenizer, recall, cost, factory, most_cost)

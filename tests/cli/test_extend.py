@@ -96,8 +96,14 @@ def test_a_base_that_does_not_copy_is_refused_and_leaves_nothing(extend, tmp_pat
 
 
 def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from_python(extend, tmp_path, monkeypatch):
-    dry = extend("--dry-run").succeeds()
+    (tmp_path / "short").mkdir()
+    for number, name in enumerate("abcd"):  # 241 tokens
+        (tmp_path / "short" / name).with_suffix(".txt").write_text(f"{name} = {number}\n" * 60)
+    dry = extend("--dry-run", "--json", "--data", tmp_path / "short").succeeds()
     assert "Measuring takes some" in dry.err
+    assert "The cost is measured at 128 tokens: too few documents have 256." in dry.err
+    assert json.loads(dry.out)["short_length"] == 128
+    shutil.rmtree(tmp_path / "short")
     extend("--budget", "0.1s").is_refused("--budget is 0.1s; a round on 4 documents takes some")
     assert list(tmp_path.iterdir()) == []
     score, read = extension.score_samples, []
