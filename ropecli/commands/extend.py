@@ -126,7 +126,7 @@ def extend(
 
     if data == "demo":
         warn("Measuring on the text of the package, since no --data is given: Python source. Use your own texts.")
-    texts: Any = {**shared, "data": data, "max_documents": max_documents}
+    texts: Any = {**shared, "data": data, "max_documents": max_documents, "min_tokens": None, "max_tokens": None}
     search = make_extension(opened, length, serve, texts, loading, max_short_cost / 100)
     labels = [subject.label for subject in search.candidates]
     least, estimated = search.estimated_seconds()

@@ -31,8 +31,7 @@ SampleId = tuple[Any, ...]
 """Strings and numbers. Samples share a batch only if their ids differ in the last place alone."""
 Values = dict[SampleId, Any]
 """The JSON value that a task keeps of each sample."""
-READER: SampleId = ("reader",)
-"""Holds the properties of the reader."""
+_READER: SampleId = ("reader",)
 _RUN = "run"
 """The part of the values that belong to no task."""
 _IDENTITY, _MIXED = ("identity",), ("mixed",)
@@ -190,7 +189,7 @@ def score_samples(
                 checked = time.monotonic()
     if unread:
         _check_model(reader, store, longest, after=True)
-    store.add(part, READER, reader.properties())
+    store.add(part, _READER, reader.properties())
     values = workers.gather({sample: done[sample] for sample in share})
     return {sample: values[sample] for sample in samples}
 
@@ -269,25 +268,34 @@ def collect(
                 subject, label = job.subject, job.subject.label
                 parts_of_name = [subject.checkpoint.name] * (label == "none" or several) + [label] * (label != "none")
                 bar = ", ".join(parts_of_name) + f" ({number} of {len(jobs)})" * (len(jobs) > 1)
-                if (values := finished(job.task, store.values(part), workers)) is None:
-                    scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
-                    with factory.open(job.subject, job.tokenizer, scalings) as reader:
-                        values = score_samples(job.task, reader, store, part, workers, progress, bar)
-                    del reader  # frees its model before the next is loaded
-                else:
-                    progress.skip()
-                yield job, values, store.values(part)[READER]
+                scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
+                yield job, *read_job(job, factory, store, part, progress, bar, workers, scalings)
 
 
-def finished(task: Task, done: Values, workers: Workers | None = None) -> Values | None:
-    """All values, if an earlier run has saved them; then no model is loaded."""
-    workers = workers or Workers()
-    samples = task.samples(one_pass=not done[READER]["follows_length"]) if READER in done else []
+def read_job(
+    job: Job,
+    factory: ReaderFactory,
+    store: Store,
+    part: str,
+    progress: Progress,
+    bar: str,
+    workers: Workers | None = None,
+    scalings: Sequence[Subject] = (),
+) -> tuple[Values, dict[str, Any]]:
+    """The values of a job, the next that `progress` expects, with the reader's properties.
+
+    If an earlier run has saved them all, no model is loaded. scalings: see ReaderFactory.open. Other arguments and
+    errors: see score_samples.
+    """
+    workers, task, done = workers or Workers(), job.task, store.values(part)
+    samples = task.samples(one_pass=not done[_READER]["follows_length"]) if _READER in done else []
     has_all = bool(samples) and all(sample in done for sample in samples)
-    # another process may have seen the files earlier
-    return (
-        {sample: done[sample] for sample in samples} if all(workers.gather({workers.rank: has_all}).values()) else None
-    )
+    if all(workers.gather({workers.rank: has_all}).values()):  # another process may have seen the files earlier
+        progress.skip()
+        return {sample: done[sample] for sample in samples}, done[_READER]
+    with factory.open(job.subject, job.tokenizer, scalings) as reader:
+        values = score_samples(task, reader, store, part, workers, progress, bar)
+    return values, done[_READER]
 
 
 def make_reports(

@@ -1,4 +1,4 @@
-"""How the processes of a run share the work: with DDP, FSDP2 or DeepSpeed ZeRO, and by parts of long sequences.
+"""How processes share a run, by DDP, FSDP2 or DeepSpeed ZeRO, and a long sequence, by its parts.
 
 Accelerate provides the engines, configured by `accelerate launch`; this file handles their differences. Processes meet
 in the methods of Launch. axolotl-ringmaster shares sequences: around attention, processes exchange parts of the

@@ -11,7 +11,6 @@ stays (successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943).
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -24,7 +23,7 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
-from ropecli.evaluation.driver import READER, Job, Store, Task, finished, report_of, score_samples
+from ropecli.evaluation.driver import Job, Store, Task, read_job, report_of
 from ropecli.evaluation.progress import Progress, Work
 from ropecli.evaluation.protocols import Protocol, Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
@@ -280,25 +279,16 @@ class Extension:
             ahead = [(task, self._part(each, task)) for each, of_each in steps[number:] for task in of_each]
             self._progress.expect(*(self._store.unread(*job) for job in ahead), later or {})
             try:
-                yield self._reports(subject, tasks, bar)
+                yield [self._report(subject, task, bar) for task in tasks]
             except NotFiniteError:
                 if subject is self.base:
                     raise
                 yield []
 
-    def _reports(self, subject: Subject, tasks: Sequence[Task], bar: str) -> list[Report]:
-        reports, reader = list[Report](), None
-        with ExitStack() as opened:
-            for task in tasks:
-                part = self._part(subject, task)
-                if (values := finished(task, self._store.values(part))) is None:
-                    reader = reader or opened.enter_context(self._factory.open(subject, self._tokenizer))
-                    values = score_samples(task, reader, self._store, part, progress=self._progress, bar=bar + part)
-                else:
-                    self._progress.skip()
-                job = Job(subject, task, self._tokenizer)
-                reports.append(report_of(job, values, self._store.values(part)[READER], self._factory))
-        return reports
+    def _report(self, subject: Subject, task: Task, bar: str) -> Report:
+        job, part = Job(subject, task, self._tokenizer), self._part(subject, task)
+        values, properties = read_job(job, self._factory, self._store, part, self._progress, bar + part)
+        return report_of(job, values, properties, self._factory)
 
     def _part(self, subject: Subject, task: Task) -> str:
         label = "base" if subject is self.base else subject.label
@@ -316,7 +306,6 @@ def make_extension(
     if candidates[0].plan is None:
         say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
-    texts = {**texts, "min_tokens": None, "max_tokens": None}
     documents, lengths = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
     if len(documents.kept) < ENOUGH:
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 import ropecli
 from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.evaluation import driver
 from ropecli.evaluation.report import Cell, Change
 from ropecli.tuning import extension
 from ropecli.tuning.extension import Measured, best_of, make_candidates
@@ -53,7 +54,7 @@ def test_without_a_candidate_within_the_cost_nothing_is_written_and_more_cost_ne
     assert "ropecli patch demo --method yarn --factor 4 --target-length 512 --output DIR" in outcome.out
     assert list(tmp_path.iterdir()) == [tmp_path / "out.state"]
     more = re.search(r"--max-short-cost \d+ --resume", outcome.out)[0].split()
-    monkeypatch.setattr(extension, "score_samples", None)
+    monkeypatch.setattr(driver, "score_samples", None)
     assert "Chosen: yarn ×4." in extend(*more).succeeds().out
 
 
@@ -106,17 +107,17 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from
     shutil.rmtree(tmp_path / "short")
     extend("--budget", "0.1s").is_refused("--budget is 0.1s; a round on 4 documents takes some")
     assert list(tmp_path.iterdir()) == []
-    score, read = extension.score_samples, []
+    score, read = driver.score_samples, []
 
-    def interrupted(task, reader, store, part, **bar):
+    def interrupted(task, reader, store, part, *shown):
         if len(read) == 4:
             raise KeyboardInterrupt
         read.append(part)
-        return score(task, reader, store, part, **bar)
+        return score(task, reader, store, part, *shown)
 
-    monkeypatch.setattr(extension, "score_samples", interrupted)
+    monkeypatch.setattr(driver, "score_samples", interrupted)
     assert extend("--max-short-cost", 50).code == 130
-    monkeypatch.setattr(extension, "score_samples", score)
+    monkeypatch.setattr(driver, "score_samples", score)
     extend("--max-short-cost", 50).is_refused("--resume")
     result = ropecli.extend(
         "demo", length=512, max_documents=4, max_short_cost=50, output=tmp_path / "out", resume=True
