@@ -119,7 +119,7 @@ def _first_sequences(opened: "Checkpoint", stage: "Stage", count: int) -> list[l
     with progress_bar("tokenizing", None):
         tokenizer = load_tokenizer(opened)
         stream = open_stream(stage.recipe, tokenizer, stage.length, stage.position_span, unpackable=stage.unpackable)
-    for sentence in stream.summary(stage.pretraining_length, stage.position_span):
+    for sentence in stream.summary(stage.pretraining_length, stage.context_length):
         say(sentence)
     return stream.shown(count)
 

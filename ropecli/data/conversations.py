@@ -1,9 +1,10 @@
 """Renders conversations with the chat template, finds the tokens to train on, and proves that nothing is lost.
 
-An answer is what follows the generation prompt, up to and including its end marker. A template with `{% generation %}`
-marks its answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the
-whole. If that also holds without the turns between the first and the current one, these are skipped, which takes linear
-time.
+An answer is what follows the generation prompt, up to and including what ends it: an end marker, or the token that
+begins the next message where the template writes no other (GLM). A template with `{% generation %}` marks its answers
+itself, with or without their end; of another one, prefixes of the conversation are rendered, and each must be a prefix
+of the whole. If that also holds without the turns between the first and the current one, these are skipped, which
+takes linear time.
 
 A template may leave out what it does not know: tool calls, reasoning, a system prompt. So each answer is rendered a
 second time, with a mark for every text: what is not found in the right order is lost. This is done once for all
@@ -34,7 +35,9 @@ _THINKING = re.compile(r"(\s*<think>)(.*?)(</think>)(.*)", re.DOTALL)
 _BATCH = 32
 _PATIENCE = 10.0
 """Seconds."""
+_KEYS = ("role", "content", "tool_calls", "weight")
 _MARKERS = "Use a chat template with {% generation %} markers."
+_END = "Use a chat template that writes an end token after each answer, or train_on: all."
 _EACH = (
     "Use train_on: each-answer, which makes a sequence per answer, or a chat template with {% generation %} markers."
 )
@@ -60,15 +63,16 @@ class _Part:
     what: str
     value: Any
 
-    def find(self, text: str, start: int = 0) -> tuple[int, int] | None:
-        """(start, stop) of the value in the text, as it is or as JSON; None if it is not there."""
+    def forms(self) -> Iterator[str]:
+        """The value as it is, and as JSON."""
         for write in (str, json.dumps, lambda value: json.dumps(value, ensure_ascii=False)):
             form = write(self.value)
-            if isinstance(self.value, str) and write is not str:
-                form = form[1:-1]
-            if (place := text.find(form, start)) >= 0:
-                return place, place + len(form)
-        return None
+            yield form[1:-1] if isinstance(self.value, str) and write is not str else form
+
+    def find(self, text: str, start: int = 0) -> tuple[int, int] | None:
+        """(start, stop) of the value in the text; None if it is not there."""
+        places = ((text.find(form, start), form) for form in self.forms())
+        return next(((place, place + len(form)) for place, form in places if place >= 0), None)
 
     def __str__(self) -> str:
         return self.what if self.message is None else f"{self.what} of message {self.message}, by the {self.role}"
@@ -89,19 +93,21 @@ def tokenize_conversations(
     *,
     faults: list[str] | None = None,
     dropped: list[str] | None = None,
+    unused: set[str] | None = None,
 ) -> Iterator[Document]:
     """Render and tokenize (name, conversation) pairs.
 
     train_on: assistant, all answers in one document; each-answer, a document per answer, which ends with it; all, every
     token. faults: unusable rows are added to it; None: raises DataError with their number and the first one, after all
-    others. dropped: parts that the template leaves out are added to it; None: such a row is a fault.
+    others. dropped: parts that the template leaves out are added to it; None: such a row is a fault. unused: columns
+    and keys of messages that nothing reads are added to it.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
             "checkpoint's folder, or render the conversations into a column of text."
         )
-    renderer = _Renderer(tokenizer, train_on, dropped)
+    renderer = _Renderer(tokenizer, train_on, dropped, set() if unused is None else unused)
     numbered, refused = enumerate(rows), list[tuple[int, str]]()
     while batch := list(islice(numbered, _BATCH)):
         rendered: list[tuple[int, str, Rendered]] = []
@@ -151,17 +157,22 @@ def warn_if_slow() -> Iterator[None]:
 
 
 class _Renderer:
-    """Renders conversations with one template. dropped: see tokenize_conversations."""
+    """Renders conversations with one template. dropped, unused: see tokenize_conversations."""
 
-    def __init__(self, tokenizer: Any, train_on: str, dropped: list[str] | None) -> None:
-        self.tokenizer, self.train_on, self.dropped = tokenizer, train_on, dropped
+    def __init__(self, tokenizer: Any, train_on: str, dropped: list[str] | None, unused: set[str]) -> None:
+        self.tokenizer, self.train_on, self.dropped, self.unused = tokenizer, train_on, dropped, unused
         self.lost: dict[str, list[_Part]] = {}
         """By shape: what the template leaves out."""
+        self.tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        self._endings: dict[str, tuple[str, str] | None] = {}
 
     def render(self, name: str, conversation: Conversation) -> list[Rendered]:
         """One text, or one for each answer. Raises DataError."""
         messages, tools = messages_of(conversation)
         template = str(self.tokenizer.get_chat_template(tools=tools))
+        self.unused |= {f"column {column}" for column in conversation.unused}
+        keys = {key for message in messages for key in message.keys() - {*_KEYS, *REASONING}}
+        self.unused |= {f"key {key} of messages" for key in keys if not re.search(rf"\b{re.escape(key)}\b", template)}
         known = _known_reasoning(template)
         messages = [_with_known_reasoning(message, known) for message in messages] if known else messages
         if any("tool_calls" in message for message in messages) and self._joins_arguments(messages, tools):
@@ -179,7 +190,28 @@ class _Renderer:
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt
             )
         except Exception as error:  # a template is a program
-            raise DataError(f"the chat template fails: {reason_of(error)}") from error
+            empty = [number for number, message in enumerate(messages) if message.get("content") is None]
+            more = f" Message {empty[0]} has no content, which it may need." if empty else ""
+            raise DataError(f"the chat template fails: {reason_of(error)}.{more}".replace("..", ".")) from error
+
+    def ending(self, tools: Any) -> tuple[str, str] | None:
+        """(what ends an answer, empty where the next message does; what follows one before a question).
+
+        None if the template does not render the answer to a short question as it is.
+        """
+        template = str(self.tokenizer.get_chat_template(tools=tools))
+        if template not in self._endings:
+            probe = [{"role": role, "content": f"Part{role}"} for role in ("user", "assistant", "user")]
+            try:
+                texts = [self.text_of(messages, tools).partition("Partassistant") for messages in (probe[:2], probe)]
+            except DataError:
+                texts = [("", "", "")]
+            end, followed = texts[0][2], texts[-1][2]
+            # a template may also end a text with eos
+            bare = end.removesuffix(self.tokenizer.eos_token or "")
+            end = bare if bare.strip() and followed.startswith(bare) and not followed.startswith(end) else end
+            self._endings[template] = (end.strip(), followed) if all(found for _, found, _ in texts) else None
+        return self._endings[template]
 
     def _joins_arguments(self, messages: list[Message], tools: Any) -> bool:
         """Whether the template, like DeepSeek's, joins the arguments to a text, so that they must be JSON text."""
@@ -208,17 +240,56 @@ class _Conversation:
         """The whole conversation in one text."""
         text = self._text(self._messages)
         if self._renderer.train_on == "all":
+            if skipped := [number for number, message in enumerate(self._messages) if message.get("weight") == 0]:
+                raise DataError(f"message {skipped[0]} is not to be trained on. Remove that, or train_on: all.")
             self._refuse_lost(self._messages, text)
             return Rendered(text, [], self._turns(text))
         if not self._marks_answers:
-            return Rendered(text, *self._answers(text))
+            spans, turns = self._answers(text)
+            return Rendered(*self._ended(self._messages, text, spans), turns)
         self._refuse_lost(self._messages, text, keeps_reasoning=True)
         _, _, parts = _walk(self._messages, None, lambda text: text)
         spans = self._marked(self._messages)
         answers = [part for part in parts if part.role == "assistant"]
         if not all(any(part.find(text[start:stop]) for part in answers) for start, stop in spans):
             raise DataError("the chat template marks an answer without a text of it, so nothing would be trained on.")
-        return Rendered(text, spans, self._turns(text))
+        return Rendered(*self._ended(self._messages, text, spans), self._turns(text))
+
+    def _ended(self, messages: list[Message], text: str, spans: Spans) -> tuple[str, Spans]:
+        """The text of the messages, and the answers in it up to what ends them, which is added after the last one."""
+        if (ending := self._renderer.ending(self._tools)) is None or not spans:
+            return text, spans
+        end, followed = ending
+        answers = [part for part in _walk(messages, None, str)[2] if part.role == "assistant"]
+        ended: Spans = []
+        for (start, stop), border in zip(spans, [*(start for start, _ in spans[1:]), len(text)], strict=True):
+            answer, rest = text[start:stop].rstrip(), text[stop:border]
+            has_end = answer.endswith(end) or not any(answer.endswith(tuple(part.forms())) for part in answers)
+            is_part = self._marks_answers and border < len(text) and end not in rest
+            if end and rest.lstrip().startswith(end):
+                stop = text.index(end, stop) + len(end)
+            elif not (end and (has_end or is_part)):
+                if is_last := not rest.strip():
+                    rest += self._next_message(messages, text) or followed
+                bare = rest.lstrip()
+                token = next((token for token in self._renderer.tokens if bare.startswith(token)), None)
+                if token is None:
+                    raise DataError(f"the chat template does not end answers, so none would learn to stop. {_END}")
+                end_token = rest[: len(rest) - len(bare) + len(token)]
+                text = text[:stop] + end_token if is_last else text
+                stop += len(end_token)
+            ended.append((start, stop))
+        return text, ended
+
+    def _next_message(self, messages: list[Message], text: str) -> str:
+        """What follows the text of the messages, if they end with a tool call, before its result."""
+        if not messages[-1].get("tool_calls"):
+            return ""
+        try:
+            whole = self._text([*messages, {"role": "tool", "content": "text"}])
+        except DataError:
+            return ""
+        return whole[len(text) :] if whole.startswith(text) else ""
 
     def _is_trained(self, number: int) -> bool:
         """Whether to train on an answer. OpenAI's format has a weight of 0 for others."""
@@ -237,21 +308,25 @@ class _Conversation:
                 before, text, closing = self._prompt_of(number, until[:-1])
                 start, stop = len(before), len(text.removesuffix(closing).rstrip())
             self._refuse_lost(until, text[:start], text[start:stop])
-            rendered.append(Rendered(text, [(start, stop)], [0]))
+            rendered.append(Rendered(*self._ended(until, text, [(start, stop)]), [0]))
         if not rendered:
             raise DataError("the conversation has no answer of the assistant.")
         return rendered
 
     def _prompt_of(self, number: int, context: list[Message]) -> tuple[str, str, str]:
         """(prompt, text with the answer, end of a text that is not the answer's) of an answer after `context`."""
-        if number == 0:
-            raise DataError("message 0 is the assistant's; expected a message to answer.")
-        before, unprompted = self._text(context, prompt=True), self._text(context)
+        asked = context or [{"role": "user", "content": "text"}]
+        before, unprompted = self._text(asked, prompt=True), self._text(asked)
         # Phi-3's template ends a text with eos, unless it ends with the generation prompt
         closing = "" if before.startswith(unprompted) else self._renderer.tokenizer.eos_token or ""
         text = self._text([*context, self._messages[number]])
+        if not context:  # which templates rarely render
+            opening = before[len(unprompted.removesuffix(closing)) :]
+            if not opening or opening not in text:
+                raise DataError(f"message 0 is the assistant's, and nothing shows where it starts. {_MARKERS}")
+            before = text[: text.index(opening) + len(opening)]
         answer = text.removesuffix(closing)[len(before) :].lstrip()
-        if before == unprompted and not answer.startswith(self._messages[number].get("content", "").strip()):
+        if before == unprompted and not answer.startswith((self._messages[number].get("content") or "").strip()):
             raise DataError(f"the chat template ignores add_generation_prompt. {_MARKERS}")
         if not text.startswith(before):
             raise DataError(f"message {number} does not start with the chat template's generation prompt. {_MARKERS}")
@@ -336,14 +411,14 @@ class _Conversation:
             numbers = count(7001)
             marked, marked_tools, marks = _walk(messages, tools, lambda text: f"Part{next(numbers)}")
             text = renderer.text_of(marked, marked_tools)
-            prompt = text if last is None else renderer.text_of(marked[:-1], marked_tools, prompt=True)
-            target = text[len(prompt) :] if text.startswith(prompt) else text
+            prompt = renderer.text_of(marked[:-1], marked_tools, prompt=True) if last else text
+            target = text[len(prompt) :] if last and text.startswith(prompt) else text
             renderer.lost[shape] = _missing(marks, prompt, target, last, keeps_reasoning)
         lost = renderer.lost[shape] or _missing(parts, before, answer or "", last, keeps_reasoning)
         if lost and renderer.dropped is None:
             way = "Use a template that renders it, remove it from the data, or set drop_unrendered: true."
             answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-            earlier = keeps_reasoning and lost[0].what == "reasoning" and lost[0].message != answers[-1]
+            earlier = keeps_reasoning and lost[0].what == "reasoning" and lost[0].message not in answers[-1:]
             raise DataError(f"the chat template leaves out the {lost[0]}. {_EACH if earlier else way}")
         if last is not None and {part.what for part in parts if part.message == last} <= {
             part.what for part in lost if part.message == last

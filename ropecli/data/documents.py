@@ -173,7 +173,10 @@ def tokenize(
     enough: tokens needed of each document. If the tokenizer splits the text into words first, a longer document may
     end after that many tokens; they equal the first tokens of the whole text.
     """
-    texts = iter(texts)
+    special = special_tokens(tokenizer)
+    prefix, suffix = ("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in (special.prefix, special.suffix))
+    # a text may have them already, as exports of training data do
+    texts = ((name, text.removeprefix(prefix).removesuffix(suffix)) for name, text in texts)
     if tokenizer.is_fast and any(len(token.split()) > 1 for token in tokenizer.get_added_vocab()):
         enough = None  # such a token may span any place where the text is cut
     while batch := list(islice(texts, _BATCH)):

@@ -4,8 +4,8 @@ Every format but a text becomes messages in OpenAI's form: role, content, reason
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ropecli.errors import DataError, shortened, shown
@@ -14,6 +14,9 @@ TEXT_COLUMN = "text"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of an answer's reasoning."""
+FLAGS = ("weight", "train", "loss")
+"""Keys of whether an answer is trained on: OpenAI's, axolotl's, ms-swift's."""
+_TOOLS = ("tools", "tool_defs", "functions")
 _SHAREGPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 _EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
@@ -24,48 +27,42 @@ Message = dict[str, Any]
 class Conversation:
     """A row of a table, unchecked. tools: JSON schemas, as a list or as JSON text. system: the system prompt.
 
-    read_only: number of first messages that are not trained on.
+    read_only: number of first messages that are not trained on. unused: columns of the row that nothing reads.
     """
 
     messages: list[Any]
     tools: Any = None
     system: Any = None
     read_only: int = 0
+    unused: list[str] = field(default_factory=list, compare=False)
 
 
-def _alpaca(row: Mapping[str, Any]) -> Conversation:
-    messages: list[Any] = []
-    for question, answer in row.get("history") or ():
+def _alpaca(row: Mapping[str, Any]) -> list[Any]:
+    messages, history = list[Any](), row.get("history") or []
+    if not isinstance(history, list) or any(not isinstance(turn, list) or len(turn) != 2 for turn in history):
+        raise DataError(f"history is {shown(history)}; expected a list of pairs of a question and an answer.")
+    for question, answer in history:
         messages += _turn(question, answer)
+    for name in ("instruction", "input"):
+        if not isinstance(row.get(name), str | None):
+            raise DataError(f"{name} is {shown(row[name])}; expected text.")
     instruction = "\n".join(part for part in (row["instruction"], row.get("input")) if part)
-    return Conversation([*messages, *_turn(instruction, row["output"])], row.get("tools"), row.get("system"))
-
-
-def _prompt(row: Mapping[str, Any]) -> Conversation:
-    prompt, completion = row["prompt"], row["completion"]
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return Conversation(_turn(prompt, completion), row.get("tools"), row.get("system"))
-    prompt, completion = _messages_of("prompt", prompt), _messages_of("completion", completion)
-    return Conversation([*prompt, *completion], row.get("tools"), row.get("system"), len(prompt))
+    return [*messages, *_turn(instruction, row["output"])]
 
 
 def _turn(question: Any, answer: Any) -> list[Any]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-_FORMATS: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Conversation] | None] = {
-    ("messages",): None,
-    ("conversations",): None,
-    ("instruction", "output"): _alpaca,
-    ("prompt", "completion"): _prompt,
-}
-"""Required columns, and how they become a conversation; None for a list of messages."""
-_OPTIONAL = ("tools", "system", "input", "history")
+_FORMATS = (("messages",), ("conversations",), ("instruction", "output"), ("prompt", "completion"))
+"""Columns that make a conversation."""
+_OPTIONAL = (*_TOOLS, "system")
+_OF_ALPACA = ("input", "history")
 
 
 def columns_of(text_column: str) -> tuple[str, ...]:
     """All columns that may be read of a row."""
-    formats = [name for names in _FORMATS for name in names] if text_column == TEXT_COLUMN else []
+    formats = [*(name for names in _FORMATS for name in names), *_OF_ALPACA] if text_column == TEXT_COLUMN else []
     return tuple(dict.fromkeys((text_column, *formats, *_OPTIONAL)))
 
 
@@ -82,14 +79,19 @@ def body_of(row: Mapping[str, Any], text_column: str, columns: Sequence[str]) ->
     """
     value = row.get(text_column)
     if isinstance(value, str) and text_column not in ("messages", "conversations"):
-        return _conversation_in(value, row) or value
+        messages = _messages_in(value)
+        return value if messages is None else _conversation(messages, row, (text_column,), columns)
     is_named = text_column != TEXT_COLUMN or isinstance(value, list)
-    formats = {(text_column,): None} if is_named else _FORMATS
-    for names, read in formats.items():
-        if all(row.get(name) is not None for name in names):
-            if read:
-                return read(row)
-            return Conversation(_messages_of(names[0], row[names[0]]), row.get("tools"), row.get("system"))
+    for names in ((text_column,),) if is_named else _FORMATS:
+        if any(row.get(name) is None for name in names):
+            continue
+        if "instruction" in names:
+            return _conversation(_alpaca(row), row, (*names, *_OF_ALPACA), columns)
+        if "prompt" in names and all(isinstance(row[name], str) for name in names):
+            return _conversation(_turn(*(row[name] for name in names)), row, names, columns)
+        parts = [_messages_of(name, row[name]) for name in names]
+        read_only = len(parts[0]) if len(parts) > 1 else 0
+        return _conversation([message for part in parts for message in part], row, names, columns, read_only)
     present = next((name for name in columns_of(text_column) if name in columns), None)
     if present and has_body(columns, text_column):
         raise DataError(
@@ -101,8 +103,23 @@ def body_of(row: Mapping[str, Any], text_column: str, columns: Sequence[str]) ->
     raise DataError(f"no column {text_column!r}. Columns: {shortened(', '.join(columns), 200) or 'none'}.{more}")
 
 
-def _conversation_in(text: str, row: Mapping[str, Any]) -> Conversation | None:
-    """The conversation that a text is, if it is JSON of messages."""
+def _conversation(
+    messages: list[Any], row: Mapping[str, Any], names: Sequence[str], columns: Sequence[str], read_only: int = 0
+) -> Conversation:
+    """names: the columns that the messages are of."""
+    given = [name for name in _TOOLS if row.get(name)]
+    if len(given) > 1:
+        raise DataError(f"{given[0]} and {given[1]} both have tools. Remove one of them.")
+    tools = row[given[0]] if given else None
+    if given == ["functions"] and isinstance(parsed := _json_of("functions", tools), list):
+        tools = [{"type": "function", "function": function} for function in parsed]
+    is_null = [name for name in row if row[name] is None]
+    unused = [name for name in columns if name not in (*names, *_OPTIONAL, *is_null)]
+    return Conversation(messages, tools, row.get("system"), read_only, unused)
+
+
+def _messages_in(text: str) -> list[Any] | None:
+    """The messages that a text is JSON of."""
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -110,7 +127,7 @@ def _conversation_in(text: str, row: Mapping[str, Any]) -> Conversation | None:
     except (ValueError, RecursionError):
         return None
     is_messages = bool(value) and all(isinstance(part, dict) and {"role", "from"} & part.keys() for part in value)
-    return Conversation(value, row.get("tools"), row.get("system")) if is_messages else None
+    return value if is_messages else None
 
 
 def _messages_of(column: str, value: Any) -> list[Any]:
@@ -134,9 +151,15 @@ def messages_of(conversation: Conversation) -> tuple[list[Message], Any]:
     messages = [_message(number, message) for number, message in enumerate(conversation.messages)]
     if not isinstance(conversation.system, str | None):
         raise DataError(f"system is {shown(conversation.system)}; expected text.")
-    if conversation.system and messages[0]["role"] not in ("system", "developer"):
-        messages.insert(0, {"role": "system", "content": conversation.system})
-    return messages, _json_of("tools", conversation.tools) or None
+    if conversation.system:
+        if messages[0]["role"] not in ("system", "developer"):
+            messages.insert(0, {"role": "system", "content": conversation.system})
+        elif messages[0].get("content") != conversation.system:
+            raise DataError("the row has a system prompt in its column system, and another in message 0. Remove one.")
+    tools = _json_of("tools", conversation.tools) or None
+    if not isinstance(tools, list | None):
+        raise DataError(f"tools is {shown(tools)}; expected a list.")
+    return messages, tools
 
 
 def _json_of(what: str, value: Any) -> Any:
@@ -151,11 +174,19 @@ def _message(number: int, given: Any) -> Message:
         raise DataError(f"message {number} is {shown(given)}; expected a role and a content.")
     message = _given(given)
     if "from" in message and "role" not in message:
-        role, value = message["from"], message.get("value")
-        message = {"role": _SHAREGPT.get(str(role), role), "content": value}
+        role, value = message.pop("from"), message.pop("value", None)
+        message |= {"role": _SHAREGPT.get(str(role), role)}
         if role == "function_call":
             calls = _json_of(f"message {number}, a function_call,", value)
-            message = {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
+            message["tool_calls"] = calls if isinstance(calls, list) else [calls]
+        else:
+            message["content"] = value
+    if message.get("role") == "function":  # OpenAI's name of a tool before 2023-11
+        message["role"] = "tool"
+    if "function_call" in message:  # of the same time
+        if message.get("tool_calls"):
+            raise DataError(f"message {number} has both tool_calls and a function_call. Remove one of them.")
+        message["tool_calls"] = [message.pop("function_call")]
     if message.get("role") not in ROLES:
         raise DataError(
             f"message {number} has the role {shown(message.get('role'))}; expected {', '.join(ROLES)}, or ShareGPT's "
@@ -166,6 +197,13 @@ def _message(number: int, given: Any) -> Message:
         texts = [part.get("text", "") for part in content]
         if all(isinstance(text, str) for text in texts):
             content = message["content"] = "".join(texts)
+    flags = [key for key in FLAGS if key in message]
+    for key in flags:
+        if message[key] not in (0, 1):
+            raise DataError(f"message {number} has the {key} {shown(message[key])}; expected 0 or 1, false or true.")
+    if message["role"] == "assistant" and flags:
+        weight = int(all(message[key] for key in flags))
+        message = {key: value for key, value in message.items() if key not in flags} | {"weight": weight}
     calls = message.get("tool_calls")
     if calls is not None:
         if not isinstance(calls, list):
@@ -173,6 +211,8 @@ def _message(number: int, given: Any) -> Message:
         message["tool_calls"] = [_call(number, call) for call in calls]
     if not isinstance(content, str) and not (content is None and (calls or reasoning_of(message))):
         raise DataError(f"message {number} has the content {shown(content)}; expected text.")
+    if (key := reasoning_of(message)) and not isinstance(message[key], str):
+        raise DataError(f"message {number} has the {key} {shown(message[key])}; expected text.")
     return message
 
 

@@ -89,12 +89,12 @@ def pieces_of(store: TokenStore, selection: Selection, length: int, *, cut: bool
     pieces = [np.stack([document, start, start + length])]
     pieces.append(np.stack([with_rest, texts[with_rest] - rests[with_rest], texts[with_rest]]))
     for index in np.flatnonzero(~is_text).tolist():
-        tokens, whole = int(selection.lengths[index]), int(store.lengths[selection.documents[index]])
-        if tokens == whole <= length:
+        tokens, conversation = int(selection.lengths[index]), int(selection.documents[index])
+        if tokens == store.lengths[conversation] <= length:
             pieces.append(np.array([[index], [0], [tokens]]))
         elif cut:
-            turns = store.turns_of(int(selection.documents[index])).tolist()
-            ends = [turn for turn in (*turns[1:], whole) if turn <= tokens]
+            turns, ends = store.turns_of(conversation).tolist(), store.turn_ends(conversation).tolist()
+            ends = [end for end in ends if end <= tokens]
             pieces.append(_turns_within(index, turns, ends, length))
     document, start, stop = np.concatenate(pieces, axis=1).astype(np.int64)
     return SequenceLayout(document, start, stop, np.arange(len(document) + 1))
@@ -104,7 +104,7 @@ def _turns_within(index: int, turns: list[int], ends: list[int], length: int) ->
     """(document, start, stop) of pieces of whole turns, as long as a sequence allows, shape (3, pieces)."""
     pieces: list[list[int]] = []
     for start, end in zip(turns, ends, strict=False):
-        if pieces and pieces[-1][2] == start and end - pieces[-1][1] <= length:
+        if pieces and pieces[-1][2] >= start and end - pieces[-1][1] <= length:
             pieces[-1][2] = end
         elif end - start <= length:
             pieces.append([index, start, end])

@@ -54,6 +54,8 @@ Qwen 2 to 3.8, SmolLM2, Phi-4 and Yi: Qwen/Qwen3-8B-Base and HuggingFaceTB/SmolL
 meta-llama/Llama-3.1-8B. gpt-oss: openai/harmony, <|endoftext|>. Command: CohereLabs/c4ai-command-r-v01. Gemma:
 google/gemma-3-4b-pt.
 """
+_WITH_ENDS = ("packed", "concat")
+"""Layouts in which a token ends each text."""
 _TEXT_ENDS = ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<EOS_TOKEN>", "<｜end▁of▁sentence｜>")
 """Ends of a text that chat models have as eos, too: Llama 2, Mistral, DeepSeek."""
 
@@ -153,27 +155,33 @@ class Stream:
     def summary(self, pretraining_length: int, context_length: int) -> list[str]:
         """A sentence per source, and the share of the labels that need a longer context than the pretraining length.
 
-        The first is a warning if there are none although the checkpoint reads more.
+        context_length: tokens that the checkpoint reads. The first sentence is a warning if what is trained on is
+        shorter, or needs no longer context than the pretraining length.
         """
         shares = self._mixture.shares
         sentences = [
             describe_source(source.data, part, kind, share / sum(shares) if len(shares) > 1 else None)
             for source, part, kind, share in zip(self._recipe.sources, self._parts, self._kinds, shares, strict=True)
         ]
-        if context_length <= pretraining_length:
+        longest = self.length if self._recipe.positions == "full" else self._context_length
+        shorter = (
+            f"the checkpoint reads {context_length:,} tokens, and may read them worse after training on {longest:,}"
+        )
+        is_patched = context_length > pretraining_length
+        far = self._far_share(pretraining_length) if is_patched else 0
+        if is_patched and not far:
+            more = f"; {shorter}" if longest < context_length else ""
+            warning = (
+                f"no trained token has more than {pretraining_length:,} tokens before it, so this trains nothing "
+                f"beyond the pretraining length{more}. Use longer documents and a greater length, or positions: pose."
+            )
+            return [f"warning: {warning}", *sentences]
+        if longest < context_length:
+            sentences.insert(0, f"warning: {shorter}. Set length: {context_length}, or positions: pose.")
+        if not far:
             return sentences
-        far = self._far_share(pretraining_length)
-        if far:
-            return [
-                *sentences,
-                f"{_percent(far)} of the trained tokens have more than {pretraining_length:,} tokens "
-                "before them, the pretraining length.",
-            ]
-        return [
-            f"warning: no trained token has more than {pretraining_length:,} tokens before it, so this trains nothing "
-            "beyond the pretraining length. Use longer documents and a greater length, or positions: pose.",
-            *sentences,
-        ]
+        share = f"{_percent(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
+        return [*sentences, f"{share}, the pretraining length."]
 
     def _far_share(self, pretraining_length: int) -> float:
         """Share of the labels whose token has more positions before it than the model was pretrained with."""
@@ -232,13 +240,17 @@ def open_stream(
         text = Source(
             source.data, source.text_column, source.split, TO_TRAIN, source.max_documents, source.skip_faulty
         ).limited("max_documents")
-        measured = source.skip_compressible > 0 or source.skip_incompressible > 0
-        end = end_of_text(tokenizer, source.end_token) if source.sequences in ("packed", "concat") else None
+        options: dict[str, Any] = {"drop_unrendered": source.drop_unrendered}
+        options["measured"] = source.skip_compressible > 0 or source.skip_incompressible > 0
+        has_ends = source.sequences in _WITH_ENDS
+        end = end_of_text(tokenizer, source.end_token) if has_ends or source.end_token else None
         with first():
-            store = open_store(
-                text, tokenizer, source.train_on, end=end, drop_unrendered=source.drop_unrendered, measured=measured
-            )
-        kind = _layout_of(source, store, unpackable)
+            store = open_store(text, tokenizer, source.train_on, end=end if has_ends else None, **options)
+            kind = _layout_of(source, store, unpackable)
+            if kind in _WITH_ENDS and not has_ends and store.has_texts:  # beside conversations, which are packed
+                end = end_of_text(tokenizer, source.end_token)
+                store = open_store(text, tokenizer, source.train_on, end=end, **options)
+        _refuse_without_effect(source, store, kind)
         selection, layout = _lay_out(source, kind, number, store, length, recipe.seed)
         padding = (tokenizer.eos_token_id or 0) if kind in ("packed", "single") else 0
         part = SourceSequences(
@@ -301,6 +313,18 @@ def _layout_of(source: Any, store: TokenStore, unpackable: str) -> str:
     why = f": {unpackable}" if unpackable else ", each attending to itself"
     say(f"{source.data}: {'one conversation per sequence' if unpackable else 'packing conversations'}{why}.")
     return "single" if unpackable else "packed"
+
+
+def _refuse_without_effect(source: Any, store: TokenStore, kind: str) -> None:
+    """Raise DataError for a key that has no effect on what the source contains."""
+    needs = {
+        "end_token": (store.has_texts and kind in _WITH_ENDS, "texts in packed or concat sequences"),
+        "overlong": (source.overlong == "drop" or store.has_conversations, "conversations"),
+        "drop_unrendered": (store.has_conversations, "conversations"),
+    }
+    for key, (has_effect, needed) in needs.items():
+        if getattr(source, key) and not has_effect:
+            raise DataError(f"{source.data}: {key} has an effect only on {needed}, which it has not. Remove {key}.")
 
 
 def _lay_out(

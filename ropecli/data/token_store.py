@@ -10,7 +10,7 @@ CACHE/tokens/KEY/turns.bin        the first token of each turn of all conversati
 CACHE/tokens/KEY/turn_counts.bin  turns of each document, int64; 0 for a text
 CACHE/tokens/KEY/compression.bin  compressed size ÷ size of each document's text, float64, if the recipe needs it
 CACHE/tokens/KEY/digest           sha256 of the documents; a damaged store is detected by it and written again
-CACHE/tokens/KEY/skipped          a sentence about the rows that were skipped; empty for none
+CACHE/tokens/KEY/skipped          sentences about what was skipped or not used, a line each; empty for none
 
 KEY is computed from the source and the tokenizer, without reading the text. The files of a source are tokenized in
 shards of 64 MiB or one file, each under its own KEY, so that a failure or a change loses one of them.
@@ -39,11 +39,11 @@ from ropecli.data.files import DataFile, UnreachableError
 from ropecli.data.formats import Conversation
 from ropecli.data.sources import Rows, Source, describe_faults
 from ropecli.demo import corpus
-from ropecli.errors import DataError, OutputError, reason_of
+from ropecli.errors import DataError, OutputError, reason_of, shortened
 from ropecli.hashing import digest
 from ropecli.messages import warn
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the files and of how rows are read; part of every key, so that files of another version are not read."""
 UNKNOWN_END = -1
 """The end of a text, if nobody knows it."""
@@ -114,10 +114,22 @@ class TokenStore:
     def has_conversations(self) -> bool:
         return len(self.turns) > 0
 
+    @property
+    def has_texts(self) -> bool:
+        return bool((self.turn_counts == 0).any())
+
     def turns_of(self, document: int) -> np.ndarray:
         """The first token of each turn of a conversation; empty for a text."""
         first = int(self._first_turns[document])
         return self.turns[first : first + int(self.turn_counts[document])]
+
+    def turn_ends(self, document: int) -> np.ndarray:
+        """The token after each turn; one more where the first token of the next message ends an answer."""
+        size, turns = int(self.lengths[document]), self.turns_of(document)[1:]
+        if self.masked:
+            trained = np.append(self.read(document, 0, size)[1], False)
+            turns = turns + (trained[turns] & ~trained[turns + 1])
+        return np.append(turns, size)
 
     def read(self, document: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, int64, and whether to train on them, bool) of the tokens start ≤ t < stop of a document, as copies."""
@@ -157,12 +169,15 @@ def open_store(
     settings = [_FORMAT, source.column, source.skip_faulty, source.limit, train_on, measured]
     settings += [tokenizer_digest(tokenizer), template_digest(tokenizer), end, drop_unrendered]
 
+    said: set[str] = set()
+
     def shard(part: Sequence[DataFile]) -> TokenStore:
         faults: list[str] = []
         dropped: list[str] = []
+        unused: set[str] = set()
 
         def tokenized(rows: Rows) -> Iterator[Document]:
-            lists = (faults if source.skip_faulty else None), (dropped if drop_unrendered else None)
+            lists = (faults if source.skip_faulty else None), (dropped if drop_unrendered else None), unused
             return tokenize_rows(rows, tokenizer, train_on, end, *lists)
 
         def documents() -> Iterator[Document]:
@@ -174,11 +189,14 @@ def open_store(
             if dropped:
                 conversations = f"{len(dropped):,} conversation{'s'[: len(dropped) > 1]}"
                 sentences.append(f"The chat template leaves out parts of {conversations}. The first: {dropped[0]}.")
-            return " ".join(filter(None, sentences))
+            if unused:
+                names = shortened(", ".join(sorted(unused)), 300)
+                sentences.append(f"{source.place}: nothing reads {names}.")
+            return "\n".join(filter(None, sentences))
 
         identity = [*settings, source_identity(source, part)]
         key = digest(identity)
-        return open_documents(key, documents, skipped)
+        return open_documents(key, documents, skipped, said)
 
     if source.is_demo or source.limit is not None:
         return shard(files)
@@ -215,30 +233,37 @@ def joined(stores: Sequence[TokenStore]) -> TokenStore:
 
 
 def open_documents(
-    key: str, documents: Callable[[], Iterator[Document]], skipped: Callable[[], str] = str
+    key: str,
+    documents: Callable[[], Iterator[Document]],
+    skipped: Callable[[], str] = str,
+    said: set[str] | None = None,
 ) -> TokenStore:
     """Open the store of this key; if it is missing or damaged, write it. Other processes wait. Raises OutputError.
 
-    skipped: called after the documents; what it says is kept, and said each time.
+    skipped: called after the documents; its lines are kept, and those that are not in `said` are said each time.
     """
     from filelock import FileLock
 
     cache = cache_folder() / "tokens"
-    folder = cache / key
+    folder, said = cache / key, set() if said is None else said
+
+    def tell(text: str) -> None:
+        for line in [line for line in text.splitlines() if line not in said]:
+            warn(line)
+            said.add(line)
+
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{key}.lock"):
             with suppress(OSError, ValueError):  # missing or damaged
                 store = _map(folder)
                 if store.digest == (folder / _DIGEST).read_text(encoding="utf-8"):
-                    if text := (folder / _SKIPPED).read_text(encoding="utf-8"):
-                        warn(text)
+                    tell((folder / _SKIPPED).read_text(encoding="utf-8"))
                     return store
             shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as partial:
                 _write(partial, documents())
-                if text := skipped():
-                    warn(text)
+                tell(text := skipped())
                 (partial / _SKIPPED).write_text(text, encoding="utf-8")
                 (partial / _DIGEST).write_text(_map(partial).digest, encoding="utf-8")
             return _map(folder)
@@ -308,16 +333,18 @@ def tokenize_rows(
     end: int | None = None,
     faults: list[str] | None = None,
     dropped: list[str] | None = None,
+    unused: set[str] | None = None,
 ) -> Iterator[Document]:
     """Tokenize texts and conversations.
 
     train_on: of conversations; None is assistant, and allows texts too. end: the token after each text; None for no
-    other than the tokenizer's. faults, dropped: see tokenize_conversations. Raises DataError.
+    other than the tokenizer's. faults, dropped, unused: see tokenize_conversations. Raises DataError.
     """
     for are_conversations, group in groupby(rows, key=lambda row: isinstance(row[1], Conversation)):
         same: Iterator[tuple[str, Any]] = group
         if are_conversations:
-            yield from tokenize_conversations(same, tokenizer, train_on or "assistant", faults=faults, dropped=dropped)
+            lists: dict[str, Any] = {"faults": faults, "dropped": dropped, "unused": unused}
+            yield from tokenize_conversations(same, tokenizer, train_on or "assistant", **lists)
         elif train_on is None:
             if end == UNKNOWN_END:
                 raise DataError(

@@ -47,8 +47,8 @@ class Stage:
 
     number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
     stage's; None for an unchanged checkpoint. length: tokens per sequence. position_span: tokens that positions
-    with gaps may span. pretraining_length: tokens. unpackable: why conversations cannot be packed; empty if they can.
-    warnings: shown before it runs.
+    with gaps may span. pretraining_length: tokens. context_length: tokens that the checkpoint reads. unpackable: why
+    conversations cannot be packed; empty if they can. warnings: shown before it runs.
     """
 
     number: int
@@ -58,6 +58,7 @@ class Stage:
     length: int
     position_span: int
     pretraining_length: int
+    context_length: int
     unpackable: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -135,7 +136,7 @@ def _plan_stage(
             warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
     config = in_effect.config if in_effect else checkpoint.config
     unpackable = why_unpackable(recipe, config, method)
-    lengths = (length, position_span, pretraining_length)
+    lengths = (length, position_span, pretraining_length, context_length)
     return Stage(number, recipe, plan, in_effect, *lengths, unpackable, tuple(warnings))
 
 

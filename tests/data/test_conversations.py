@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from ropecli.data import conversations
 from ropecli.data.conversations import tokenize_conversations
 from ropecli.data.formats import Conversation
+from ropecli.data.token_store import TokenStore
 from ropecli.errors import DataError
 from ropecli.evaluation.prompt_pieces import find_frame
 
@@ -56,6 +57,22 @@ MARKED = """\
     {%- else %}{{ message.content + '<|im_end|>' }}{% endif %}
     {{- '\\n' }}
 {%- endfor %}"""
+OPEN_MARKED = MARKED.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}")
+# The next role ends an answer
+GLM = """\
+{{- '[gMASK]<sop>' }}
+{%- for message in messages %}
+    {{- '<|' + (message.role if message.role != 'tool' else 'observation') + '|>\\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
+OF_GLM = ("[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<tool_call>", "</tool_call>")
+# eos ends the text only
+ALPACA = """\
+{%- for message in messages %}
+    {{- '### ' + message.role + ':\\n' + message.content + '\\n\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '### assistant:\\n' }}{% else %}{{ eos_token }}{% endif %}"""
 # Qwen 3: only the last answer keeps its reasoning
 THINKING = """\
 {%- for message in messages %}
@@ -72,6 +89,7 @@ SHAPES = {
     "gemma": (GEMMA, ("<bos>", "<start_of_turn>", "<end_of_turn>"), "", "<end_of_turn>", {"sentencepiece": True}),
     "phi": (PHI, ("<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), "", "<|end|>", {"rstrip": True}),
     "marked": (MARKED, IM, "", "<|im_end|>", {}),
+    "marked without their ends": (OPEN_MARKED, IM, "", "<|im_end|>", {}),
 }
 shapes = pytest.mark.parametrize("shape", SHAPES)
 
@@ -203,6 +221,8 @@ def test_tools_and_calls_reach_the_template(tokenizers, tokenizer_of):
         calls = [{"name": "look", "arguments": given}]
         forms = [
             [*turns("Where?"), {"role": "assistant", "content": None, "tool_calls": calls}, result],
+            [*turns("Where?"), {"role": "assistant", "content": None, "function_call": calls[0]},
+             {"role": "function", "content": "mat"}],
             [{"from": "human", "value": "Where?"}, {"from": "function_call", "value": json.dumps(calls[0])},
              {"from": "observation", "value": "mat"}],
         ]  # fmt: skip
@@ -230,7 +250,19 @@ REFUSED = {
         "leaves out the content of message 0",
     ),
     "a template that fails": (GEMMA, turns("Where?", "Here.", system="No"), "System role not supported"),
-    "an answer without a question": (CHATML, turns("Where?", "Here.")[1:], "message 0 is the assistant's"),
+    "an answer without a question or a prompt": (
+        CHATML.replace("if add_generation_prompt", "if false"), turns("Where?", "Here.")[1:],
+        "message 0 is the assistant's, and nothing shows where it starts",
+    ),
+    "answers that nothing ends": (ALPACA, turns(*QUESTIONS[:2], *ANSWERS), "does not end answers"),
+    "a share of an answer": (
+        CHATML, [*turns("Where?"), {"role": "assistant", "content": "Here.", "weight": 0.5}],
+        "message 1 has the weight 0.5; expected 0 or 1",
+    ),
+    "a weight as text": (
+        CHATML, [*turns("Where?"), {"role": "assistant", "content": "Here.", "weight": "0"}],
+        "message 1 has the weight '0'; expected 0 or 1",
+    ),
     "an unknown role": (CHATML, [{"role": "bot", "content": "Here."}], "message 0 has the role 'bot'; expected system"),
     "a number": (CHATML, [{"role": "user", "content": 3}], "message 0 has the content 3; expected text"),
     "a picture": (CHATML, [{"role": "user", "content": [{"type": "image"}]}], "message 0 has the content .*image"),
@@ -322,10 +354,68 @@ def test_each_answer_is_a_document_that_ends_with_it_as_at_inference(tokenizer_o
     assert document.ids.tolist() == documents[1].ids.tolist()
 
 
+@pytest.mark.parametrize("train_on", ["assistant", "each-answer"])
+def test_where_the_next_message_ends_an_answer_its_first_token_is_trained_on(tokenizer_of, train_on):
+    tokenizer = tokenizer_of(GLM, OF_GLM)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}
+    called = f"<tool_call>{json.dumps(CALL)}</tool_call><|observation|>"
+    for messages, expected in (
+        (turns(*QUESTIONS[:2], *ANSWERS), [f"{QUESTIONS[1]}<|user|>", f"{ANSWERS[1]}<|user|>"]),
+        ([*turns("Where?"), call], [called]),
+        (
+            [*turns("Where?"), call, {"role": "tool", "content": "mat"}, *turns("", "Here.")[1:]],
+            [called, "Here.<|user|>"],
+        ),
+    ):
+        documents = list(tokenize_conversations([("row", Conversation(messages))], tokenizer, train_on))
+        borders = [np.flatnonzero(np.diff(each.trained, prepend=False, append=False)) for each in documents]
+        pairs = [(each, *pair) for each, of in zip(documents, borders, strict=True) for pair in of.reshape(-1, 2)]
+        assert [tokenizer.decode(each.ids[start:stop]) for each, start, stop in pairs] == expected
+        # the rest is what the template writes
+        whole = tokenizer.decode(documents[-1].ids)
+        assert whole.rpartition("<|")[0] == tokenizer.apply_chat_template(messages, tokenize=False)
+
+
+def test_an_answer_ends_where_it_is_cut_off_too(tokenizer_of):
+    tokenizer = tokenizer_of(GLM, OF_GLM)
+    (document,) = tokenize_conversations([("row", Conversation(turns(*QUESTIONS, *ANSWERS, "Bye.")))], tokenizer)
+    arrays = [np.array([len(document.ids)]), document.ids.astype("i4"), document.trained, None, document.turns]
+    store = TokenStore(*arrays, np.array([len(document.turns)]))
+    for start, end in zip(document.turns, store.turn_ends(0), strict=True):
+        text = tokenizer.decode(document.ids[start:end])
+        assert text.endswith("<|user|>")
+        assert text.removeprefix("[gMASK]<sop>").startswith("<|user|>")
+
+
+def test_eos_after_the_last_answer_is_trained_on(tokenizer_of):
+    tokenizer = tokenizer_of(ALPACA, ("<eos>",))
+    assert trained(tokenizer, turns("Where?", "Here.")) == ["Here.\n\n<eos>"]
+
+
 @shapes
-def test_an_answer_of_weight_0_is_read_and_not_trained_on(tokenizers, shape):
+def test_a_conversation_may_begin_with_an_answer_if_the_template_allows(tokenizers, shape):
+    messages = [{"role": "assistant", "content": ANSWERS[1]}, *turns(*QUESTIONS[:1], ANSWERS[0])]
+    _, _, before, after, _ = SHAPES[shape]
+    if shape == "mistral":
+        with pytest.raises(DataError, match="roles must alternate"):
+            trained(tokenizers[shape], messages)
+    else:
+        expected = [f"{before}{answer}{after}" for answer in reversed(ANSWERS)]
+        assert trained(tokenizers[shape], messages) == expected
+
+
+def test_a_system_prompt_in_the_row_and_another_in_the_messages_is_refused(tokenizers):
+    messages = turns("Where?", "Here.", system="Be brief.")
+    assert trained(tokenizers["chatml"], messages, system="Be brief.") == ["Here.<|im_end|>"]
+    with pytest.raises(DataError, match="a system prompt in its column system, and another in message 0"):
+        trained(tokenizers["chatml"], messages, system="Be long.")
+
+
+@pytest.mark.parametrize(("key", "no"), [("weight", 0), ("train", False), ("loss", False)])
+@shapes
+def test_an_answer_of_weight_0_is_read_and_not_trained_on(tokenizers, shape, key, no):
     messages = turns(QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1])
-    messages[1]["weight"] = 0
+    messages[1][key] = no
     _, _, before, after, _ = SHAPES[shape]
     rows = [("row", Conversation(messages))]
     for train_on in ("assistant", "each-answer"):

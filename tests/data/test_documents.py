@@ -1,5 +1,7 @@
 """Texts become tokenized documents; those that are too short are counted, not silently dropped."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -55,6 +57,9 @@ class Characters:
         rows = [[*before, *map(ord, text), *after] for text in ([texts] if isinstance(texts, str) else texts)]
         return {"input_ids": rows[0] if isinstance(texts, str) else rows}
 
+    def convert_ids_to_tokens(self, ids):
+        return [f"<{token}>" for token in ids]
+
 
 @pytest.mark.parametrize(("before", "after"), [((), ()), ((1,), ()), ((), (9,)), ((1, 2), (9, 8))], ids=str)
 def test_the_special_tokens_are_the_tokenizers_own(before, after):
@@ -63,6 +68,16 @@ def test_the_special_tokens_are_the_tokenizers_own(before, after):
     assert special == SpecialTokens(before, bos=1, eos=None, suffix=after)
     assert special.bare(document.ids).tolist() == [*map(ord, "text")]
     assert special.bare(document.ids[: len(before) + 3]).tolist() == [*map(ord, "tex")]
+
+
+def test_special_tokens_that_a_text_has_already_are_not_added_again(tokenizer):
+    adding = copy.deepcopy(tokenizer)
+    adding.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 0)])
+    texts = [("a", text) for text in ("ba de fi", "<s>ba de fi", "<s>ba de fi<s>")]
+    first, *others = read_documents(texts, adding, 4, count_bytes=True).kept
+    for other in others:
+        assert other.ids.tolist() == first.ids.tolist() == adding("ba de fi")["input_ids"]
+        assert other.ends.tolist() == first.ends.tolist()
 
 
 LLAMA3 = (

@@ -93,6 +93,14 @@ FORMATS = {
         {"prompt": ASKED[:1], "completion": ASKED[1:]},
         Conversation(ASKED, read_only=1),
     ),
+    "tools by another name": (
+        {"messages": ASKED, "tools": None, "tool_defs": [{"name": "look"}]},
+        Conversation(ASKED, [{"name": "look"}]),
+    ),
+    "OpenAI's functions": (
+        {"messages": ASKED, "functions": [{"name": "look"}]},
+        Conversation(ASKED, [{"type": "function", "function": {"name": "look"}}]),
+    ),
     "messages as JSON": ({"messages": json.dumps(ASKED)}, Conversation(ASKED)),
     "JSON of messages as the text": ({"text": json.dumps(ASKED)}, Conversation(ASKED)),
     "another JSON as the text": ({"text": '[{"a": 1}]'}, '[{"a": 1}]'),
@@ -114,6 +122,9 @@ def test_published_formats_are_read_by_their_columns(tmp_path, row, expected):
         ),
         ({"messages": "Where?"}, "messages is text that is not JSON"),
         ({"prompt": "Where?", "completion": None}, "prompt is 'Where"),
+        ({"instruction": ["Where?"], "output": "Here."}, r"instruction is \['Where\?'\]; expected text"),
+        ({"instruction": "Where?", "output": "Here.", "history": 5}, "history is 5; expected a list of pairs"),
+        ({"messages": ASKED, "tools": [{}], "functions": [{}]}, "tools and functions both have tools"),
         ({"prompt": ["Where?"], "completion": ["Here."]}, r"prompt is \['Where\?'\]; expected text or a conversation"),
     ],
 )
@@ -121,6 +132,7 @@ def test_other_formats_are_refused_with_the_names_and_an_example(tmp_path, row, 
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=reason):
         list(Source(str(tmp_path / "a.jsonl")).rows())
+    assert not list(Source(str(tmp_path / "a.jsonl"), skip_faulty=True).rows())
 
 
 def zstd(content: bytes) -> bytes:

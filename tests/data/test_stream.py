@@ -136,6 +136,39 @@ def test_an_unknown_end_is_refused_for_texts_only(stream_of, source, short_texts
     assert len(stream_of(source(chat, sequences="packed"), tokenizer=unknown, length=600))
 
 
+def test_texts_beside_conversations_are_packed_and_end(stream_of, source, tmp_path, chatting):
+    path, rows = tmp_path / "mixed.jsonl", [{"text": "ba de fi"}, {"messages": CONVERSATION}, {"text": "go ku"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    by_default, packed = (
+        stream_of(source(path, sequences=kind, end_token="<s>"), tokenizer=chatting, length=60)
+        for kind in (None, "packed")
+    )
+    assert by_default.fingerprint() == packed.fingerprint()
+    without = stream_of(source(path, end_token="none"), tokenizer=chatting, length=60)
+    labels = [(stream.batch(range(len(stream))).labels != UNSCORED).sum() for stream in (packed, without)]
+    assert labels[0] - labels[1] == 2
+
+
+CONVERSATION = [{"role": "user", "content": "ba"}, {"role": "assistant", "content": "de"}]
+WITHOUT_EFFECT = {
+    "an unknown end": ("text", {"end_token": "<end>"}, "end_token is '<end>', which is not a token"),
+    "an end of whole sequences": ("text", {"end_token": "<s>"}, "end_token has an effect only on texts in packed"),
+    "an end of conversations": ("messages", {"end_token": "<s>"}, "end_token has an effect only on texts in packed"),
+    "turns of texts": ("text", {"overlong": "cut"}, "overlong has an effect only on conversations"),
+    "a template's losses of texts": ("text", {"drop_unrendered": True}, "drop_unrendered has an effect only on conver"),
+}
+
+
+@pytest.mark.parametrize(("column", "keys", "reason"), WITHOUT_EFFECT.values(), ids=WITHOUT_EFFECT)
+def test_a_key_without_effect_on_what_the_source_contains_is_refused(
+    stream_of, source, tmp_path, chatting, column, keys, reason
+):
+    body = {"text": "ba de fi " * 20, "messages": CONVERSATION}[column]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({column: body}) + "\n")
+    with pytest.raises(DataError, match=reason):
+        stream_of(source(tmp_path / "rows.jsonl", **keys), tokenizer=chatting)
+
+
 @pytest.fixture(scope="module")
 def chatting(tokenizer, chat_template):
     chatting = copy.deepcopy(tokenizer)
@@ -208,6 +241,13 @@ def test_the_summary_says_how_much_is_trained_beyond_the_pretraining_length(
     )
     assert plain.summary(99, 200)[0].startswith("warning: no trained token has more than 99 tokens before it")
     assert len(plain.summary(100, 100)) == 1  # not patched
+    for pretraining_length in (60, 99, 200):  # one sentence, also of a checkpoint that is not patched
+        first, *others = plain.summary(pretraining_length, 200)
+        assert "the checkpoint reads 200 tokens, and may read them worse after training on 100" in first
+        assert not any(sentence.startswith("warning") for sentence in others)
+    for span, warns in ((200, False), (150, True)):
+        gaps = stream_of(source(corpus), positions="pose", length=32, window=span)
+        assert gaps.summary(60, 200)[0].startswith("warning: the checkpoint reads") == warns
     stream = chat_stream(chat, length=600)
     batch = stream.batch(range(len(stream)))
     far = (batch.positions >= 100)[batch.labels != UNSCORED].mean()
@@ -237,7 +277,7 @@ def test_the_second_run_tokenizes_nothing(stream_of, source, corpus, tokenizer, 
 
     class Counting(type(tokenizer)):
         def __call__(self, text, **options):
-            given.extend([text] if isinstance(text, str) else text)
+            given.extend([] if isinstance(text, str) else text)  # without those that show the special tokens
             return super().__call__(text, **options)
 
     counting = Counting(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="<s>")
@@ -293,7 +333,7 @@ def test_documents_that_compress_best_and_worst_are_skipped(stream_of, chat_stre
     stream = stream_of(source(short_texts, sequences="packed", **shares))
     assert stream._parts[0].selection.documents.tolist() == sorted(ranked[10:38].tolist())
     skipped = [f"{share:.1%} of the documents are skipped by {key}" for key, share in shares.items()]
-    assert "; ".join(skipped) in stream.summary(64, 64)[0]
+    assert "; ".join(skipped) in stream.summary(16, 16)[0]
     conversations = chat_stream(chat, sequences="packed", skip_compressible=0.25)
     assert len(conversations._parts[0].selection.documents) == 9
 
@@ -302,7 +342,7 @@ def test_the_summary_counts_documents_and_tokens(stream_of, chat_stream, source,
     lengths = np.array([len(ids) for ids in ids_of(short_texts)])
     enough, cut = (lengths >= 48).sum(), ((lengths >= 48) & (lengths != 48)).sum()
     left = (lengths % 48)[lengths >= 48].sum() / lengths[lengths >= 48].sum()
-    assert stream_of(source(short_texts), length=48).summary(64, 64) == [
+    assert stream_of(source(short_texts), length=48).summary(48, 48) == [
         f"{short_texts}: {(lengths // 48).sum()} sequences (long) from {enough} of 42 documents, {enough / 42:.1%}; "
         f"{1 - enough / 42:.1%} of the documents are too short; {cut / enough:.1%} of those used are cut; "
         f"{left:.1%} of their tokens are unused."

@@ -214,3 +214,27 @@ def test_what_was_tokenized_before_a_fault_is_kept_by_shard(tmp_path, cache, tok
     monkeypatch.setattr(token_store, "_PIECE", 7)  # pieces that shards do not divide
     whole = open_store(replace(source, limit=99), tokenizer, None)
     assert open_store(source, tokenizer, None).digest == whole.digest
+
+
+def test_columns_and_keys_that_nothing_reads_are_named_once(
+    cache, tmp_path, chat_template, tokenizer, caplog, monkeypatch
+):
+    chatting = copy.deepcopy(tokenizer)
+    chatting.chat_template = chat_template
+    monkeypatch.setattr(token_store, "_SHARD", 1)
+    row = {
+        "messages": [
+            {"role": "user", "content": "ba", "train": True, "name": "fi"},
+            {"role": "assistant", "content": "de", "audio": None},
+        ],
+        **{"id": 1, "rating": None, "system": None},
+    }
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in "ab":
+        (data / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    for _ in range(2):  # tokenized, and from the cache
+        caplog.clear()
+        open_store(Source(str(data)), chatting, None)
+        [message] = caplog.messages
+        assert message == f"{data}: nothing reads column id, key name of messages, key train of messages."
