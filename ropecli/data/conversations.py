@@ -268,7 +268,9 @@ class _Conversation:
             is_part = self._marks_answers and border < len(text) and end not in rest
             if end and rest.lstrip().startswith(end):
                 stop = text.index(end, stop) + len(end)
-            elif not (end and (has_end or is_part)):
+            elif end and (has_end or is_part):
+                stop = start + len(answer)
+            else:
                 if is_last := not rest.strip():
                     rest += self._next_message(messages, text) or followed
                 bare = rest.lstrip()
@@ -339,7 +341,10 @@ class _Conversation:
         tokenizer = self._renderer.tokenizer
         options = {"chat_template": tokenizer.get_chat_template(tools=self._tools), **tokenizer.special_tokens_map}
         marked: Any = render_jinja_template([messages], tools=self._tools, return_assistant_tokens_mask=True, **options)
-        spans = [(start, stop) for start, stop in marked[1][0]]
+        spans: Spans = []
+        for start, stop in marked[1][0]:
+            touches = bool(spans) and not marked[0][0][spans[-1][1] : start].strip()  # as eos after the end marker
+            spans[-1:] = [(spans[-1][0], stop)] if touches else [*spans[-1:], (start, stop)]
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if all(map(self._is_trained, answers)):
             return spans

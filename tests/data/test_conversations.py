@@ -57,6 +57,7 @@ MARKED = """\
     {%- else %}{{ message.content + '<|im_end|>' }}{% endif %}
     {{- '\\n' }}
 {%- endfor %}"""
+TWICE_MARKED = MARKED + "{% generation %}{{ '<|im_end|>' }}{% endgeneration %}"
 OPEN_MARKED = MARKED.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}")
 # The next role ends an answer
 GLM = """\
@@ -390,6 +391,8 @@ def test_an_answer_ends_where_it_is_cut_off_too(tokenizer_of):
 def test_eos_after_the_last_answer_is_trained_on(tokenizer_of):
     tokenizer = tokenizer_of(ALPACA, ("<eos>",))
     assert trained(tokenizer, turns("Where?", "Here.")) == ["Here.\n\n<eos>"]
+    answers = trained(tokenizer_of(TWICE_MARKED, IM), turns(*QUESTIONS[:2], *ANSWERS))
+    assert answers == [f"{QUESTIONS[1]}<|im_end|>", f"{ANSWERS[1]}<|im_end|>\n<|im_end|>"]
 
 
 @shapes
@@ -483,6 +486,11 @@ RELEASED = {
     "gemma4": (("<bos>", "<turn|>"), "assistant", "", None, "<|tool_call>call:look{}<tool_call|><|tool_response>"),
     "cohere": (("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"), "assistant", "", None, None),
     "phi3": (("<s>", "<|endoftext|>", "<|end|>"), "assistant", "", None, None),
+    "glm4moe": (
+        ("[gMASK]", "<|endoftext|>", "<sop>", "<|system|>", "<|assistant|>", "<|observation|>", "<|user|>"),
+        "assistant", "\n<think></think>\n", "\n<think>It rained.</think>\n",
+        "<tool_call>look\n{}\n</tool_call><|observation|>",
+    ),
 }  # fmt: skip
 ARGUMENTS = {  # as JSON, in XML and in Gemma's form
     '{"place": "mat"}': ("<parameter=place>\nmat\n</parameter>", '{place:<|"|>mat<|"|>}'),
@@ -530,7 +538,13 @@ def test_released_templates(environment, tokenizer_of, name):
             assert trained_on(messages) == [f"{thought}Here.{end}"]
     for arguments, (in_xml, in_gemma) in ARGUMENTS.items():
         null = "null" if name == "qwen3_8" else "None"
-        form = {"gemma4": in_gemma}.get(name, in_xml.replace("{null}", null) if call is XML_CALL else arguments)
+        in_glm = "\n".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value or 'null'}</arg_value>"
+            for key, value in json.loads(arguments).items()
+        )
+        form = {"gemma4": in_gemma, "glm4moe": in_glm}.get(
+            name, in_xml.replace("{null}", null) if call is XML_CALL else arguments
+        )
         for given in (arguments, json.loads(arguments)):
             calls = [{"type": "function", "function": {"name": "look", "arguments": given}}]
             messages = [
@@ -541,7 +555,7 @@ def test_released_templates(environment, tokenizer_of, name):
                 refused(messages, tools=TOOLS)
                 continue
             first = call.replace("{}", form).replace("{{", "{").replace("}}}", "}}")
-            ends = "" if name in ("gptoss", "gemma4") else end
+            ends = "" if name in ("gptoss", "gemma4", "glm4moe") else end
             no_thought = "" if name == "gptoss" else before
             assert trained_on(messages, tools=TOOLS) == [f"{no_thought}{first}{ends}", f"{before}Here.{end}"]
 
