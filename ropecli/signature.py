@@ -13,7 +13,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Required, TypeVar, cast
 
@@ -134,16 +134,32 @@ def command(function: _Function) -> _Function:
 def _refuse_without_effect(values: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
     """Raise MethodError for an option that is set although another one takes its effect away."""
     notes = {key: _parts(parameter.annotation)[1] for key, parameter in parameters.items()}
-    for key, parameter in parameters.items():
+    given = [key for key, parameter in parameters.items() if values[key] not in (parameter.default, None)]
+    for message in without_effect(given, values, notes, lambda key: option_name(key, notes[key])).values():
+        raise MethodError(message)
+
+
+def without_effect(
+    given: Iterable[str],
+    values: Mapping[str, Any],
+    notes: Mapping[str, Sequence[Any]],
+    name_of: Callable[[str], str] = str,
+) -> dict[str, str]:
+    """What is wrong with those of the keys `given` that have no effect beside the other values.
+
+    values: of all keys, also those not given. notes: of the annotation of each key. name_of: a key in a message.
+    """
+    messages = {}
+    for key in given:
         for note in notes[key]:
-            if not isinstance(note, Only) or note.other not in parameters or values[key] in (parameter.default, None):
+            if not isinstance(note, Only) or note.other not in values:
                 continue
-            value, option = values[note.other], option_name(key, notes[key])
-            other = " ".join([option_name(note.other, notes[note.other]), ", ".join(note.values)]).rstrip()
+            value, other = values[note.other], " ".join([name_of(note.other), ", ".join(note.values)]).rstrip()
             if not value:
-                raise MethodError(f"{option} has no effect without {other}. Add it, or remove {option}.")
-            if note.values and value not in note.values:
-                raise MethodError(f"{option} applies only to {other}, not to {shown(value)}.")
+                messages[key] = f"{name_of(key)} has no effect without {other}. Add it, or remove {name_of(key)}."
+            elif note.values and value not in note.values:
+                messages[key] = f"{name_of(key)} applies only to {other}, not to {shown(value)}."
+    return messages
 
 
 def option_name(name: str, notes: Sequence[Any]) -> str:

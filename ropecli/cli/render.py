@@ -199,7 +199,8 @@ def show_plan(plan: "TrainingPlan") -> None:
         ],
     ]
     hardware = f"{report['gpus']} × {size(report['gpu_memory'])}"
-    title = f"{report['checkpoint']} at {report['length']:,} tokens on {hardware}"
+    staged = f", stage {report['stage']} of {report['stages']}," if report["stages"] > 1 else ""
+    title = f"{report['checkpoint']} at {report['length']:,} tokens{staged} on {hardware}"
     sections = frozenset(accumulate(map(len, groups)))
     ways = []
     for row in report["options"]:
@@ -212,6 +213,10 @@ def show_plan(plan: "TrainingPlan") -> None:
     heads = ["adapter", "engine", "settings", "GPU", "machine", "fits"]
     show_tables([Table(title, ["", ""], list(chain(*groups)), sections=sections), Table("", heads, ways, names=3)])
     tell(f"{report['setting']}:\n{report['command']}")
+    if staged:
+        tell(
+            f"The figures are of stage {report['stage']}, the longest. The command runs all {report['stages']} stages."
+        )
     _warn_of_findings(report["findings"])
 
 

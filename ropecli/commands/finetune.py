@@ -81,9 +81,9 @@ def finetune(
     """
     config = shared.pop("dataset_config")
     shared["data"] = shared["data"] and with_config(shared["data"], config)
-    keys = {**shared, "skip_faulty": shared["skip_faulty"] or None}
+    keys = {key: value for key, value in shared.items() if value not in (None, False)}
     further = dict(settings or {})
-    if twice := [key for key in further if keys.get(key) is not None]:
+    if twice := [key for key in further if key in keys]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
     if not (shared["data"] or recipe or further.keys() & {"data", "mixture", "stages"}):
         raise RecipeError("Set --data SOURCE, the texts to train on, or --recipe with a recipe that names them.")

@@ -86,4 +86,4 @@ def plan(
         warn(
             f"{stage.length} tokens exceed the context length of {opened.name}, {stage.position_span}: patch it first."
         )
-    return TrainingPlan(make_report(opened, stage, gpus, memory, host, flops, mfu, recipe, given))
+    return TrainingPlan(make_report(opened, stage, len(stages), gpus, memory, host, flops, mfu, recipe, given))

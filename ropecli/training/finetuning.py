@@ -122,7 +122,7 @@ def finetune_checkpoint(
         say(f"{recipe.adapter} trains {trained:,} of {total:,} parameters ({trained / total:.2%}).")
     settings = {
         "source": origin,
-        "recipe": given.model_dump(mode="json", exclude={"stages"}),
+        "recipe": given.record(),
         "data": stream.fingerprint(),
         "length": length,
         "window": position_span,

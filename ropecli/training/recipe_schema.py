@@ -1,5 +1,6 @@
 """The settings of a fine-tuning run: the keys of a recipe, with defaults and bounds."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -7,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ropecli.checkpoint.files import read_file
 from ropecli.errors import RecipeError, did_you_mean, shown
-from ropecli.signature import token_count
+from ropecli.signature import Only, token_count, without_effect
 from ropecli.yaml12 import read_yaml
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -25,6 +26,9 @@ Tokens = Annotated[
     ),
 ]
 _MOST = 10**6
+_GAPS = Only("positions", ("pose", "randomized", "endprompt"))
+_ADAPTED = Only("adapter", ("lora", "lora-plus", "qlora"))
+_VALIDATED = Only("eval_data")
 
 
 def _may_change(default: Any, **options: Any) -> Any:
@@ -115,9 +119,15 @@ class Recipe(_Text):
     positions: Literal["full", "pose", "randomized", "endprompt"] = Field(
         "full", description="full: 0, 1, 2 ... pose, randomized, endprompt: with gaps, up to `window`"
     )
-    window: Tokens | None = Field(None, description="tokens that positions with gaps span; default: the context length")
-    pose_chunks: int = Field(2, ge=2, le=_MOST, description="runs of consecutive positions in a sequence")
-    endprompt_tokens: int = Field(18, ge=1, le=_MOST, description="last tokens, at the end of `window`")
+    window: Annotated[Tokens | None, _GAPS] = Field(
+        None, description="tokens that positions with gaps span; default: the context length"
+    )
+    pose_chunks: Annotated[int, Only("positions", ("pose",))] = Field(
+        2, ge=2, le=_MOST, description="runs of consecutive positions in a sequence"
+    )
+    endprompt_tokens: Annotated[int, Only("positions", ("endprompt",))] = Field(
+        18, ge=1, le=_MOST, description="last tokens, at the end of `window`"
+    )
 
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
     batch_size: int = Field(1, ge=1, le=_MOST, description="sequences per process and forward pass")
@@ -143,13 +153,15 @@ class Recipe(_Text):
     adapter: Literal["none", "lora", "lora-plus", "qlora"] = Field(
         "none", description="none: all parameters. lora-plus: also embeddings and norms. qlora: a base in 4 bits"
     )
-    lora_rank: int = Field(8, ge=1, le=2**16, description="rank of the update")
-    lora_alpha: float = Field(16, gt=0, allow_inf_nan=False, description="updates are scaled by alpha ÷ rank")
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the update")
-    lora_targets: tuple[str, ...] = Field(
+    lora_rank: Annotated[int, _ADAPTED] = Field(8, ge=1, le=2**16, description="rank of the update")
+    lora_alpha: Annotated[float, _ADAPTED] = Field(
+        16, gt=0, allow_inf_nan=False, description="updates are scaled by alpha ÷ rank"
+    )
+    lora_dropout: Annotated[float, _ADAPTED] = Field(0.0, ge=0, lt=1, description="dropout before the update")
+    lora_targets: Annotated[tuple[str, ...], _ADAPTED] = Field(
         (), description="module names, or all-linear, as in peft; default: the attention's projections"
     )
-    save: Literal["merged", "adapter"] = Field(
+    save: Annotated[Literal["merged", "adapter"], _ADAPTED] = Field(
         "merged", description="merged: a whole checkpoint. adapter: only the adapter"
     )
 
@@ -170,15 +182,17 @@ class Recipe(_Text):
     save_every: int = _may_change(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = _may_change(2, ge=1, description="number of checkpoints to keep during the run")
     eval_data: str | None = _may_change(None, description="source on which to measure perplexity while training")
-    eval_text_column: str | None = _may_change(
+    eval_text_column: Annotated[str | None, _VALIDATED] = _may_change(
         None, description="column of its tables that holds the text; default: text_column"
     )
-    eval_split: str | None = _may_change(None, description="its split; default: test, validation or train")
-    eval_every: int = _may_change(50, ge=1, description="steps between measurements")
-    eval_lengths: tuple[Tokens, ...] = _may_change(
+    eval_split: Annotated[str | None, _VALIDATED] = _may_change(
+        None, description="its split; default: test, validation or train"
+    )
+    eval_every: Annotated[int, _VALIDATED] = _may_change(50, ge=1, description="steps between measurements")
+    eval_lengths: Annotated[tuple[Tokens, ...], _VALIDATED] = _may_change(
         (), description="tokens; default: the pretraining length and `length`"
     )
-    eval_documents: int = _may_change(16, ge=1, description="documents to measure on")
+    eval_documents: Annotated[int, _VALIDATED] = _may_change(16, ge=1, description="documents to measure on")
     max_loss_rise: float = _may_change(
         2.0, gt=0, description="rise above the best loss that ends the run, nats per token"
     )
@@ -201,10 +215,10 @@ class Recipe(_Text):
             raise ValueError(f"set {misplaced[0]} in each source of the mixture instead")
         if self.offload_activations and self.gradient_checkpointing is False:
             raise ValueError("offload_activations needs gradient_checkpointing: true or auto")
-        if self.save == "adapter" and self.adapter == "none":
-            raise ValueError("save: adapter needs an adapter")
-        if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
-            raise ValueError("keep_short needs long_from, the minimum length of long documents")
+        if messages := _without_effect(self.model_fields_set, vars(self)):
+            raise ValueError(" ".join(messages.values()))
+        if any((source.keep_short < 1) != (source.long_from is not None) for source in self.sources):
+            raise ValueError("long_from, the minimum length of long documents, and keep_short below 1 need each other")
         if (self.positions != "full") + self.packs + (self.loss == "longce") > 1:
             raise ValueError("any two of positions with gaps, sequences: packed and loss: longce cannot be combined")
         return self
@@ -226,6 +240,12 @@ class Recipe(_Text):
         """Whether a source has packed documents."""
         return any(source.sequences == "packed" for source in self.sources)
 
+    def record(self) -> dict[str, Any]:
+        """A recipe file with the same effect, in JSON's types; without stages, it has the defaults too."""
+        if self.stages:
+            return self.model_dump(mode="json", exclude_unset=True)
+        return self.model_dump(mode="json", exclude={"stages", *_without_effect(Recipe.model_fields, vars(self))})
+
     @property
     def runs(self) -> tuple["Recipe", ...]:
         """The stages as complete recipes, each with its own seed; this recipe itself if it has no stages."""
@@ -239,7 +259,18 @@ class Recipe(_Text):
         shared = self.model_dump(exclude={"stages"}, exclude_unset=True)
         if stage.keys() & {"data", "mixture"}:  # a stage's own data replaces the shared data
             shared = {key: value for key, value in shared.items() if key not in (*RecipeSource.model_fields, "mixture")}
+        # keys above the stages may be for some of them
+        of_others = _without_effect(shared.keys() - stage.keys(), {**shared, **stage})
+        shared = {key: value for key, value in shared.items() if key not in of_others}
         return Recipe(**{**shared, "seed": self.seed + number, **stage})
+
+
+def _without_effect(given: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with those of the keys `given` that have no effect. values: of keys that are set."""
+    keys = Recipe.model_fields
+    values = {**{name: key.default for name, key in keys.items()}, **values}
+    given = sorted(key for key in given if values[key] is not None)
+    return without_effect(given, values, {name: key.metadata for name, key in keys.items()})
 
 
 MAY_CHANGE = tuple(name for name, key in Recipe.model_fields.items() if key.json_schema_extra)
@@ -254,15 +285,12 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
-    """Read the recipe file. Options that are not None override its keys in all stages; `data` overrides `mixture` too.
+    """Read the recipe file. The options override its keys in all stages; `data` overrides `mixture` too.
 
     Raises RecipeError listing all faults.
     """
-    options = {key: value for key, value in options.items() if value is not None}
-    overridden = {
-        *options,
-        *({"data": "mixture", "mixture": "data"}[key] for key in options.keys() & {"data", "mixture"}),
-    }
+    other = {"data": "mixture", "mixture": "data"}
+    overridden = {*options, *(name for key, name in other.items() if options.get(key) is not None)}
     read = read_file(path, read_yaml, RecipeError) if path else {}
     if not isinstance(read, dict):
         raise RecipeError(f"{path} contains a {type(read).__name__}; expected a mapping of keys to values.")
@@ -276,14 +304,16 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     if recipe and recipe.stages:
         stages = [{key: value for key, value in stage.items() if key not in overridden} for stage in recipe.stages]
         recipe = recipe.model_copy(update={"stages": tuple(stages)})
+        unused = recipe.model_fields_set - {"stages"}
         for number, stage in enumerate(stages):
             if "stages" in stage:
                 faults.append(f"  stages.{number}: a stage cannot have stages")
                 continue
             try:
-                recipe.stage(number)
+                unused &= recipe.model_fields_set - recipe.stage(number).model_fields_set
             except ValidationError as error:
                 faults += _faults(error, f"stages.{number}.")
+        faults += [] if faults else [f"  {key}: it has no effect in any stage" for key in sorted(unused)]
     if faults or not recipe:
         raise RecipeError("\n".join([f"Invalid recipe{f' {path}' if path else ''}:", *faults]))
     return recipe

@@ -215,7 +215,7 @@ def _run_in_turn(
         )
 
     steps, source = 0, checkpoint
-    whole = recipe.model_dump(mode="json", exclude=None if recipe.stages else {"stages"})
+    whole = recipe.record()
     for stage in stages:
         folder = output if stage is stages[-1] else output / STAGES / str(stage.number)
         patched = output / STAGES / f"{stage.number}-patched"

@@ -116,7 +116,7 @@ def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tm
     from ropecli.training.recipe_schema import make_recipe
 
     recipe = make_recipe(None, {"data": "/home/someone/books", "steps": 7, "length": 256, "adapter": "lora"})
-    run = {"source": {}, "length": 256, "processes": 2, "recipe": recipe.model_dump(mode="json")}
+    run = {"source": {}, "length": 256, "processes": 2, "recipe": recipe.record()}
     record = yaml.safe_load((folder / "ropecli.yaml").read_text())
     (folder / "ropecli.yaml").write_text(yaml.safe_dump({**record, "finetuned": run}))
     made = card(base=BASE)

@@ -85,7 +85,20 @@ WRONG = {
     "a key that no source has": ({"mixture": [{"data": "a", "wieght": 2}]}, r"mixture\.0\.wieght"),
     "gaps in packed documents": ({"mixture": MIXTURE, "positions": "pose"}, "cannot be combined"),
     "short documents that none is shorter than": ({"data": "a", "keep_short": 0.5}, "long_from"),
-    "an adapter's file without one": ({"data": "a", "save": "adapter"}, "needs an adapter"),
+    "long documents that nothing is kept less than": ({"data": "a", "long_from": 64}, "keep_short below 1 need"),
+    "an adapter's file without one": ({"data": "a", "save": "adapter"}, "save applies only to adapter lora, "),
+    "an adapter's rank without one": ({"data": "a", "lora_rank": 8}, "lora_rank applies only to adapter lora, "),
+    "a window without gaps": ({"data": "a", "window": 64}, "window applies only to positions pose, randomized"),
+    "chunks of other gaps": (
+        {"data": "a", "positions": "randomized", "pose_chunks": 3},
+        "pose_chunks applies only to positions pose",
+    ),
+    "measuring on nothing": ({"data": "a", "eval_every": 3}, "eval_every has no effect without eval_data"),
+    "a key that has an effect in no stage": (
+        {"data": "a", "window": 64, "stages": [{"steps": 1}, {"steps": 2}]},
+        "window: it has no effect in any stage",
+    ),
+    "null where a number must be": ({"data": "a", "lora_rank": None}, "lora_rank: Input should be a valid integer"),
     "stages of stages": ({"data": "a", "stages": [{"stages": []}]}, r"stages\.0: a stage cannot have stages"),
     "a fault in a stage": ({"data": "a", "stages": [{"steps": 1}, {"steps": 0}]}, r"stages\.1\.steps"),
     "a stage without data": ({"stages": [{"data": "a"}, {"steps": 3}]}, r"stages\.1: .*data is missing, or mixture"),
@@ -99,10 +112,13 @@ def test_keys_that_cannot_be_combined_are_refused(recipe_file, values, message):
 
 
 def test_stage_inherits_the_keys_that_it_does_not_set(recipe_file):
-    stages = [{"steps": 5, "length": 64}, {"mixture": MIXTURE, "seed": 9}, {"data": "other"}]
+    mixture = [{**part, "sequences": None} for part in MIXTURE]
+    stages = [{"steps": 5, "length": 64}, {"mixture": mixture, "seed": 9, "positions": "pose"}, {"data": "other"}]
     values = {"data": "corpus", "split": "train", "seed": 3, "steps": 7, "stages": stages}
-    recipe = make_recipe(recipe_file(json.dumps(values)), {})
+    recipe = make_recipe(recipe_file(json.dumps({**values, "pose_chunks": 3, "window": 64})), {})
     runs = recipe.runs
+    assert [run.window for run in runs] == [None, 64, None]  # where it has an effect
+    assert make_recipe(recipe_file(json.dumps(recipe.record())), {}) == recipe
     assert [(run.steps, run.length, run.seed) for run in runs] == [(5, 64, 3), (7, None, 9), (7, None, 5)]
     assert [run.sources[0].data for run in runs] == ["corpus", "books", "other"]
     assert [run.sources[0].split for run in runs] == ["train", None, None]  # text of its own has keys of its own
@@ -112,6 +128,11 @@ def test_stage_inherits_the_keys_that_it_does_not_set(recipe_file):
 def test_option_overrides_the_file_in_every_stage(recipe_file):
     path = recipe_file("data: corpus\nsteps: 7\nstages:\n  - steps: 400\n  - steps: 200\n    length: 64\n")
     assert [(run.steps, run.length) for run in make_recipe(path, {"steps": 2}).runs] == [(2, None), (2, 64)]
+
+
+def test_null_as_an_option_takes_the_default_in_every_stage(recipe_file):
+    path = recipe_file("data: corpus\nlength: 64\nstages:\n  - steps: 4\n  - length: 128\n")
+    assert [run.length for run in make_recipe(path, {"length": None}).runs] == [None, None]
 
 
 @pytest.mark.parametrize(("key", "value", "names"), [("data", "own", ["own"]), ("mixture", MIXTURE, ["books"])])

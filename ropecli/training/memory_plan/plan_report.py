@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 def make_report(
     opened: Checkpoint,
     stage: Stage,
+    stages: int,
     gpus: int,
     memory: int,
     host: int | None,
@@ -52,6 +53,8 @@ def make_report(
     return {
         "checkpoint": opened.name,
         "length": length,
+        "stage": stage.number,
+        "stages": stages,
         "gpus": gpus,
         "gpu_memory": memory,
         "host_memory": {"machine": host, "needed": best.host},

@@ -1,6 +1,7 @@
 """Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
 import copy
+import json
 import math
 import shlex
 import sys
@@ -179,7 +180,7 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     shared = {} if size == setup.recipe.context_parallel_size else {"context_parallel_size": size}
     for key, value in {**given, **setup.changes, **shared}.items():
         if key != "length":
-            words += ["--set", f"{key}={value}"]
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(launch.name)})"'
     options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
     options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
