@@ -6,7 +6,7 @@ Commands check these names before they import anything that takes time, so that 
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ropecli import demo
 from ropecli.errors import CheckpointError, DataError, MethodError, did_you_mean
@@ -92,7 +92,7 @@ def checkpoint_folder(name: str | Path) -> Path | None:
     return None
 
 
-def refuse_without_config(name: str | Path, folder: Path) -> None:
+def refuse_without_config(name: str | Path, folder: Path) -> NoReturn:
     gguf = next(folder.glob("*.gguf"), None)
     hint = _gguf_hint(gguf) if gguf else "Choose a folder with a checkpoint."
     raise CheckpointError(f"{name}: no config.json in {folder}. {hint}")

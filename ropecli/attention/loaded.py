@@ -135,7 +135,7 @@ def _rotates_by(table: RotaryTable, inv_freq: np.ndarray) -> bool:
 def _config_cause(model: "PreTrainedModel", checkpoint: Checkpoint) -> str:
     """A sentence on whether the model's config already differs, or only its modules."""
     with contextlib.suppress(CheckpointError):
-        stock, config = read_stock_config(checkpoint.folder).get_text_config(), model.config.get_text_config()
+        stock, config = read_stock_config(checkpoint.configured).get_text_config(), model.config.get_text_config()
         expected, fields = ({key: getattr(part, key, None) for key in _FIELDS} for part in (stock, config))
         if changes := diff(expected, fields):
             words = ", ".join(f"{path} is {shown(after)}, not {shown(before)}" for path, before, after in changes)

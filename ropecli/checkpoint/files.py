@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ropecli.errors import CheckpointError, DataError, RopecliError, first_fault, reason_of
+from ropecli.errors import CheckpointError, DataError, RopecliError, first_fault, reason_of, shown
 from ropecli.yaml12 import read_own_yaml
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PROVENANCE = "ropecli.yaml"
-TUNING = "tune.json"
+TUNING, EXTENSION = "tune.json", "extend.json"
 FACTORS = "factors.json"
 RUN, STAGES = "run.yaml", "stages"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -47,6 +47,17 @@ def is_of_mistral(path: Path) -> bool:
 def weights_in(folder: Path) -> list[Path]:
     """The safetensors files that belong to config.json, by name."""
     return sorted(path for path in folder.glob(WEIGHTS) if not is_of_mistral(path))
+
+
+def indexed_weights(folder: Path) -> list[str]:
+    """The names of the files in model.safetensors.index.json; empty without one. Raises CheckpointError."""
+    index = folder / "model.safetensors.index.json"
+    if not is_own_file(index):
+        return []
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise CheckpointError(f"{index}: weight_map is {shown(listed)}; expected the file of each tensor.")
+    return sorted(set(map(str, listed.values())))
 
 
 def is_file(path: Path) -> bool:

@@ -13,12 +13,14 @@ from ropecli.checkpoint.files import (
     CHECKPOINT_FILES,
     CODE,
     CONFIG,
+    EXTENSION,
     FACTORS,
     MISTRAL_FORMAT,
     PROVENANCE,
     TOKENIZER_CONFIG,
     TUNING,
     WEIGHTS,
+    indexed_weights,
     is_file,
     is_of_mistral,
     is_own_file,
@@ -53,6 +55,11 @@ class Checkpoint:
     memory: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
+    def configured(self) -> Path:
+        """The folder with config.json: the base's, for an adapter that peft wrote."""
+        return self.base.folder if self.base and not is_own_file(self.folder / CONFIG) else self.folder
+
+    @property
     def tokenizer_config(self) -> dict[str, Any] | None:
         path = self.folder / TOKENIZER_CONFIG
         return read_json(path) if is_own_file(path) else None
@@ -60,21 +67,23 @@ class Checkpoint:
     @cached_property
     def record(self) -> dict[str, Any]:
         """The content of ropecli.yaml, read once; empty if there is none. Raises CheckpointError."""
-        return read_record(self.folder)
+        return read_record(self.configured)
 
     def weight_files(self) -> list[Path]:
         """The safetensors files. Raises CheckpointError if there are none, or one is missing or damaged."""
         if self.base:
             return self.base.weight_files()
         files = weights_in(self.folder)
-        index = self.folder / "model.safetensors.index.json"
-        if is_own_file(index):
-            # compare names only: files outside of the folder count as missing
-            listed = set(map(str, read_json(index)["weight_map"].values()))
-            missing = sorted(listed - {path.name for path in files})
-            if missing:
-                name = missing[0][:100]
-                raise CheckpointError(f"{self.name}: {index.name} lists {name}, which is not in {self.folder}.")
+        listed, names = indexed_weights(self.folder), {path.name for path in files}
+        # compare names only: files outside of the folder count as missing
+        if missing := sorted(set(listed) - names):
+            what = f"the index of the weights lists {missing[0][:100]}, which is not in {self.folder}"
+            raise CheckpointError(f"{self.name}: {what}.")
+        if listed and "model.safetensors" in names.difference(listed):
+            raise CheckpointError(
+                f"{self.name}: {self.folder} has the weights twice: transformers reads model.safetensors, other "
+                f"engines the files of its index, such as {listed[0]}. Remove the older ones."
+            )
         if not files:
             pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(pattern)]
             hint = f" {pickled[0]} is a pickle, which is not supported: convert it to safetensors." if pickled else ""
@@ -96,7 +105,7 @@ class Checkpoint:
             path
             for path in sorted(self.folder.iterdir())
             if not path.is_dir()
-            and path.name not in (CONFIG, PROVENANCE, TUNING, FACTORS)
+            and path.name not in (CONFIG, PROVENANCE, TUNING, EXTENSION, FACTORS)
             and not is_of_mistral(path)
             and any(path.match(pattern) for pattern in patterns)
             and (path.match(WEIGHTS) or is_own_file(path))
@@ -161,8 +170,7 @@ def open_checkpoint(
     """Open CHECKPOINT: a folder, `demo`, or a Hub id (`owner/name`).
 
     Of a Hub id, the small config files are downloaded. weights: all files. tokenizer: all but the weights. revision: a
-    branch, tag or commit. adapters: also accept an adapter written by ropecli, with its base model. Raises
-    CheckpointError.
+    branch, tag or commit. adapters: also accept an adapter, with its base model. Raises CheckpointError.
     """
     folder, commit = checkpoint_folder(name), None
     if folder is None:
@@ -174,19 +182,22 @@ def open_checkpoint(
         raise CheckpointError(
             f"--revision is {revision[:60]}, but {name} is a local checkpoint, not a Hub id. Remove --revision."
         )
-    has_config = is_own_file(folder / CONFIG)
-    # an adapter may have a config.json like a checkpoint
+    # one that ropecli wrote has a config.json like a checkpoint
     is_adapter = is_own_file(folder / ADAPTER_CONFIG) and all(
         path.name == ADAPTER_WEIGHTS for path in weights_in(folder)
     )
-    if is_adapter and not (adapters and has_config):
+    if is_adapter and not adapters:
         raise CheckpointError(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
         )
-    if not has_config:
-        refuse_without_config(name, folder)
     base = adapter_base(folder) if is_adapter else None
-    config, has_weights = read_json(folder / CONFIG), weights or not commit
+    if is_own_file(folder / CONFIG):
+        config = read_json(folder / CONFIG)
+    elif base is None:
+        refuse_without_config(name, folder)
+    else:
+        config = base.config
+    has_weights = weights or not commit
     if others := config.get("configuration_files"):
         raise CheckpointError(
             f"{name}: transformers reads one of the configuration_files, {shown(others)}, instead of {CONFIG}. Copy "

@@ -114,6 +114,7 @@ def extend(
     seconds, loading = _seconds(budget), loading_of(shared)
     folder = options.folder_to_write(output, dry_run=dry_run)
 
+    from ropecli.checkpoint.files import EXTENSION
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
@@ -150,7 +151,7 @@ def extend(
         written = folder if folder.exists() else None
         result = replace(asked, choice=choice, output=written, export=export)
         if written:
-            write_report(folder / "extend.json", result.as_json())
+            write_report(folder / EXTENSION, result.as_json())
     if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost
         remove_state(folder)
     return result

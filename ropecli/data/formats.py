@@ -211,8 +211,9 @@ def _message(number: int, given: Any) -> Message:
         message["tool_calls"] = [_call(number, call) for call in calls]
     if not isinstance(content, str) and not (content is None and (calls or reasoning_of(message))):
         raise DataError(f"message {number} has the content {shown(content)}; expected text.")
-    if (key := reasoning_of(message)) and not isinstance(message[key], str):
-        raise DataError(f"message {number} has the {key} {shown(message[key])}; expected text.")
+    reasoning = reasoning_of(message)
+    if reasoning and not isinstance(message[reasoning], str):
+        raise DataError(f"message {number} has the {reasoning} {shown(message[reasoning])}; expected text.")
     return message
 
 

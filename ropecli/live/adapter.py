@@ -22,6 +22,8 @@ ADAPTER_NOTE = "adapter"
 """The key in ropecli.yaml for the digest of the base's weights."""
 PREFIX = "base_model.model."
 """peft's prefix of every name in an adapter's weights."""
+_SAVED, _ORIGINAL, _BASE = ".modules_to_save.", ".original_module.", ".base_layer."
+"""Parts of the names in peft's wrappers, which it writes for embeddings and heads: trained, before training, frozen."""
 # Other initializations (PiSSA, OLoRA, ...) change the base weights before training.
 _INDEPENDENT_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -59,7 +61,12 @@ def merge_adapter(
 
     # peft merges these itself; trainable_tokens are the changes of single embeddings
     lora = {name: tensor for name, tensor in tensors.items() if ".lora_" in name or ".trainable_tokens_" in name}
-    _load_trained_in_full(checkpoint, model, {name: tensor for name, tensor in tensors.items() if name not in lora})
+    in_full = {name: tensor for name, tensor in tensors.items() if name not in lora}
+    untied = _load_trained_in_full(checkpoint, model, in_full, {name.partition(".lora_")[0] for name in lora})
+    if untied and config.ensure_weight_tying:
+        raise CheckpointError(
+            f"{checkpoint.name}: a LoRA of tied embeddings with ensure_weight_tying is not supported for merging."
+        )
     lora_config = dataclasses.replace(
         config, modules_to_save=None, ensure_weight_tying=False, init_lora_weights=True, inference_mode=True
     )
@@ -93,13 +100,19 @@ def other_base(adapter: Path, base: Checkpoint) -> str | None:
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."
 
 
-def _load_trained_in_full(checkpoint: Checkpoint, model: "PreTrainedModel", tensors: Tensors) -> None:
-    """Copy fully trained embeddings and norms into the model, in place.
+def _load_trained_in_full(
+    checkpoint: Checkpoint, model: "PreTrainedModel", tensors: Tensors, adapted: set[str]
+) -> bool:
+    """Copy fully trained embeddings and norms, and embeddings of another size, into the model, in place.
 
-    As in peft, the vocabulary may have been resized, and a head that was tied is untied unless it was trained to the
-    same values.
+    adapted: modules with a product of LoRA, by peft's names. As in peft, the vocabulary may have been resized. A head
+    that was tied is untied unless it was trained as the embeddings, since peft would add a product to both. Returns
+    whether one with a product was untied.
     """
-    trained = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    trained = {}
+    for name in sorted(tensors, key=lambda name: _SAVED in name):  # over the same without it
+        if _ORIGINAL not in name:
+            trained[name.removeprefix(PREFIX).replace(_SAVED, ".").replace(_BASE, ".")] = tensors[name]
     embeddings: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     names = {module: f"{name}.weight" for name, module in model.named_modules() if module in (embeddings, head)}
@@ -107,9 +120,11 @@ def _load_trained_in_full(checkpoint: Checkpoint, model: "PreTrainedModel", tens
     if len(rows) == 1 and rows != {embeddings.num_embeddings}:
         model.resize_token_embeddings(min(rows), mean_resizing=False)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is not None and head.weight is embeddings.weight and rows:
+    is_adapted = False
+    if head is not None and head.weight is embeddings.weight:
         pair = [trained[name] for name in names.values() if name in trained]
-        if len(pair) == 1 or not torch.equal(*pair):
+        is_adapted = any(PREFIX + name.removesuffix(".weight") in adapted for name in names.values())
+        if is_adapted or len(pair) == 1 or (pair and not torch.equal(*pair)):
             head.weight = torch.nn.Parameter(head.weight.detach().clone())
             model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
     of_model = model.state_dict()
@@ -120,6 +135,7 @@ def _load_trained_in_full(checkpoint: Checkpoint, model: "PreTrainedModel", tens
             raise _does_not_fit(checkpoint, f"{name}, shape {tuple(tensor.shape)}, {base}")
         with torch.no_grad():
             target.copy_(tensor)
+    return is_adapted
 
 
 def _does_not_fit(checkpoint: Checkpoint, why: str, advice: str = "") -> CheckpointError:

@@ -85,7 +85,7 @@ def load_model(
     CheckpointError for an encoder, and for missing weights, which stock transformers would initialize randomly.
     """
     checkpoint.weight_files()
-    config = read_stock_config(checkpoint.folder, checkpoint.name)
+    config = read_stock_config(checkpoint.configured, checkpoint.name)
     refuse_encoder(config, checkpoint.name)
     saved = read_saved_remapping(checkpoint.config)
     requested, (dtype, device) = dtype, resolve_dtype_and_device(dtype, device)
@@ -225,13 +225,15 @@ def load_tokenizer(checkpoint: Checkpoint):
     from transformers import AutoTokenizer
 
     known = ("tokenizer.json", TOKENIZER_CONFIG, "tokenizer.model", "vocab.json")
-    if not any((checkpoint.folder / name).is_file() for name in known):
+    homes = (checkpoint.folder, checkpoint.configured)
+    folder = next((home for home in homes if any((home / name).is_file() for name in known)), None)
+    if folder is None:
         raise CheckpointError(
             f"{checkpoint.name}: no tokenizer in {checkpoint.folder}; expected one of {', '.join(known)}."
         )
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raise many kinds of errors
         raise CheckpointError(f"{checkpoint.name}: the tokenizer cannot be loaded: {reason_of(error)}") from error
 

@@ -17,7 +17,6 @@ from ropecli.checkpoint.files import ADAPTER_WEIGHTS
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import RecipeError
 from ropecli.live.adapter import PREFIX, Tensors
-from ropecli.live.loading import choose_device
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
     return list(named.items())
 
 
-def quantization(recipe: Recipe) -> dict[str, Any]:
+def quantization(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Keyword arguments for from_pretrained: for qlora, 4-bit weights in all linear modules except the head.
 
     NF4 with double quantization (arXiv:2305.14314, section 3).
@@ -149,7 +148,7 @@ def quantization(recipe: Recipe) -> dict[str, Any]:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16 if recipe.mixed_precision == "bf16" else torch.float32,
     )
-    return {"quantization_config": config, "device_map": {"": choose_device()}}
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def save_only_trained(accelerator: Any) -> None:

@@ -23,7 +23,7 @@ from ropecli.errors import ProofError, RecipeError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
-from ropecli.live.loading import load_tokenizer, resolve_dtype_and_device
+from ropecli.live.loading import load_tokenizer
 from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import write_result
 from ropecli.training.launch import Launch, start_launch
@@ -244,12 +244,13 @@ def _train(
 
 
 def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreTrainedModel", UnreadModel | None]:
-    """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype.
+    """Load the model: trained weights in float32, as autocast expects; frozen ones on a GPU in bfloat16.
 
     Under FSDP2 and ZeRO-3 its weights are read only after sharding, and it is also returned as an UnreadModel.
     """
-    dtype = "float32" if recipe.adapter == "none" else resolve_dtype_and_device()[0]
-    quantized = adapters.quantization(recipe)
+    device = launch.accelerator.device
+    dtype = "float32" if recipe.adapter == "none" or device.type == "cpu" else "bfloat16"
+    quantized = adapters.quantization(recipe, device)
     if launch.shards and not (quantized or "quantization_config" in checkpoint.config):
         # DeepSpeed's own dtype: its optimizer has float32 weights besides
         half = launch.engine == "zero-3" and recipe.mixed_precision == "bf16"

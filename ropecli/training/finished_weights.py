@@ -173,19 +173,22 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
     cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
     for key, value in tensors.items():
         if key in dtypes or value.data_ptr() not in cast:
-            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, most_common))
+            dtype = dtypes.get(key, most_common) if value.is_floating_point() else value.dtype
+            cast[value.data_ptr()] = value.detach().to("cpu", dtype)
     written = {key: cast[value.data_ptr()] for key, value in tensors.items()}
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=written)
 
 
 def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
-    """The dtype of each tensor: routers and norms are often float32 in a bfloat16 checkpoint."""
+    """The dtype of each tensor of numbers: routers and norms are often float32 in a bfloat16 checkpoint."""
     dtypes = {}
     for path in checkpoint.weight_files():
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  (not a mapping)
-                dtypes[key] = _DTYPES.get(file.get_slice(key).get_dtype(), torch.float32)
+                name = file.get_slice(key).get_dtype()
+                if not name.startswith(("I", "U", "BOOL")):
+                    dtypes[key] = _DTYPES.get(name, torch.float32)
     return dtypes
 
 
@@ -199,21 +202,17 @@ def merge_to(
     adapter changed. Raises CheckpointError, OutputError.
     """
     refuse_existing(output)
-    config, tensors = read_adapter(adapter)
+    tensors = read_adapter(adapter)[1]
     source = open_checkpoint(base, weights=True, revision=revision) if base else adapter_base(adapter, revision)
     if warning := other_base(adapter, source):
         warn(warning)
-    configured = source.folder  # for an adapter written by peft
-    if is_own_file(adapter / CONFIG):
-        configured = adapter
-        patched = Checkpoint(source.name, adapter, read_json(adapter / CONFIG), base=source)
-        model = load_model(patched, dtype="float32", device="cpu")  # merges the adapter
-    else:
-        model = merge_adapter(source, load_model(source, dtype="float32", device="cpu"), config, tensors)
+    config = read_json(adapter / CONFIG) if is_own_file(adapter / CONFIG) else source.config
+    adapted = Checkpoint(source.name, adapter, config, base=source)
+    model = load_model(adapted, dtype="float32", device="cpu")  # merges the adapter
     files = [*_small_files(source), *_small_files(Checkpoint(str(adapter), adapter, {}))]
     notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
     with new_folder(output) as folder:
-        _write_folder(folder, partial(save_weights, source, model), source, files, configured, notes)
+        _write_folder(folder, partial(save_weights, source, model), source, files, adapted.configured, notes)
         _note_embeddings(folder, model)
     return source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors)
 

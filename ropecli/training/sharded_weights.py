@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ropecli.attention import load_model
-from ropecli.checkpoint.files import is_own_file, read_json
+from ropecli.checkpoint.files import indexed_weights
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, RopecliError
 from ropecli.live.skeleton import build_model, make_small_model
@@ -92,10 +92,8 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
 def _files_in_use(checkpoint: Checkpoint) -> list[Path]:
     """The files that transformers reads; some folders have the same weights in another form as well."""
     folder, name = checkpoint.folder, "model.safetensors"
-    index = folder / f"{name}.index.json"
-    if not (folder / name).is_file() and is_own_file(index):
-        return sorted(folder / file for file in set(read_json(index)["weight_map"].values()))
-    return [folder / name] if (folder / name).is_file() else checkpoint.weight_files()
+    names = [name] if (folder / name).is_file() else indexed_weights(folder)
+    return [folder / name for name in names] or checkpoint.weight_files()
 
 
 def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
@@ -199,7 +197,8 @@ def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch
         if main:
             values = next(state[name] for name in names if name in state).to(device)
         else:
-            values = torch.empty(getattr(target, "ds_shape", target.shape), dtype=torch.float32, device=device)
+            dtype = torch.float32 if target.is_floating_point() else target.dtype
+            values = torch.empty(getattr(target, "ds_shape", target.shape), dtype=dtype, device=device)
         if isinstance(target, torch.distributed.tensor.DTensor):
             values = distribute_tensor(values, target.device_mesh, target.placements).to_local()
         else:
@@ -215,7 +214,7 @@ def write_gathered(
     for file, tensors in groupby(gathered, key=itemgetter(0)):
         name = file.name
         save_file(
-            {key: tensor.to("cpu", dtypes[key]).contiguous() for _, key, tensor in tensors},
+            {key: tensor.to("cpu", dtypes.get(key, tensor.dtype)).contiguous() for _, key, tensor in tensors},
             folder / name,
             metadata={"format": "pt"},
         )

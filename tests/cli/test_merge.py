@@ -156,42 +156,70 @@ def test_weights_that_do_not_fill_the_adapters_config_are_refused(refused, build
     refused(changed("config.json", tie_word_embeddings=tied), message, "--base", base)
 
 
-@pytest.mark.parametrize(
-    ("keys", "tied", "rows"),
-    [
-        ({"target_modules": ["q_proj", "embed_tokens"]}, False, 512),
-        ({"use_dora": True}, False, 512),
-        ({"use_rslora": True, "rank_pattern": {"0.self_attn.q_proj": 3}}, False, 512),
-        ({"modules_to_save": ["embed_tokens", "lm_head"]}, True, 512),
-        ({"modules_to_save": ["embed_tokens"]}, True, 512),
-        ({"modules_to_save": ["embed_tokens", "lm_head"]}, True, 520),
-        ({"modules_to_save": ["embed_tokens", "lm_head"]}, False, 520),
-        ({"trainable_token_indices": [3, 4]}, True, 512),
-    ],
-    ids=["embeddings", "dora", "rslora", "untied", "half-untied", "tied-resized", "resized", "tokens"],
-)
-def test_pefts_own_folder_is_merged_too(ropecli, build, tmp_path, keys, tied, rows):
-    """With peft's logits, and a config.json that says what the adapter changed."""
-    from peft import LoraConfig, get_peft_model
+BOTH = ["embed_tokens", "lm_head"]
+# an adapter's config, whether the base is tied, the size of the vocabulary, and the names that peft writes
+PEFTS = {
+    "embeddings": ({"target_modules": ["q_proj", "embed_tokens"]}, False, 512, ".base_layer."),
+    "embeddings and head": ({"target_modules": ["q_proj", *BOTH]}, False, 520, ".base_layer."),
+    "dora": ({"use_dora": True}, False, 512, ""),
+    "rslora": ({"use_rslora": True, "rank_pattern": {"0.self_attn.q_proj": 3}}, False, 512, ""),
+    "untied": ({"modules_to_save": BOTH}, True, 512, ""),
+    "half untied": ({"modules_to_save": ["embed_tokens"]}, True, 512, ""),
+    "untied by a head's LoRA": ({"target_modules": ["q_proj", "lm_head"]}, True, 512, ".base_layer."),
+    "untied by LoRA": ({"target_modules": ["q_proj", *BOTH]}, True, 512, ".base_layer."),
+    "tied and resized": ({"modules_to_save": BOTH}, True, 520, ".modules_to_save."),
+    "resized": ({"modules_to_save": BOTH}, False, 520, ".original_module."),
+    "resized only": ({}, False, 520, ""),
+    "tokens": ({"trainable_token_indices": [3, 4]}, True, 512, ""),
+}
+
+
+@pytest.mark.parametrize(("keys", "tied", "rows", "written"), PEFTS.values(), ids=PEFTS)
+def test_pefts_own_folder_is_merged_and_measured_too(
+    ropecli, build, corpus, contents, tmp_path, keys, tied, rows, written
+):
+    """With peft's logits and, unless it adds a product to tied weights twice, the weights of its own merge.
+
+    config.json says what the adapter changed.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
+    def resized_base():
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        base.resize_token_embeddings(rows, mean_resizing=False)
+        return base
+
     folder = build("llama", tie_word_embeddings=tied)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if rows != 512:
-        base.resize_token_embeddings(rows)
-    model = get_peft_model(base, LoraConfig(r=4, init_lora_weights=False, **{"target_modules": ["q_proj"], **keys}))
+    model = get_peft_model(
+        resized_base(), LoraConfig(r=4, init_lora_weights=False, **{"target_modules": ["q_proj"], **keys})
+    )
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter += number * 1e-3 if parameter.requires_grad else 0
-    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    outcome = ropecli("merge", tmp_path / "adapter", "-o", tmp_path / "whole", "--base", folder).succeeds()
-    assert f": {3 if 'embed_tokens' in keys.get('target_modules', ()) else 2} matrices" in outcome.out
-    with torch.no_grad():
         expected = model.eval()(IDS).logits
-    assert (logits(tmp_path / "whole") - expected).abs().max() < 1e-5 * expected.abs().max()
-    written = json.loads((tmp_path / "whole" / "config.json").read_text())
-    assert written["vocab_size"] == rows
-    assert written["tie_word_embeddings"] is (tied and "modules_to_save" not in keys)
+    model.peft_config["default"].base_model_name_or_path = str(folder)
+    model.save_pretrained(tmp_path / "adapter")
+    assert any(written in name for name in load_file(tmp_path / "adapter" / WEIGHTS))
+    whole = tmp_path / "whole"
+    outcome = ropecli("merge", tmp_path / "adapter", "-o", whole).succeeds()
+    assert f": {1 + len(keys.get('target_modules', [1]))} matrices" in outcome.out
+    assert (logits(whole) - expected).abs().max() < 1e-5 * expected.abs().max()
+    is_untied = tied and bool(keys.keys() & {"modules_to_save", "target_modules"})
+    if not (is_untied and "target_modules" in keys):
+        pefts = PeftModel.from_pretrained(resized_base(), tmp_path / "adapter").merge_and_unload().state_dict()
+        merged = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).state_dict()
+        assert merged.keys() == pefts.keys()
+        for name, tensor in merged.items():
+            torch.testing.assert_close(tensor, pefts[name], rtol=1e-6, atol=1e-6)
+    config = json.loads((whole / "config.json").read_text())
+    assert (config["vocab_size"], config["tie_word_embeddings"]) == (rows, tied and not is_untied)
+    # as peft wrote it, without a config.json
+    reports = [
+        ropecli("eval-ppl", checkpoint, "--data", corpus, "--lengths", "48", "--json").report()
+        for checkpoint in (tmp_path / "adapter", whole)
+    ]
+    assert reports[0]["rows"][0]["nll"] == pytest.approx(reports[1]["rows"][0]["nll"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

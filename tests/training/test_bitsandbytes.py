@@ -28,7 +28,7 @@ def recipe_of(**keys):
 def quantized(checkpoint, recipe):
     from transformers import AutoModelForCausalLM
 
-    arguments = adapters.quantization(recipe)
+    arguments = adapters.quantization(recipe, torch.device("cpu"))
     return AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32, **arguments)
 
 

@@ -21,6 +21,7 @@ def source(build, tmp_path_factory):
 
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     (folder / "README.md").write_text("a notice")
+    (folder / "extend.json").write_text("{}")  # of the run of `extend` that wrote the checkpoint
     (folder / "notes.bin").write_bytes(b"not part of a checkpoint")
     output = tmp_path_factory.mktemp("patched") / "tied"
     patch_to(make_plan(open_checkpoint(folder), make_spec("yarn", 2.0)), output)
@@ -46,6 +47,18 @@ def test_files_names_and_dtypes_are_those_of_the_source(source, run):
     assert shapes[0] == shapes[1]
     assert not all(torch.equal(after[key], before[key]) for key in before)
     assert (run / "README.md").read_text() == "a notice"
+
+
+def test_whole_numbers_are_written_as_they_are(source, tmp_path):
+    from ropecli.attention import load_model
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.training.finished_weights import save_weights
+
+    opened = open_checkpoint(source, weights=True)
+    model, steps = load_model(opened, dtype="float32", device="cpu"), torch.tensor([2**25 + 1])
+    model.model.register_buffer("steps", steps)  # float32 has no such number
+    save_weights(opened, model, tmp_path)
+    assert torch.equal(tensors(tmp_path)["model.steps"], steps)
 
 
 def test_stock_transformers_loads_the_result(run, tmp_path):
