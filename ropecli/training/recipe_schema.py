@@ -287,13 +287,14 @@ def recipe_schema() -> dict[str, Any]:
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     """Read the recipe file. The options override its keys in all stages; `data` overrides `mixture` too.
 
-    Raises RecipeError listing all faults.
+    None as an option takes the default of a key. Raises RecipeError listing all faults.
     """
     other = {"data": "mixture", "mixture": "data"}
     overridden = {*options, *(name for key, name in other.items() if options.get(key) is not None)}
     read = read_file(path, read_yaml, RecipeError) if path else {}
     if not isinstance(read, dict):
         raise RecipeError(f"{path} contains a {type(read).__name__}; expected a mapping of keys to values.")
+    options = {key: value for key, value in options.items() if value is not None or key not in Recipe.model_fields}
     values = {**{key: value for key, value in read.items() if key not in overridden}, **options}
     recipe: Recipe | None = None
     faults: list[str] = []

@@ -120,9 +120,15 @@ def test_stages_are_planned_by_the_longest_and_keep_their_own_lengths(config_alo
     path = tmp_path / "recipe.yaml"
     stage = "  - patch: {{method: yarn, factor: {0}}}\n    length: {1}\n"
     path.write_text("data: demo-train\nstages:\n" + stage.format(4, 128) + stage.format(2, 96))
-    outcome = ropecli("plan", config_alone, "--recipe", path, "--json")
+    command = ("plan", config_alone, "--recipe", path, "--set", "seed=null", "--set", "eval_lengths=[64]")
+    ropecli(*command).is_refused("eval_lengths: it has no effect in any stage")
+    command = (*command[:-1], "lora_targets=[q_proj]", "--set", "adapter=lora")
+    outcome = ropecli(*command, "--json")
     report = outcome.json()
-    assert report["length"] == 128
+    assert (report["length"], report["stage"], report["stages"]) == (128, 1, 2)
+    words = shlex.split(report["command"])
+    assert not {"seed=null", 'lora_targets=["q_proj"]', "adapter=lora"} - set(words)
+    assert "of stage 1, the longest. The command runs all 2 stages" in ropecli(*command).said
     assert "patch it first" not in outcome.err  # the recipe patches it
     assert "--length" not in report["command"]
 

@@ -132,7 +132,10 @@ def test_option_overrides_the_file_in_every_stage(recipe_file):
 
 def test_null_as_an_option_takes_the_default_in_every_stage(recipe_file):
     path = recipe_file("data: corpus\nlength: 64\nstages:\n  - steps: 4\n  - length: 128\n")
-    assert [run.length for run in make_recipe(path, {"length": None}).runs] == [None, None]
+    runs = make_recipe(path, {"length": None, "steps": None}).runs
+    assert [(run.length, run.steps) for run in runs] == [(None, 100), (None, 100)]
+    with pytest.raises(RecipeError, match="lenght: Extra inputs"):
+        make_recipe(path, {"lenght": None})
 
 
 @pytest.mark.parametrize(("key", "value", "names"), [("data", "own", ["own"]), ("mixture", MIXTURE, ["books"])])
