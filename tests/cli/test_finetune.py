@@ -38,8 +38,9 @@ def test_no_library_speaks_on_standard_error(llama, corpus, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     phases = [f"Opening {llama} ...", "preparing", "tokenizing", "loading", "fine-tuning"]
-    processes, summary, saved = [line for line in done.stderr.splitlines() if line not in phases]
+    processes, warning, summary, saved = [line for line in done.stderr.splitlines() if line not in phases]
     assert processes == "Training with 1 process: 4 sequences of 32 tokens per step."
+    assert warning.startswith("warning: the checkpoint reads 64 tokens, and may read them worse after training on 32.")
     assert "336 sequences (long)" in summary
     assert saved.startswith("Saved ")
 

@@ -128,7 +128,7 @@ def test_stages_are_planned_by_the_longest_and_keep_their_own_lengths(config_alo
     assert (report["length"], report["stage"], report["stages"]) == (128, 1, 2)
     words = shlex.split(report["command"])
     assert not {"seed=null", 'lora_targets=["q_proj"]', "adapter=lora"} - set(words)
-    assert "of stage 1, the longest. The command runs all 2 stages" in ropecli(*command).said
+    assert "of stage 1, the longest. The command runs all 2 stages" in ropecli(*command).printed
     assert "patch it first" not in outcome.err  # the recipe patches it
     assert "--length" not in report["command"]
 
