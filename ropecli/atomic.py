@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from uuid import uuid4
 
 from ropecli.errors import OutputError, RopecliError, quoted
@@ -117,8 +118,11 @@ def refuse_existing(output: Path) -> None:
 def _refuse_place(path: Path) -> None:
     """Raise OutputError if no file can be created in the nearest existing parent folder."""
     folder = next(parent for parent in _followed(path).parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise OutputError(f"{path} could not be written: {folder} is not a writable folder.")
+    try:
+        with TemporaryFile(dir=folder):  # root may write everywhere by its permissions, and not in /proc
+            pass
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {folder} is not a writable folder.") from error
 
 
 @contextlib.contextmanager

@@ -3,9 +3,11 @@
 A subcommand's module is imported when it runs; its functions import model libraries.
 """
 
+import errno
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -167,11 +169,21 @@ def _run(words: list[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except (RopecliError, OSError) as error:
-        terminal.fail(str(error))
+        terminal.fail(_of_full_disk(error) or str(error))
     except _UsageError as error:
         of = f"{error.ctx.command_path} --help" if error.ctx else "ropecli --help"
         terminal.fail(f"{error.format_message()} See `{of}`.")
     return 2
+
+
+def _of_full_disk(error: Exception) -> str:
+    """The message for a write that had no room; empty for other errors."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return ""
+    # names of temporary files mean nothing to a user
+    shown = [part for part in Path(error.filename or "").parts if not part.endswith(".partial")]
+    where = f" while writing {Path(*shown)}" if error.filename else ""
+    return f"{error.strerror}{where}. Free some space and run the command again, with --resume if it has that."
 
 
 def _end_among_others(status: int) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -295,40 +294,23 @@ def show_file(drawn: "DrawnFile") -> None:
 
 
 def show_extended(result: "Extended") -> None:
-    from ropecli.checkpoint.provenance import patch_command
-    from ropecli.reporting.report_tables import candidates_table
-    from ropecli.tuning.extension import ENOUGH
+    from ropecli.reporting.extended import candidates_table, next_steps, verdict
 
-    if result.choice is None:
+    found = result.as_json()
+    if not found["measured"]:
+        tell(f"Candidates: {', '.join(result.candidates)}. Measuring takes some {duration(result.seconds)}.")
         return
-    choice = result.choice
-    show_tables([candidates_table(result.as_json())])
-    best, label, cost = choice.best, choice.best.subject.label, ceil(100 * choice.best.cost.change)
-    if choice.chosen is None:
-        plan, more = best.subject.plan, "Train it"
-        if best.gains:
-            more = f"Allow {cost}% for {label} (--max-short-cost {cost} --resume keeps what was measured), or train it"
-        elif best.far.samples < ENOUGH:
-            more = f"{best.far.samples} documents are few: measure on more, or train it"
-        tell(
-            f"No candidate gains from text {result.length:,} tokens back (recall certainly above 0) at a cost of "
-            f"{result.max_short_cost:g}% or less: nothing is written. {more}; plan prints the command for your GPUs:"
-        )
-        folder = quoted(result.checkpoint)
-        if plan:
-            spec, method, folder, options = plan.spec, plan.spec.method.name, "DIR", {"target_length": result.length}
-            tell(f"  {patch_command(result.checkpoint, None, method, spec.factor, spec.params, options=options)}")
-        tell(f"  ropecli plan {folder} --length {result.length}")
-        return
-    if choice.chosen.is_certainly_worse(best):
-        tell(f"{label} uses far text better and costs more; --max-short-cost {cost} allows it.")
-    label = choice.chosen.subject.label
-    if result.output is None:
-        tell(f"{result.checkpoint} reads {result.length:,} tokens as it is: nothing is written.")
-    else:
-        tell(f"Chosen: {label}. Wrote {result.output}, proved. Page: {result.output / 'extend.html'}")
-    if result.export:
-        tell(f"Serve it:\n  {result.export.command}")
+    for sentence in verdict(found):
+        tell(sentence)
+    show_tables([candidates_table(found)])
+    if result.output:
+        tell(f"Wrote {result.output}, proved. Page: {result.page}")
+    elif result.page:
+        tell(f"{result.checkpoint} reads it as it is: no checkpoint is written. Page: {result.page}")
+    for sentence, command in next_steps(found):
+        tell(sentence + (":" if command else ".") if sentence else "")
+        if command:
+            tell(f"  {command}")
 
 
 def show_finetuned(result: "FinetuneResult") -> None:

@@ -1,19 +1,21 @@
 """`ropecli extend`: finds the right extension of a checkpoint to a length, and writes it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
+from ropecli.checkpoint.files import EXTENSION
 from ropecli.commands import options
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
 from ropecli.evaluation.loading_options import loading_of
 from ropecli.messages import duration, say, warn
-from ropecli.signature import Flag, Interval, OneOf, command
+from ropecli.signature import Flag, Interval, MinLen, OneOf, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
@@ -21,25 +23,29 @@ if TYPE_CHECKING:
 
 NOTHING_READS_FAR = 3
 """Exit status."""
+PAGE = "extend.html"
 
 
 @dataclass(frozen=True)
 class Extended:
-    """checkpoint, length, max_short_cost (percent): what was asked for. short_length: of the cost, tokens.
+    """checkpoint, length, max_short_cost (percent; None: any): what was asked for. short_length: of the cost, tokens.
 
-    candidates: labels. seconds: estimated. choice: None for a dry run. output: the written folder, None if nothing was
-    written. export: how to serve it.
+    candidates: labels. seconds: estimated. choice: None for a dry run, and for a finished run that was resumed. output:
+    the written checkpoint, None if nothing was written. page: None if nothing was chosen. export: how to serve it.
+    finished: the content of extend.json, if an earlier run had written it.
     """
 
     checkpoint: str
     length: int
-    short_length: int
-    max_short_cost: float
-    candidates: Sequence[str]
-    seconds: float
+    short_length: int = 0
+    max_short_cost: float | None = None
+    candidates: Sequence[str] = ()
+    seconds: float = 0.0
     choice: "Choice | None" = None
     output: Path | None = None
+    page: Path | None = None
     export: "Export | None" = None
+    finished: Mapping[str, Any] | None = None
 
     @property
     def exit_status(self) -> int:
@@ -48,6 +54,8 @@ class Extended:
     def as_json(self) -> dict[str, Any]:
         from ropecli.evaluation.report import as_json
 
+        if self.finished:
+            return dict(self.finished)
         choice = self.choice
         return {
             "checkpoint": self.checkpoint,
@@ -56,18 +64,27 @@ class Extended:
             "max_short_cost": self.max_short_cost,
             "candidates": list(self.candidates),
             "estimated_seconds": self.seconds,
-            "chosen": choice.chosen.subject.label if choice and choice.chosen else None,
+            "chosen": choice.chosen.label if choice and choice.chosen else None,
             "output": str(self.output) if self.output else None,
+            "page": str(self.page) if self.page else None,
             "command": self.export.command if self.export else None,
-            "measured": [_row(measured) for measured in choice.measured] if choice else [],
+            "measured": [self._row(measured) for measured in choice.measured] if choice else [],
             **as_json(choice.reports if choice else []),
         }
 
+    def _row(self, measured: "Measured") -> dict[str, Any]:
+        from ropecli.checkpoint.provenance import patch_command
 
-def _row(measured: "Measured") -> dict[str, Any]:
-    of_far = {"far_nll": measured.far.value, "documents": measured.far.samples}
-    changes = {"recall": asdict(measured.recall), "cost": asdict(measured.cost)}
-    return {"label": measured.subject.label, **of_far, **changes}
+        plan, command = measured.subject.plan, None
+        if plan:
+            options = {"target_length": self.length}
+            spec, name = plan.spec, plan.source.name
+            command = patch_command(name, None, spec.method.name, spec.factor, spec.params, options=options)
+        return {
+            **{"label": measured.label, "reads_far": measured.gains, "command": command},
+            **{"far_nll": measured.far.value, "documents": measured.far.samples},
+            **{"recall": asdict(measured.recall), "cost": asdict(measured.cost)},
+        }
 
 
 class ExtendOptions(request.EvalTextOptions, request.LoadingOptions, total=False): ...
@@ -82,22 +99,36 @@ def extend(
         str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), request.OUTPUT
     ] = None,
     data: Annotated[
-        str,
+        str | None,
         Flag("--data", "-d"),
-        Doc("Your texts: a file or folder of text or rows, or a Hub dataset."),
+        Doc("Your texts: a file or folder of text or rows, or a Hub dataset. Default: the package's own text."),
         request.DATA,
         request.IS_DATA,
-    ] = "demo",
+    ] = None,
     serve: Annotated[
         str,
         OneOf(("transformers", "ropecli", "vllm", "sglang", "llama.cpp", "ollama", "mlx")),
         Doc("What will run it. ropecli: transformers with ropecli's attention, for distance methods."),
     ] = "transformers",
+    methods: Annotated[
+        Sequence[str] | None, Doc("Try these methods, separated by commas."), request.IS_METHOD, request.SCALING
+    ] = None,
+    factors: Annotated[
+        Sequence[request.Factor] | None,
+        Flag("--factors", "-f"),
+        Doc("Try these factors, separated by commas. Default: 1, 1.5 and 2 times what the length needs."),
+        MinLen(1),
+        request.SCALING,
+    ] = None,
     max_short_cost: Annotated[
-        float, Interval(ge=0, le=1000), Doc("Percent that perplexity may rise within the pretraining length.")
-    ] = 2.0,
+        float | None,
+        Interval(ge=0, le=1000),
+        Doc("Percent that perplexity may rise within the pretraining length. Default: any."),
+    ] = None,
     budget: Annotated[
-        str | None, Flag("--budget", metavar="TIME"), Doc("Time to measure, such as 20m or 2h. Default: all rounds.")
+        str | None,
+        Flag("--budget", metavar="TIME"),
+        Doc("Time to measure, such as 20m or 2h: fewer candidates, then fewer documents. Default: all."),
     ] = None,
     max_documents: Annotated[int, Interval(ge=2), Doc("Maximum number of documents to measure on."), request.DATA] = 16,
     weights: options.Weights = "link",
@@ -108,52 +139,53 @@ def extend(
 ) -> Extended:
     """Find the right extension on your texts, and write it.
 
-    Tries the methods that need no training and that --serve computes, with headroom. Chooses by how well far text is
-    used, within --max-short-cost. Exit status 3: no candidate reads far; nothing is written.
+    Tries the methods that need no training and that --serve computes, with headroom. Chooses the one that uses far text
+    best. Exit status 3: no candidate reads far, or none within --max-short-cost; nothing is written.
     """
     seconds, loading = _seconds(budget), loading_of(shared)
+    if resume and output and (written := options.as_path(output) / EXTENSION).is_file():
+        return _finished(written)
     folder = options.folder_to_write(output, dry_run=dry_run)
 
-    from ropecli.checkpoint.files import EXTENSION
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
     refuse_interrupted(folder, resume)
     opened = open_checkpoint(checkpoint, weights=True, tokenizer=True, revision=revision)
     options.say_opening(checkpoint)
+    from ropecli.checkpoint.state import read_state
     from ropecli.evaluation.driver import Store, interruptible
-    from ropecli.evaluation.report import write_report
-    from ropecli.tuning.extension import make_extension
+    from ropecli.tuning.extension import make_candidates, make_extension
 
-    if data == "demo":
+    if data is None:
         warn("Measuring on the text of the package, since no --data is given: Python source. Use your own texts.")
-    texts: Any = {**shared, "data": data, "max_documents": max_documents, "min_tokens": None, "max_tokens": None}
-    search = make_extension(opened, length, serve, texts, loading, max_short_cost / 100)
-    labels = [subject.label for subject in search.candidates]
-    least, estimated = search.estimated_seconds()
-    time = f"some {duration(estimated)}" + ", with what is measured already" * resume
-    say(f"Candidates that {serve} runs: {', '.join(labels)}. Measuring takes {time}.")
-    if seconds is not None and least > seconds and not resume:
-        raise MethodError(
-            f"--budget is {budget}; a round on {search.rounds[0]} documents takes some {duration(least)}. Allow "
-            "more, or measure on fewer with --max-documents."
-        )
-    asked = Extended(checkpoint, length, search.short_length, max_short_cost, labels, estimated)
+    candidates = make_candidates(opened, length, serve, methods, factors or ())
+    if candidates[0].plan is None:
+        say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
+    texts: Any = {**shared, "data": data or "demo", "max_documents": max_documents}
+    texts |= {"min_tokens": None, "max_tokens": None}
+    most_cost = inf if max_short_cost is None else max_short_cost / 100
+    search = make_extension(opened, candidates, length, texts, loading, most_cost)
+
+    def fit(store: Store) -> Extended:
+        estimated = search.fit(store, seconds)
+        time = f"some {duration(estimated)}" + ", with what is measured already" * resume
+        say(f"Candidates that {serve} runs: {', '.join(search.labels)}. Measuring takes {time}.")
+        return Extended(checkpoint, length, search.short_length, max_short_cost, search.labels, estimated)
+
     if folder is None:
-        return asked
+        return fit(Store())
     with interruptible(folder), open_state(folder, search.request()) as state:
+        store = Store(state)
+        asked = fit(store)
         try:
-            choice = search.choose(Store(state), budget=seconds)
+            choice = search.choose(store)
         except DataError:
             remove_state(folder)  # the same command would end so again
             raise
-        export = _write(choice, folder, serve, link=weights == "link")
-        written = folder if folder.exists() else None
-        result = replace(asked, choice=choice, output=written, export=export)
-        if written:
-            write_report(folder / EXTENSION, result.as_json())
-    if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost
-        remove_state(folder)
+        result = _write(replace(asked, choice=choice), folder, serve, link=weights == "link")
+        if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost
+            remove_state(folder)
     return result
 
 
@@ -166,19 +198,49 @@ def _seconds(budget: str | None) -> float | None:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _write(choice: "Choice", folder: Path, serve: str, *, link: bool) -> "Export | None":
-    """Write the checkpoint, if one was chosen and is not there as it is, and the page. Returns how to serve it."""
+def _finished(written: Path) -> Extended:
+    """The result of an earlier run, which wrote extend.json."""
+    from ropecli.checkpoint.files import CONFIG, read_json
+    from ropecli.resume import remove_state
+
+    say(f"{written.parent} is already finished.")
+    remove_state(written.parent)
+    record, folder = read_json(written), written.parent
+    output = folder if (folder / CONFIG).is_file() else None
+    return Extended(record["checkpoint"], record["length"], output=output, page=folder / PAGE, finished=record)
+
+
+def _write(result: Extended, folder: Path, serve: str, *, link: bool) -> Extended:
+    """Write the chosen checkpoint, unless it is there as it is, with page and JSON in the same step.
+
+    Returns the result with what was written.
+    """
+    from ropecli.atomic import new_folder
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.patch import write_plan
     from ropecli.engines.engine_export import ENGINES, export_checkpoint
+    from ropecli.evaluation.report import write_report
     from ropecli.reporting.page import render_page
 
-    chosen = choice.chosen
-    if chosen is None:
-        return None
-    served = chosen.subject.checkpoint
-    if chosen.subject.plan:
-        write_plan(chosen.subject.plan, folder, link=link, verify=True)
-        (folder / "extend.html").write_text(render_page(choice.reports), encoding="utf-8")
-        served = open_checkpoint(folder)
-    return export_checkpoint(served, serve) if serve in ENGINES else None
+    choice = result.choice
+    if choice is None or choice.chosen is None:
+        return result
+    subject = choice.chosen.subject
+    done = replace(result, output=folder if subject.plan else None, page=folder / PAGE)
+
+    def finish(partial: Path) -> None:
+        nonlocal done
+        served = subject.checkpoint
+        if subject.plan:
+            served = replace(open_checkpoint(partial), name=str(folder))
+        done = replace(done, export=export_checkpoint(served, serve) if serve in ENGINES else None)
+        record = done.as_json()
+        write_report(partial / EXTENSION, record)
+        (partial / PAGE).write_text(render_page(choice.reports, record), encoding="utf-8")
+
+    if subject.plan:
+        write_plan(subject.plan, folder, link=link, verify=True, check=finish)
+    else:
+        with new_folder(folder) as partial:
+            finish(partial)
+    return done

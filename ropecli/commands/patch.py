@@ -1,6 +1,6 @@
 """`ropecli patch`: writes a checkpoint with a longer context."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,7 +115,15 @@ def patch(
     return write_plan(plan, folder, link=weights == "link", verify=not no_verify)
 
 
-def write_plan(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
+def write_plan(
+    plan: "PatchPlan",
+    output: Path | None,
+    *,
+    link: bool,
+    verify: bool,
+    check: Callable[[Path], None] = lambda folder: None,
+) -> PatchResult:
+    """check: called on the complete folder before it is renamed."""
     from ropecli.checkpoint.writing import write_patch
     from ropecli.config.families import is_known
 
@@ -138,7 +146,7 @@ def write_plan(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bo
         )
     proved = 0
     if output is not None:
-        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn)
+        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn, check=check)
     elif verify:  # so that a dry run refuses what `patch` refuses
         from ropecli.live.proof import prove
         from ropecli.live.stock_transformers import stock_config_of

@@ -364,11 +364,12 @@ def headlines(report: Report, base: Report) -> list[Headline]:
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
-    """The content of a file of reports. Those of perplexity have their headlines against the first one."""
+    """The content of a file of reports. Those of perplexity have their headlines against the first of the same data."""
     values = [report.as_json() for report in reports]
-    for value, report in zip(values[1:], reports[1:], strict=True):
-        if report.is_comparable(reports[0]) and report.kind == "perplexity":
-            value["headlines"] = [asdict(headline) for headline in headlines(report, reports[0])]
+    for value, report in zip(values, reports, strict=True):
+        base = next(other for other in reports if report.is_comparable(other))
+        if report is not base and report.kind == "perplexity":
+            value["headlines"] = [asdict(headline) for headline in headlines(report, base)]
     return {"schema_version": SCHEMA_VERSION, "reports": values}
 
 

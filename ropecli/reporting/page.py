@@ -5,13 +5,14 @@ The template escapes everything that comes from a report; figures are SVG elemen
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from ropecli.errors import shortened
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import Report
+from ropecli.reporting.extended import candidates_table, next_steps, verdict
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import panels
 from ropecli.reporting.lines import base_of, sets_of
@@ -24,8 +25,11 @@ from ropecli.tuning.task import TuneReport
 from ropecli.version import GENERATOR
 
 
-def render_page(reports: Sequence[AnyReport]) -> str:
-    """The HTML of the page: a verdict, a table and a figure; then, folded, everything else."""
+def render_page(reports: Sequence[AnyReport], found: Mapping[str, Any] | None = None) -> str:
+    """The HTML of the page: a verdict, a table and a figure; then, folded, everything else.
+
+    found: what `extend` found with these reports, instead of the verdict and the table of theirs.
+    """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -38,12 +42,15 @@ def render_page(reports: Sequence[AnyReport]) -> str:
     tunings = [report for report in reports if isinstance(report, TuneReport)]
     sets = sets_of(evaluations) if evaluations else []
     names = dict.fromkeys(clean(report.checkpoint, 60) for report in reports)
-    first: dict[str, Any] = {"title": f"Tuning of {shortened(', '.join(names), 200)}", "table": None}
+    first: dict[str, Any] = {"title": f"Tuning of {shortened(', '.join(names), 200)}", "table": None, "steps": []}
     first["verdict"] = [*map(_tuned, tunings)]
     if sets:
         summary = Summary(sets)
         sets, table = summary.sets, summary.table()
-        first = {"title": table.title, "verdict": summary.sentences(), "table": table}
+        first |= {"title": table.title, "verdict": summary.sentences(), "table": table}
+    if found:
+        table = candidates_table(found)
+        first = {"title": table.title, "verdict": verdict(found), "table": table, "steps": next_steps(found)}
     folded: dict[str, list[Table]] = {
         "Tuning": [*map(tuning_table, tunings)],
         "All lengths": [set_table(lines, verbose=True) for lines in sets if len(lines) > 1],

@@ -1,18 +1,16 @@
 """Reports as tables: all numbers of a set of data, its lines side by side, and tuning runs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
-from ropecli.evaluation.report import Cell, Change, Report
+from ropecli.evaluation.report import Cell, Report
 from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.messages import duration, size
 from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, best_of, lengths_of, sets_of, title_of
 from ropecli.reporting.summary import Summary
 from ropecli.reporting.wording import (
-    change_words,
     number,
     reads_words,
     recall_words,
@@ -153,18 +151,6 @@ def set_table(lines: Sequence[Line], *, verbose: bool = False, verdict: Sequence
     later = range(1, len(lines))
     sections = frozenset(row for row in later if lines[row].report.digest != lines[row - 1].report.digest)
     return Table(title_of(lines, f": {task_name(report)} by length"), columns, rows, notes, sections=sections)
-
-
-def candidates_table(extended: Mapping[str, Any]) -> Table:
-    """The candidates of `extend`, best first, from its JSON."""
-    rows = []
-    for row in extended["measured"]:
-        label = Bold(row["label"]) if row["label"] == extended["chosen"] else row["label"]
-        changes = [recall_words(Change(**row["recall"])), change_words(Change(**row["cost"]), "%")]
-        rows.append([label, str(row["documents"]), *changes])
-    length, short = extended["length"], extended["short_length"]
-    heads = ["candidate", "documents", f"recall at {length:,}", f"cost at {short:,}"]
-    return Table(f"{extended['checkpoint']} to {length:,} tokens", heads, rows)
 
 
 def tuning_table(report: TuneReport) -> Table:

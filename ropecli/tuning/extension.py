@@ -3,9 +3,10 @@
 A candidate is a method with a factor, or the checkpoint as it is. Factors are 1, 1.5 and 2 times what the length needs:
 methods that spread positions over the whole length use far text better with headroom. Two losses decide, on the user's
 text: of a passage whose first occurrence is far back (`recall`), and of text within the pretraining length. After each
-round, on twice the documents, candidates go that certainly cost more at short context than allowed, or, from eight
-documents on, are certainly worse than the best within the cost, by paired 95% intervals; of the others the better half
-stays (successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943).
+round, on twice the documents, candidates go that certainly cost more at short context than the user allows, or, from
+eight documents on, are certainly worse than the best within the cost, by paired 95% intervals; of the others the better
+half stays (successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943). Without a limit of the cost, the best is
+chosen, or of those that are not certainly worse, the cheapest.
 """
 
 import time
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import ceil
 from operator import attrgetter
 from typing import Any
 
@@ -41,33 +43,48 @@ HEADROOM = (1.0, 1.5, 2.0)
 OWN_ATTENTION = "ropecli"
 _FIRST_ROUND = 4
 """Documents."""
+_LEAST_CANDIDATES = 3
+"""Candidates to keep before fewer documents are read, for a budget."""
+_LEAST_DOCUMENTS = 2
 ENOUGH = 8
 """Documents of an interval that decides."""
+_PLAN, _PLAN_KEY = "budget", ("documents and candidates",)
 _SHOWN = 2
 """Candidates on the page, with all arms and lengths: the chosen one, and the best of the others."""
 
 
-def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Subject]:
+def make_candidates(
+    checkpoint: Checkpoint,
+    length: int,
+    engine: str,
+    methods: Sequence[str] | None = None,
+    factors: Sequence[float] = (),
+) -> list[Subject]:
     """The methods that need no training and that the engine computes, with their factors.
 
-    First the checkpoint as it is, if it reads the length; then the makers' own scaling. engine: of --serve. Raises
-    MethodError with the first reason if there are none.
+    First the checkpoint as it is, if it reads the length; then the makers' own scaling; then yarn, the most headroom
+    first. engine: of --serve. methods, factors: instead of all. Raises MethodError with the first reason if there are
+    none.
     """
     state = read_state(checkpoint)
     positions = state.positions
     needed = length / positions.pretraining_length
-    subjects = [Subject(checkpoint)] if positions.context_length >= length else []
+    subjects = [Subject(checkpoint)] if positions.context_length >= length and methods is None else []
     specs: list[tuple[str, float]] = []
-    if (makers := state.before.makers) and makers.extension and makers.extension[1] >= needed:
+    if (makers := state.before.makers) and makers.extension and makers.extension[1] >= needed and methods is None:
         specs.append(makers.extension[:2])
-    for method in map(find_method, scaling_methods()):
-        if method.uses_factor and method.training in ("no", "a little") and not method.depends_on_length:
-            headroom = HEADROOM[:1] if method.remaps else HEADROOM
-            specs += [
-                (method.name, needed * share) for share in headroom if engine == OWN_ATTENTION or not method.remaps
-            ]
+    untrained = [
+        method.name
+        for method in map(find_method, scaling_methods())
+        if method.uses_factor and method.training in ("no", "a little") and not method.depends_on_length
+    ]
+    for name in methods or sorted(untrained, key=lambda name: name != "yarn"):
+        remaps = find_method(name).remaps
+        if engine == OWN_ATTENTION or not remaps:
+            shares = HEADROOM[:1] if remaps else HEADROOM
+            specs += [(name, factor) for factor in factors or [needed * share for share in reversed(shares)]]
     refusals: list[str] = []
-    for name, factor in dict.fromkeys(specs) if needed > 1 else ():
+    for name, factor in dict.fromkeys(specs) if needed > 1 or methods else ():
         try:
             plan = make_plan(checkpoint, make_spec(name, factor), target_length=length, choose_factor=False)
             refusal = _refusal(plan, engine)
@@ -78,7 +95,8 @@ def make_candidates(checkpoint: Checkpoint, length: int, engine: str) -> list[Su
         elif Subject(checkpoint, plan).label not in [subject.label for subject in subjects]:
             subjects.append(Subject(checkpoint, plan))
     if not subjects:
-        raise MethodError(f"Nothing that {engine} runs extends {checkpoint.name} to {length} tokens: {refusals[0]}")
+        why = refusals[0] if refusals else f"{engine} runs none of the methods."
+        raise MethodError(f"Nothing that {engine} runs extends {checkpoint.name} to {length} tokens: {why}")
     return subjects
 
 
@@ -89,6 +107,10 @@ def _refusal(plan: PatchPlan, engine: str) -> str:
     return " ".join(export_checkpoint(replace(plan.source, config=plan.config), engine).cannot)
 
 
+def label_of(subject: Subject) -> str:
+    return "as it is" if subject.label == "none" else subject.label
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """A candidate after its last round. far: loss with the far passage. cost: at short context, against the base."""
@@ -97,6 +119,10 @@ class Measured:
     far: Cell
     cost: Change
     recall: Change
+
+    @property
+    def label(self) -> str:
+        return label_of(self.subject)
 
     def is_certainly_worse(self, best: "Measured") -> bool:
         """False for a few documents, whose interval is too narrow."""
@@ -143,7 +169,7 @@ def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[M
 
 
 class Extension:
-    """A search. recall, cost: tasks on all documents. most_cost: allowed relative change of perplexity."""
+    """A search. recall, cost: tasks on all documents. most_cost: allowed relative change of perplexity, or infinity."""
 
     def __init__(
         self,
@@ -157,11 +183,25 @@ class Extension:
     ) -> None:
         self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
         self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
-        self.rounds = [count for count in (_FIRST_ROUND, 2 * _FIRST_ROUND) if count < recall.count] + [recall.count]
         self._store, self.short_length = Store(), cost.lengths[-1]
         self._progress = Progress([], " An interrupted run continues with --resume.")
+        self._request = self._make_request()
+
+    @property
+    def rounds(self) -> list[int]:
+        """Documents of each."""
+        counts = (_FIRST_ROUND, 2 * _FIRST_ROUND)
+        return [count for count in counts if count < self._recall.count] + [self._recall.count]
+
+    @property
+    def labels(self) -> list[str]:
+        return [label_of(subject) for subject in self.candidates]
 
     def request(self) -> dict[str, Any]:
+        """Of all candidates and documents, also where a budget keeps fewer."""
+        return self._request
+
+    def _make_request(self) -> dict[str, Any]:
         subjects = [subject.request() for subject in (self.base, *self.candidates)]
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
         return {"subjects": subjects, **tasks, **self._factory.request()}
@@ -187,18 +227,54 @@ class Extension:
         add(self._recall.of_first(before).only("far"), -shown)
         return work
 
-    def estimated_seconds(self) -> tuple[float, float]:
-        """With the first round alone, and with all, by the time of one pass of each length."""
-        of_base = self._of_base().work() + self._cost.work()
-        first, whole = (of_base + self._work(rounds, len(self.candidates)) for rounds in (self.rounds[:1], self.rounds))
-        (ids, _, _), lengths, seconds = self._recall.longest(), sorted(whole), dict[int, float]()
+    def fit(self, store: Store, budget: float | None = None) -> float:
+        """Keep the candidates and documents whose measuring fits the budget, seconds. Returns the estimated seconds.
+
+        By the time of one pass of each length, which counts. A resumed run keeps those that it began with. First go
+        the last candidates, then documents. Raises MethodError with the least time if even two documents do not fit.
+        """
+        started, plans, kept = time.monotonic(), store.values(_PLAN), None
+        seconds = self._pass_seconds()
+
+        def takes(count: int, candidates: int) -> float:
+            recall = self._recall.of_first(count)
+            work = self._of_base().of_first(count).work() + self._cost_of(count).work()
+            work += self._work([least for least in self.rounds if least < count] + [recall.count], candidates)
+            return sum(work[length] / length * seconds[length] for length in work)
+
+        of_all = self._recall.count, len(self.candidates)
+        if budget is not None:
+            least = min(_LEAST_CANDIDATES, of_all[1])
+            counts = sorted({_LEAST_DOCUMENTS, *self.rounds}, reverse=True)
+            options = [(count, size) for count in counts for size in range(of_all[1], least - 1, -1)]
+            options += [(counts[-1], size) for size in range(least - 1, 0, -1)]
+            left = budget - (time.monotonic() - started)
+            kept = plans.get(_PLAN_KEY) or next((plan for plan in options if takes(*plan) <= left), None)
+            if kept is None:
+                needed = takes(*options[-1]) + budget - left
+                least_time = f"one candidate on {counts[-1]} documents takes {duration(needed)}"
+                raise MethodError(
+                    f"--budget is {duration(budget)}; {least_time}. Allow more: --budget {ceil(1.2 * needed)}s."
+                )
+            store.add(_PLAN, _PLAN_KEY, list(kept), later=True)
+        count, size = kept or of_all
+        estimated = takes(count, size)
+        self.candidates, self._recall = self.candidates[:size], self._recall.of_first(count)
+        if (count, size) != of_all:
+            say(f"In {duration(budget or 0)} there is time for {count} documents and {', '.join(self.labels)}.")
+        return estimated
+
+    def _pass_seconds(self) -> dict[int, float]:
+        """The time of one pass of each length that will be read."""
+        (ids, _, _), seconds = self._recall.longest(), dict[int, float]()
+        whole = self._of_base().work() + self._cost.work() + self._work(self.rounds, len(self.candidates))
+        lengths = sorted(whole)
         with self._factory.open(self.base, self._tokenizer) as reader:
             for length in [lengths[0], *lengths]:  # the very first pass is slow
                 started = time.monotonic()
                 list(reader.losses([Window(np.resize(ids, length), 1, length)]))
                 seconds[length] = time.monotonic() - started
-        least, most = (sum(work[length] / length * seconds[length] for length in lengths) for work in (first, whole))
-        return least, most
+        return seconds
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
@@ -209,26 +285,22 @@ class Extension:
         kept = documents.kept[: max(count, ENOUGH) if count else 0]
         return Perplexity(replace(documents, kept=kept), self._cost.lengths, "prefix", self._cost.source)
 
-    def choose(self, store: Store, *, budget: float | None = None) -> Choice:
-        """Measure and choose. After half of the budget, seconds, no further round begins.
+    def choose(self, store: Store) -> Choice:
+        """Measure and choose.
 
         Raises DataError if the base does not copy a passage nearby, which recall refers to.
         """
         self._store = store
         with self._progress.shown():
-            return self._search(budget)
+            return self._search()
 
-    def _search(self, budget: float | None) -> Choice:
-        started = time.monotonic()
+    def _search(self) -> Choice:
         [[base, _]] = self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates)))
         reference_of(base)
         left: list[Measured] = []
         dropped: list[Measured] = []
         subjects = self.candidates
         for number, count in enumerate(self.rounds, 1):
-            if number > 1 and budget is not None and (spent := time.monotonic() - started) * 2 > budget:
-                say(f"Stopping after {duration(spent)} of measuring, before round {number}: see --budget.")
-                break
             measured = list(self._round(subjects, number))
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
@@ -236,7 +308,7 @@ class Extension:
             left = best_of(measured, keep, self._most_cost)
             dropped = [*sorted({*measured} - {*left}, key=_LOSS), *dropped]
             subjects = [candidate.subject for candidate in left]
-            best = f"best {left[0].subject.label}, {len(left)} of {len(measured)} left"
+            best = f"best {left[0].label}, {len(left)} of {len(measured)} left"
             say(f"Round {number} of {len(self.rounds)}, {count} documents: {best}.")
         return self._choice(left, dropped)
 
@@ -258,7 +330,8 @@ class Extension:
             within = sorted(level, key=lambda candidate: candidate.cost.change)
         by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
         shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
-        recall, subjects = self._recall.of_first(count), [candidate.subject for candidate in shown]
+        recall = self._recall.of_first(count)
+        subjects = [candidate.subject for candidate in shown if candidate.subject is not self.base]
         reports = [*chain(*self._measure(subjects, recall, "all lengths, "))]
         reference = reference_of(reports[0], certain=False)
         recalls = [replace(report, reference=reference) for report in reports[::2]]
@@ -291,16 +364,20 @@ class Extension:
         return report_of(job, values, properties, self._factory)
 
     def _part(self, subject: Subject, task: Task) -> str:
-        label = "base" if subject is self.base else subject.label
+        label = "base" if subject is self.base else label_of(subject)
         return f"{label}, {'recall' if isinstance(task, Recall) else 'cost'}"
 
 
 def make_extension(
-    opened: Checkpoint, length: int, serve: str, texts: Any, loading: dict[str, Any], most_cost: float
+    opened: Checkpoint,
+    candidates: Sequence[Subject],
+    length: int,
+    texts: Any,
+    loading: dict[str, Any],
+    most_cost: float,
 ) -> Extension:
-    """Raises MethodError for a length without candidates, DataError for texts that cannot be used."""
-    candidates = make_candidates(opened, length, serve)
-    base = Subject(opened)
+    """candidates: see make_candidates. Raises DataError for texts that cannot be used."""
+    base = candidates[0] if candidates[0].plan is None else Subject(opened)
     if base.label != "none":
         base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
     if candidates[0].plan is None:

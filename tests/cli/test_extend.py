@@ -1,19 +1,24 @@
 """ropecli extend: the right extension of the demo, chosen by far reading within the cost, written and proved."""
 
+import errno
 import json
 import re
 import shutil
+from collections import defaultdict
+from unittest.mock import Mock
 
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import ropecli
+from ropecli import resume
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import driver
 from ropecli.evaluation.report import Cell, Change
+from ropecli.reporting import page
 from ropecli.tuning import extension
-from ropecli.tuning.extension import Measured, best_of, make_candidates
+from ropecli.tuning.extension import Extension, Measured, best_of, make_candidates
 
 FEW = ["--length", 512, "--max-documents", 4]
 
@@ -26,11 +31,13 @@ def extend(ropecli, tmp_path, monkeypatch):
     return lambda *options, checkpoint="demo": ropecli("extend", checkpoint, *FEW, "-o", tmp_path / "out", *options)
 
 
-def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_path):
-    outcome = extend("--max-short-cost", 50, "--serve", "vllm").succeeds()
+def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_path, contents):
+    outcome = extend("--serve", "vllm").succeeds()
     out, result = tmp_path / "out", json.loads((tmp_path / "out" / "extend.json").read_text())
-    assert "Candidates that vllm runs: yarn ×2, yarn ×4." in outcome.err
-    assert f"Chosen: yarn ×4. Wrote {out}, proved." in outcome.out
+    assert "Candidates that vllm runs: yarn ×4, yarn ×2." in outcome.err
+    first = outcome.out.splitlines()[0]
+    assert re.fullmatch(r"Chosen: yarn ×4\. Recall at 512 tokens 0.* cost \+.*% \(.*\) of perplexity at 256\.", first)
+    assert f"Wrote {out}, proved." in outcome.out
     assert f"vllm serve {out}" in outcome.out
     config = AutoConfig.from_pretrained(out)
     assert config.rope_parameters["factor"] == 4
@@ -39,23 +46,51 @@ def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_
     kinds = [(report["kind"], report["method"], report["factor"]) for report in result["reports"]]
     assert kinds[0] == ("recall", "none", 1.0)
     assert ("recall", "yarn", 4.0) in kinds
-    assert ("perplexity", "yarn", 4.0) in kinds
-    assert "far" in (out / "extend.html").read_text()
+    [cost] = [report for report in result["reports"] if "headlines" in report and report["factor"] == 4]
+    assert cost["headlines"][0]["name"] == "short-context cost"
+    page = (out / "extend.html").read_text()
+    for part in ("Chosen: yarn ×4.", "yarn ×2", f"vllm serve {out}", "recall 1: as good as a copy nearby"):
+        assert part in page
+    assert ".partial" not in page + (out / "extend.json").read_text()
     assert not (tmp_path / "out.state").exists()
 
 
 def test_without_a_candidate_within_the_cost_nothing_is_written_and_more_cost_needs_no_more_measuring(
     extend, tmp_path, monkeypatch
 ):
+    (tmp_path / "out").mkdir()
     outcome = extend("--max-short-cost", 0)
     assert outcome.code == 3
-    assert "at a cost of 0% or less: nothing is written. Allow " in outcome.out
-    assert "% for yarn ×4 (--max-short-cost " in outcome.out
+    assert "at a cost of 0% or less: nothing is written." in outcome.out
+    assert "for yarn ×4; nothing is measured again:" in outcome.out
     assert "ropecli patch demo --method yarn --factor 4 --target-length 512 --output DIR" in outcome.out
-    assert list(tmp_path.iterdir()) == [tmp_path / "out.state"]
+    assert {*tmp_path.rglob("*.*")} >= {tmp_path / "out.state"}
+    assert not list((tmp_path / "out").iterdir())
     more = re.search(r"--max-short-cost \d+ --resume", outcome.out)[0].split()
     monkeypatch.setattr(driver, "score_samples", None)
     assert "Chosen: yarn ×4." in extend(*more).succeeds().out
+
+
+@pytest.mark.parametrize("stop", ["before the rename", "after it", "a full disk"])
+def test_stopped_anywhere_it_resumes_to_the_same_folder(extend, tmp_path, contents, monkeypatch, stop):
+    expected = contents(shutil.move(extend().succeeds() and tmp_path / "out", tmp_path / "expected"))
+    error = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / ".out.partial" / "extend.html"))
+    error = error if stop == "a full disk" else KeyboardInterrupt()
+    module, name = (resume, "remove_state") if stop == "after it" else (page, "render_page")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, Mock(side_effect=error))
+        outcome = extend()
+    assert (tmp_path / "out").exists() == (stop == "after it")
+    assert outcome.code == (2 if stop == "a full disk" else 130)
+    if stop == "a full disk":
+        outcome.is_refused(f"No space left on device while writing {tmp_path / 'extend.html'}. Free some space")
+    monkeypatch.setattr(driver, "score_samples", None)
+    assert "Chosen: yarn ×4." in extend("--resume").succeeds().out
+    written = contents(tmp_path / "out")
+    assert written.keys() == expected.keys()
+    reports = {"extend.json", "extend.html"}  # with times and the command
+    assert {name for name in written if written[name] != expected[name]} <= reports
+    assert not (tmp_path / "out.state").exists()
 
 
 @pytest.mark.parametrize(
@@ -75,16 +110,23 @@ def test_what_costs_too_much_takes_no_place(losses, costs, keep, left):
     assert best_of(measured, keep, 0.02) == [measured[number] for number in left]
 
 
-def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, ropecli, tmp_path):
+def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, ropecli, tmp_path, monkeypatch):
     folder = tmp_path / "y4"
     ropecli("patch", "demo", "--method", "yarn", "--factor", 4, "--target-length", 512, "-o", folder).succeeds()
-    outcome = extend("--max-short-cost", 50, "--json", checkpoint=folder).succeeds()
+    outcome = extend("--json", checkpoint=folder).succeeds()
     assert f"{folder} reads 512 tokens as it is." in outcome.err
     result = json.loads(outcome.out)
     assert (result["chosen"], result["output"]) == ("yarn ×4", None)
     assert result["candidates"] == ["yarn ×4", "yarn ×2"]
     assert (result["reports"][0]["method"], result["reports"][0]["in_memory"]) == ("none", True)
-    assert not (tmp_path / "out").exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["extend.html", "extend.json"]
+    shutil.rmtree(tmp_path / "out")
+    score, read = driver.score_samples, []
+    monkeypatch.setattr(driver, "score_samples", lambda *a, **k: read.append(a[3]) or score(*a, **k))
+    outcome = ropecli("extend", "demo", "--length", 256, "--max-documents", 4, "-o", tmp_path / "out").succeeds()
+    assert outcome.out.startswith("Chosen: as it is. Recall at 256 tokens ")
+    assert "no checkpoint is written" in outcome.out
+    assert read == ["base, recall", "base, cost"]  # the base is not measured again as a candidate
 
 
 def test_a_base_that_does_not_copy_is_refused_and_leaves_nothing(extend, tmp_path):
@@ -104,8 +146,9 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from
     assert "Measuring takes some" in dry.err
     assert "The cost is measured at 128 tokens: too few documents have 256." in dry.err
     assert json.loads(dry.out)["short_length"] == 128
+    assert "Candidates: yarn ×4, yarn ×2. Measuring takes some" in extend("--dry-run", "-q").succeeds().out
     shutil.rmtree(tmp_path / "short")
-    extend("--budget", "0.1s").is_refused("--budget is 0.1s; a round on 4 documents takes some")
+    extend("--output", "/proc/x").is_refused("/proc/x could not be written")
     assert list(tmp_path.iterdir()) == []
     score, read = driver.score_samples, []
 
@@ -116,15 +159,41 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from
         return score(task, reader, store, part, *shown)
 
     monkeypatch.setattr(driver, "score_samples", interrupted)
-    assert extend("--max-short-cost", 50).code == 130
+    assert extend().code == 130
     monkeypatch.setattr(driver, "score_samples", score)
-    extend("--max-short-cost", 50).is_refused("--resume")
-    result = ropecli.extend(
-        "demo", length=512, max_documents=4, max_short_cost=50, output=tmp_path / "out", resume=True
-    )
+    extend().is_refused("--resume")
+    result = ropecli.extend("demo", length=512, max_documents=4, output=tmp_path / "out", resume=True)
     assert result.choice.chosen.subject.label == "yarn ×4"
     assert result.output == tmp_path / "out"
     assert result.export is None
+
+
+def test_a_budget_keeps_what_fits_or_names_the_least_time(ropecli, tmp_path, monkeypatch):
+    """A pass takes a millisecond per token."""
+    monkeypatch.setattr(Extension, "_pass_seconds", lambda search: defaultdict(int, {256: 0.256, 512: 0.512}))
+    command = ("extend", "demo", "--length", 512, "--max-documents", 8, "-o", tmp_path / "out")
+    whole = ropecli(*command, "--dry-run", "--json").json()
+    kept = [
+        ropecli(*command, "--dry-run", "--json", "--budget", f"{share * whole['estimated_seconds']:.2f}s").json()
+        for share in (1.01, 0.7, 0.3)
+    ]
+    labels = [result["candidates"] for result in kept]
+    assert labels[0] == whole["candidates"]
+    for fewer in labels[1:]:
+        assert labels[0][: len(fewer)] == fewer != labels[0]
+    outcome = ropecli(*command, "--budget", "1s")
+    outcome.is_refused("--budget is 1 s; one candidate on 2 documents takes ")
+    least = re.search(r"--budget (\d+s)\.", outcome.err)[1]
+    outcome = ropecli(*command, "--dry-run", "--budget", least).succeeds()
+    assert "there is time for 2 documents and yarn ×4." in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_methods_and_factors_narrow_the_candidates_by_hand(ropecli):
+    command = ("extend", "demo", "--length", 512, "--max-documents", 4, "--dry-run", "--json")
+    result = ropecli(*command, "--methods", "linear,yarn", "--factors", "2,5").json()
+    assert result["candidates"] == ["linear ×2", "linear ×5", "yarn ×2", "yarn ×5"]
+    ropecli(*command, "--methods", "rerope").is_refused("Nothing that transformers runs extends demo to 512 tokens")
 
 
 def test_candidates_are_what_the_engine_runs(build, llama):

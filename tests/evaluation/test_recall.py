@@ -66,16 +66,22 @@ def test_a_longer_filler_begins_earlier_and_is_repeated_if_it_is_short(uneven):
         np.testing.assert_array_equal(longer[96:-80], np.tile(others, 2)[-848:])
 
 
-def test_a_document_that_repeats_the_passage_is_no_filler(uneven):
-    """Without another document it is refused."""
+def test_a_document_that_repeats_the_passage_is_no_filler(uneven, caplog):
+    """Without another document it is left out."""
     documents = uneven(300, 300, 300)
     first, second, third = documents.kept
     third = replace(third, ids=np.concatenate([third.ids[:100], first.ids[60:90], third.ids[130:]]))
     task = Recall(replace(documents, kept=(first, second, third)), [256], 256)
     far = task._arm(256, "far", 0)
     np.testing.assert_array_equal(far[96:-80], second.ids[-80:])
-    with pytest.raises(DataError, match=r"shares 8 tokens in a row with text00\.txt"):
-        Recall(replace(documents, kept=(first, third)), [256], 256)._arm(256, "far", 0)
+    task = Recall(replace(documents, kept=(first, third)), [256], 256)
+    assert "leaving out 2 of 4" in caplog.text
+    samples = task.samples(one_pass=True)
+    assert samples == [(256, arm, number) for arm in ("absent", "far", "near") for number in (1, 3)]
+    for cell in task.cells({sample: float(sample[2]) for sample in samples}):
+        assert (cell.sums, cell.weights) == ((1.0, 3.0), (64.0, 64.0))
+    with pytest.raises(DataError, match="These documents repeat each other"):
+        Recall(replace(documents, kept=(first, first)), [256], 256)
 
 
 @pytest.mark.parametrize("method", ["streaming", "lm-infinite"])

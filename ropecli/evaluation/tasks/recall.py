@@ -13,6 +13,7 @@ other documents; a longer one begins earlier, so that what stands before the cue
 This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from itertools import takewhile
@@ -32,6 +33,7 @@ from ropecli.evaluation.tasks.perplexity import have_same_tokens, refuse_overflo
 from ropecli.evaluation.texts import read_texts
 from ropecli.hashing import digest
 from ropecli.live.loading import load_tokenizer
+from ropecli.messages import warn
 
 _PASSAGES = 2
 """Samples per document."""
@@ -78,6 +80,7 @@ class Recall(Task):
         self.arms: Sequence[str] = ARMS
         self._texts = [documents.special.bare(document.ids) for document in documents.kept]
         self._runs: dict[int, np.ndarray] = {}  # by document
+        self._alone = self._find_alone()
 
     def up_to(self, length: int) -> "Recall":
         """The same samples at the lengths up to `length`, and at that of the near arm."""
@@ -115,7 +118,7 @@ class Recall(Task):
         return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
-        numbers = range(_PASSAGES * self.count)
+        numbers = [number for number in range(_PASSAGES * self.count) if number not in self._alone]
         return [(length, arm, number) for length in self.lengths for arm in self._arms_at(length) for number in numbers]
 
     def _arms_at(self, length: int) -> list[str]:
@@ -152,8 +155,7 @@ class Recall(Task):
 
     def _arm(self, length: int, arm: str, number: int) -> np.ndarray:
         """Ids, shape (length,)."""
-        document, part = divmod(number, _PASSAGES)
-        passage = _middle(np.array_split(self._texts[document], _PASSAGES)[part])
+        document, passage = self._passage(number)
         following = next(self._others(document, passage, step=1))
         prefix = self.documents.special.prefix
         lead = np.concatenate([prefix, np.resize(following, self.lead - len(prefix))]).astype(np.int64)
@@ -161,6 +163,11 @@ class Recall(Task):
         begin, end = np.split(filler, [max(0, len(filler) - _GAP)])
         before = {"absent": [_middle(following), filler], "far": [passage, filler], "near": [begin, passage, end]}
         return np.concatenate([lead, *before[arm], passage])
+
+    def _passage(self, number: int) -> tuple[int, np.ndarray]:
+        """The document of a passage, and its ids."""
+        document, part = divmod(number, _PASSAGES)
+        return document, _middle(np.array_split(self._texts[document], _PASSAGES)[part])
 
     def _filler(self, document: int, passage: np.ndarray, size: int) -> np.ndarray:
         """Text of the documents before this one, repeated if they are too short; shape (size,)."""
@@ -176,29 +183,38 @@ class Recall(Task):
 
     def _others(self, document: int, passage: np.ndarray, step: int) -> Iterator[np.ndarray]:
         """The texts of the other documents that do not repeat the passage, in both directions round about."""
-        is_alone = True
         for distance in range(1, len(self._texts)):
             index = (document + step * distance) % len(self._texts)
             if index not in self._runs:
                 self._runs[index] = np.unique(_runs_of(self._texts[index]))
             first, end = (np.searchsorted(self._runs[index], _runs_of(passage), side) for side in ("left", "right"))
             if (first == end).all():  # in none of them; faster than np.isin, which would sort the document's again
-                is_alone = False
                 yield self._texts[index]
-        if is_alone:
-            raise DataError(
-                f"Every other document shares {_RUN} tokens in a row with {self.documents.kept[document].name}. recall "
-                "needs documents that do not repeat each other."
-            )
+
+    def _find_alone(self) -> set[int]:
+        """The passages that every other document repeats, which are left out. Raises DataError if those are all."""
+        numbers = range(_PASSAGES * self.count)
+        alone = {number for number in numbers if next(self._others(*self._passage(number), step=1), None) is None}
+        what = f"recall needs passages without {_RUN} tokens in a row that every other document has"
+        if len(alone) == len(numbers):
+            raise DataError(f"{what}. These documents repeat each other: use others.")
+        if alone:
+            warn(f"{what}: leaving out {len(alone)} of {len(numbers)}.")
+        return alone
 
     def cells(self, values: Values) -> list[Cell]:
         """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
-        names, cells = self.documents.names[: self.count], []
-        weights = np.full(len(names), float(_PASSAGES * _SCORED))
+        passages = Counter(number // _PASSAGES for number in range(_PASSAGES * self.count) if number not in self._alone)
+        names, cells = [self.documents.names[document] for document in passages], []
+        weights = np.array([float(count * _SCORED) for count in passages.values()])
         for length in self.lengths:
             for arm in self._arms_at(length):
-                losses = [value for sample, value in values.items() if sample[:2] == (length, arm)]
-                sums = np.array(losses, dtype=float).reshape(len(names), _PASSAGES).sum(axis=1)
+                of_document = dict.fromkeys(passages, 0.0)
+                for (_, _, number), value in (
+                    (key, value) for key, value in values.items() if key[:2] == (length, arm)
+                ):
+                    of_document[number // _PASSAGES] += value
+                sums = np.array([*of_document.values()], dtype=float)
                 refuse_overflow(sums, weights, length, names)
                 cells.append(
                     Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), tokens=int(weights.sum()))

@@ -1,0 +1,83 @@
+"""What `extend` found, in words and as a table, from the content of extend.json: for the terminal and the page."""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from ropecli.errors import quoted
+from ropecli.evaluation.report import Change
+from ropecli.reporting.wording import change_words, recall_words
+from ropecli.table import Bold, Table
+from ropecli.tuning.extension import ENOUGH
+
+_RECALL = "recall 1: as good as a copy nearby; 0: no better than without the far text"
+
+
+def candidates_table(found: Mapping[str, Any]) -> Table:
+    """The candidates, best first."""
+    rows = []
+    for row in found["measured"]:
+        label = Bold(row["label"]) if row["label"] == found["chosen"] else row["label"]
+        rows.append([label, str(row["documents"]), _recall(row), _cost(row)])
+    heads = ["candidate", "documents", f"recall at {found['length']:,}", f"cost at {found['short_length']:,}"]
+    title = f"{found['checkpoint']} to {found['length']:,} tokens"
+    return Table(title, heads, rows, [f"{_RECALL}. cost: change of perplexity; in brackets 95% intervals"])
+
+
+def verdict(found: Mapping[str, Any]) -> list[str]:
+    """What was chosen with its cost, and why; or why nothing was."""
+    length, limit, rows = found["length"], found["max_short_cost"], found["measured"]
+    within = "" if limit is None else f" at a cost of {limit:g}% or less"
+    chosen = _chosen(found)
+    if chosen is None:
+        return [f"No candidate certainly gains from text {length:,} tokens back{within}: nothing is written."]
+    cost = f"{_cost(chosen)} of perplexity at {found['short_length']:,}"
+    first = f"Chosen: {chosen['label']}. Recall at {length:,} tokens {_recall(chosen)}, cost {cost}."
+    if chosen["documents"] < ENOUGH:
+        return [first, f"It is the best of {len(rows)} on {chosen['documents']} documents, which are few."]
+    why = (
+        f"No other of {len(rows)} candidates is certainly better{within}; of those that may be as good it costs least."
+    )
+    return [first, why]
+
+
+def next_steps(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(sentence, command or nothing): how to serve it, ways to a lower cost, what to do if nothing reads far."""
+    chosen, rows, checkpoint = _chosen(found), found["measured"], quoted(found["checkpoint"])
+    plan = "", f"ropecli plan {checkpoint} --length {found['length']}"
+    if chosen is None:
+        best, steps = rows[0], []
+        if best["reads_far"]:
+            most = ceil(100 * best["cost"]["change"])
+            steps = [
+                (f"Allow {most}% for {best['label']}; nothing is measured again", f"--max-short-cost {most} --resume")
+            ]
+        elif best["documents"] < ENOUGH:
+            steps = [(f"{best['documents']} documents are few: measure on more", "")]
+        by_hand = [("Or train it: patch it by hand, and plan the training for your GPUs", best["command"])]
+        return [*steps, *(by_hand if best["command"] else []), plan]
+    steps = [("Serve it", found["command"])] if found["command"] else []
+    cost = chosen["cost"]["change"]
+    if cost > 0 and found["output"]:
+        cheaper = [row for row in rows if row["reads_far"] and row["cost"]["change"] < cost]
+        for row in cheaper[:1]:
+            steps.append((f"For less, {row['label']}: recall {_recall(row)}, cost {_cost(row)}", row["command"] or ""))
+        both = f"At no cost, serve {checkpoint} for short texts beside it: no engine switches its scaling per request"
+        train = f"ropecli finetune {quoted(found['output'])} --data YOUR_TEXTS --output TRAINED"
+        steps += [(both, ""), ("Training takes most of the cost away", train)]
+    dearer = rows[0] if rows[0]["label"] != chosen["label"] and found["max_short_cost"] is not None else None
+    if dearer and dearer["reads_far"]:
+        steps.append((f"{dearer['label']} uses far text better, and costs {_cost(dearer)}", dearer["command"] or ""))
+    return steps
+
+
+def _chosen(found: Mapping[str, Any]) -> Any:
+    return next((row for row in found["measured"] if row["label"] == found["chosen"]), None)
+
+
+def _recall(row: Mapping[str, Any]) -> str:
+    return recall_words(Change(**row["recall"]))
+
+
+def _cost(row: Mapping[str, Any]) -> str:
+    return change_words(Change(**row["cost"]), "%")
