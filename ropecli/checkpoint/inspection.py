@@ -13,6 +13,7 @@ from ropecli.analysis.base_bound import LONGEST_BOUNDED, support_of
 from ropecli.analysis.score import largest_distance
 from ropecli.analysis.summary import summarize
 from ropecli.analysis.wavelengths import float32_angle_error
+from ropecli.checkpoint.advice import how_to_read
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan, no_effect
@@ -20,7 +21,7 @@ from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import draft_layers, is_drafter
 from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes, limit_of_far
-from ropecli.errors import Finding, RopecliError
+from ropecli.errors import Finding
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
@@ -174,13 +175,8 @@ def _advice(state: CheckpointState) -> str:
     # a length beyond the pretraining length without a scaling is the makers' own way to extend
     if _extension(state) is not None or positions.context_length > positions.pretraining_length:
         return ""
-    factor = 2 * math.ceil(positions.context_length / positions.pretraining_length)
-    try:
-        plan = make_plan(state.checkpoint, make_spec("yarn", factor))
-    except RopecliError:
-        return ""
-    command = patch_command(state.checkpoint.name, None, "yarn", factor)
-    return f" To read {plan.positions.context_length} tokens: `{command}`."
+    advice = how_to_read(state, 2 * positions.context_length)
+    return f" {advice}" if advice else ""
 
 
 def _extension(state: CheckpointState) -> dict[str, Any] | None:

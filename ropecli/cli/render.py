@@ -220,6 +220,8 @@ def show_plan(plan: "TrainingPlan") -> None:
 
 
 def show_patch(result: "PatchResult") -> None:
+    from ropecli.checkpoint.advice import without_headroom
+
     plan, output = result.plan, result.output
     arrow = "" if output is None else f" → {output}"
     tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.positions.context_length} tokens")
@@ -228,6 +230,8 @@ def show_patch(result: "PatchResult") -> None:
     tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
     if plan.remapping:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
+    if note := without_headroom(plan):
+        tell(f"note: {note}", err)
     if output is not None:
         _suggest_measuring(output, plan.source.name)
 

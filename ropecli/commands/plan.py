@@ -66,7 +66,9 @@ def plan(
     say_opening(checkpoint)
     import torch
 
+    from ropecli.checkpoint.advice import how_to_read
     from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.state import read_state
     from ropecli.live.devices import total_memory
     from ropecli.training.memory_plan.plan_report import make_report
     from ropecli.training.recipe_files import recipe_path
@@ -83,7 +85,6 @@ def plan(
     stages = plan_stages(opened, make_recipe(recipe_file, {**placeholder, **given}))
     stage = max(stages, key=lambda stage: stage.length)
     if stage.length > stage.position_span:
-        warn(
-            f"{stage.length} tokens exceed the context length of {opened.name}, {stage.position_span}: patch it first."
-        )
+        more = how_to_read(read_state(opened), stage.length)
+        warn(f"{stage.length} tokens exceed the context length of {opened.name}, {stage.position_span}. {more}")
     return TrainingPlan(make_report(opened, stage, len(stages), gpus, memory, host, flops, mfu, recipe, given))

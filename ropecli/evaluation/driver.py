@@ -100,6 +100,10 @@ class Task:
         """sha256 of the token ids of all samples."""
         raise NotImplementedError
 
+    def identities(self) -> list[str]:
+        """A digest of each document that the cells have, in order; the same in runs on more or fewer documents."""
+        return []
+
 
 class Store:
     """Values by part and sample. A part is one job.
@@ -348,6 +352,7 @@ def report_of(
         cells=task.cells(values),
         too_short=documents.too_short,
         document_names=documents.names,
+        documents=task.identities(),
     )
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -28,6 +28,7 @@ from ropecli.evaluation.statistics import (
     score_difference,
     wilson,
 )
+from ropecli.hashing import digest
 from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
@@ -95,6 +96,21 @@ class Cell:
         """Number of documents or prompts."""
         return len(self.sums)
 
+    def of_samples(self, numbers: Sequence[int]) -> "Cell":
+        """The loss of some documents alone."""
+        sums, weights = (np.array(values)[list(numbers)] for values in (self.sums, self.weights))
+        interval = (None, None) if self.low is None else bootstrap_interval(sums, weights)
+        return replace(
+            self,
+            sums=tuple(sums.tolist()),
+            weights=tuple(weights.tolist()),
+            low=interval[0],
+            high=interval[1],
+            tokens=int(weights.sum()),
+            bits_per_byte=None,
+            by_context=(),
+        )
+
 
 def score_cell(task: str, length: int, scores: Sequence[float], **statistics: Any) -> Cell:
     """The cell of a task whose samples are scored from 0 to 1, with Wilson's interval."""
@@ -140,6 +156,9 @@ class Reference:
     absent: Cell
     near: Cell
 
+    def of_samples(self, numbers: Sequence[int]) -> "Reference":
+        return replace(self, absent=self.absent.of_samples(numbers), near=self.near.of_samples(numbers))
+
     @property
     def gains(self) -> tuple[float, ...]:
         """The near gain of each document, nats."""
@@ -158,8 +177,9 @@ class Report:
     needle, ruler. digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether
     the model was patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data.
     command: the command line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of
-    the token ids of all samples. context_length: tokens that it reads. too_short: documents skipped. reference: of
-    recall.
+    the token ids of all samples. context_length: tokens that it reads. too_short: documents skipped. documents: a
+    digest of each document of the cells, in order; empty of scores. reference: of recall. model: digest of the weights
+    and the scaling, the same for a patched folder and its method in memory.
     """
 
     kind: Literal["perplexity", "recall", "scores"]
@@ -181,7 +201,9 @@ class Report:
     cells: Annotated[list[Cell], Len(1, 10_000)]
     too_short: Count = 0
     document_names: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
     reference: Reference | None = None
+    model: str = ""
     environment: dict[str, str] = field(default_factory=environment)
 
     @property
@@ -237,6 +259,18 @@ class Report:
             [(cell.task, cell.depth, cell.weights) for cell in self.cells_at(length)]
             == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length)]
             for length in set(self.lengths) & set(other.lengths)
+        )
+
+    def only(self, documents: Sequence[str], reference: Reference | None) -> "Report":
+        """The report of these of its documents alone. reference: of the same ones."""
+        numbers = [self.documents.index(document) for document in documents]
+        return replace(
+            self,
+            cells=[cell.of_samples(numbers) for cell in self.cells],
+            fingerprint=digest(list(documents)),
+            document_names=[],
+            documents=list(documents),
+            reference=reference,
         )
 
     def change_from(self, base: "Report", length: int) -> Change:

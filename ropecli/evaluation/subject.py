@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ropecli.attention import load_model
 from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import live_patch
@@ -18,6 +20,7 @@ from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
 from ropecli.hashing import digest
+from ropecli.live.adapter import only_weights
 from ropecli.live.loading import resolve_dtype_and_device, vocabulary_mismatch
 from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
@@ -81,6 +84,15 @@ class Subject:
             parts += [label, rope.geometry, rope.spec, rope.attention_factor, remapping, rope.inv_freq]
         return digest(*parts)
 
+    def _model(self) -> str:
+        """Digest of the weights and the scaling."""
+        parts: list[Any] = [only_weights(self.checkpoint).digest()]
+        for label, rope in self.positions.ropes.items():
+            follows = (rope.spec, self.positions.context_length) if varies_with_length(rope) else None
+            remapping = rope.remapping and (rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)
+            parts += [label, rope.inv_freq.astype(np.float32), round(rope.attention_factor, 6), remapping, follows]
+        return digest(*parts)
+
     def report_fields(self) -> dict[str, Any]:
         return {
             "checkpoint": self.checkpoint.name,
@@ -91,6 +103,7 @@ class Subject:
             "in_memory": self.plan is not None,
             "original_max_position_embeddings": self.positions.pretraining_length,
             "context_length": self.positions.context_length,
+            "model": self._model(),
         }
 
 

@@ -6,11 +6,9 @@ from typing import Any
 
 from ropecli.errors import quoted
 from ropecli.evaluation.report import Change
-from ropecli.reporting.wording import change_words, recall_words
+from ropecli.reporting.wording import RECALL_NOTE, change_words, recall_words
 from ropecli.table import Bold, Table
 from ropecli.tuning.extension import ENOUGH
-
-_RECALL = "recall 1: as good as a copy nearby; 0: no better than without the far text"
 
 
 def candidates_table(found: Mapping[str, Any]) -> Table:
@@ -21,7 +19,7 @@ def candidates_table(found: Mapping[str, Any]) -> Table:
         rows.append([label, str(row["documents"]), _recall(row), _cost(row)])
     heads = ["candidate", "documents", f"recall at {found['length']:,}", f"cost at {found['short_length']:,}"]
     title = f"{found['checkpoint']} to {found['length']:,} tokens"
-    return Table(title, heads, rows, [f"{_RECALL}. cost: change of perplexity; in brackets 95% intervals"])
+    return Table(title, heads, rows, [f"{RECALL_NOTE}. cost: change of perplexity; in brackets 95% intervals"])
 
 
 def verdict(found: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,8 @@ MIN_SAMPLES = 8
 """Documents or prompts; the intervals of fewer are not trusted."""
 BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
+_COMPARED = ("mode", "stride", "targets", "near", "lead_in")
+"""Settings of a task that reports of one set share."""
 Key = tuple[str, str]
 
 
@@ -113,10 +115,10 @@ class Line:
 def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
     """The lines of each set of comparable reports: the base, then by checkpoint in order of appearance.
 
-    A report that is in several files, as that of a baseline, is one line, and so is a checkpoint with the same method
-    patched in memory that gives the same numbers.
+    Runs on the same text are of the documents that they share. A model that is in several files, as a baseline, under
+    two names, or as a folder and as a method in memory, is one line.
     """
-    reports = list(reports)
+    reports = _joined(list(reports))
     sets: list[list[Report]] = []
     twins: dict[Key, Key] = {}
     for report in reports:
@@ -127,22 +129,67 @@ def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
         elif twin is None:
             members.append(report)
         else:
-            if report.digest != twin.digest:  # the subject is the checkpoint, not the model patched in memory
+            if _key(report) != _key(twin):  # the subject is the checkpoint, not the model patched in memory
                 patched, saved = sorted((report, twin), key=lambda each: not each.in_memory)
                 twins[_key(patched)] = _key(saved)
             members[members.index(twin)] = max(twin, report, key=lambda each: len(each.cells))
-    subjects = {key: report for report in reports if (key := _key(report)) not in twins}
+    subjects: dict[Key, Report] = {}
+    for report in reports:
+        if (key := _key(report)) not in twins and (key not in subjects or subjects[key].in_memory > report.in_memory):
+            subjects[key] = report
     base = _key(_base(reports))
     shown = _named(subjects, twins.get(base, base))
     return [_lines(members, [shown[twins.get(_key(member), _key(member))] for member in members]) for members in sets]
 
 
+def _joined(reports: list[Report]) -> list[Report]:
+    """Reports of the same measurement on other documents, each of those that they share. Recall has one reference."""
+    groups: dict[str, list[list[int]]] = {}
+    shared: dict[int, list[str]] = {}  # by the first of a group
+    for place, report in enumerate(reports):
+        own = report.documents
+        if not own or any(cell.samples != len(own) for cell in report.cells):
+            continue
+        same = groups.setdefault(repr([report.kind, report.task, *map(report.settings.get, _COMPARED)]), [])
+        for group in same:
+            common = [document for document in shared[group[0]] if document in own]
+            enough = len(common) >= min(MIN_SAMPLES, len(own), len(shared[group[0]]))
+            if enough and _weigh_alike(reports[group[0]], report, common):
+                group.append(place)
+                shared[group[0]] = common
+                break
+        else:
+            same.append([place])
+            shared[place] = own
+    for group in (group for of_key in groups.values() for group in of_key):
+        first, documents = reports[group[0]], shared[group[0]]
+        if all(reports[place].is_comparable(first) for place in group):
+            continue
+        places = [first.documents.index(document) for document in documents]
+        reference = first.reference and first.reference.of_samples(places)
+        for place in group:
+            reports[place] = reports[place].only(documents, reference)
+    return reports
+
+
+def _weigh_alike(first: Report, second: Report, documents: Sequence[str]) -> bool:
+    """Whether two reports score as many tokens of these documents at each length that both have."""
+    sides = [[report.documents.index(document) for document in documents] for report in (first, second)]
+    return all(
+        [one.weights[place] for place in sides[0]] == [other.weights[place] for place in sides[1]]
+        for length in {*first.lengths} & {*second.lengths}
+        for one, other in zip(first.cells_at(length), second.cells_at(length), strict=False)
+    )
+
+
 def _key(report: Report) -> Key:
-    return report.digest, report.label
+    return (report.model, "") if report.model else (report.digest, report.label)
 
 
 def _is_same(first: Report, second: Report) -> bool:
-    """Whether they are of one model. A baseline may be measured at fewer lengths."""
+    """Whether they are of one model, by its digest or its numbers. A baseline may be measured at fewer lengths."""
+    if first.model and second.model:
+        return first.model == second.model
     is_copy = first.digest == second.digest or first.in_memory or second.in_memory
     lengths = set(first.lengths) & set(second.lengths)
     if first.label != second.label or not is_copy or lengths not in (set(first.lengths), set(second.lengths)):

@@ -147,7 +147,7 @@ def set_table(lines: Sequence[Line], *, verbose: bool = False, verdict: Sequence
     changes = f"After each value: its change from the base, with the 95% interval, paired by {pairs}."
     notes = [*verdict, *[BEST_NOTE] * any(best.values()), *[changes] * bool(verbose and base)]
     notes += [reference_sentence(report)] if is_recall else []
-    columns = ["model", *map(str, lengths), *["reads to", "above ½ to"] * is_recall]
+    columns = ["model", *map(str, lengths), *["reads far text up to", "recall above one half up to"] * is_recall]
     later = range(1, len(lines))
     sections = frozenset(row for row in later if lines[row].report.digest != lines[row - 1].report.digest)
     return Table(title_of(lines, f": {task_name(report)} by length"), columns, rows, notes, sections=sections)

@@ -11,6 +11,7 @@ from ropecli.errors import MethodError, shortened
 from ropecli.evaluation.report import Change, headlines
 from ropecli.reporting.lines import BEST_NOTE, MIN_SAMPLES, Line, base_of, best_of, lengths_of, ranked
 from ropecli.reporting.wording import (
+    RECALL_NOTE,
     change_words,
     reads_words,
     recall_words,
@@ -27,14 +28,15 @@ _ORDER = ("recall", "perplexity", "scores")
 
 
 class Summary:
-    """sets: all of a page. lines: those of the set that decides, at `length`, the longest one of the set."""
+    """sets: all of a page. lines: those of the set that decides, at `length`, the longest one that it compares at."""
 
     def __init__(self, sets: Sequence[Sequence[Line]]) -> None:
         self.sets = sorted(map(list, sets), key=lambda lines: (_ORDER.index(lines[0].report.kind), -len(lines)))
         self.lines = self.sets[0]
         self.length = _longest(self.lines)
-        costs = (lines for lines in self.sets if lines[0].report.kind == "perplexity" and _short(lines))
-        self._costs = next(costs, [])
+        costs = [lines for lines in self.sets if lines[0].report.kind == "perplexity" and _short(lines)]
+        # of most of the models that are compared
+        self._costs = max(costs, key=lambda lines: sum(_of(line, lines) is not None for line in self.lines), default=[])
 
     @cached_property
     def best(self) -> tuple[Line, list[Line]]:
@@ -124,10 +126,8 @@ class Summary:
         return [f"It needs ropecli; {words} in stock software: {name}."]
 
     def rows(self) -> list[Line]:
-        """One line per subject, the best first and the base last; no more than six."""
-        order = [self.best[0], *ranked(self.lines, self.length), *(line for lines in self.sets for line in lines)]
-        by_subject = {line.subject.key: line for line in reversed(order)}
-        lines = list(dict.fromkeys(by_subject[line.subject.key] for line in order))
+        """The lines that are compared, the best first and the base last; no more than six."""
+        lines = list(dict.fromkeys([self.best[0], *ranked(self.lines, self.length), *self.lines]))
         base = [line for line in lines if line.subject.is_base]
         shown = [line for line in lines if not line.subject.is_base]
         stock = next((line for line in shown if runs_in(line) == "stock"), None)
@@ -141,15 +141,18 @@ class Summary:
         certain = not others and len(self.lines) > 1
         names: list[str] = [Bold(line.name) if certain and line is leader else line.name for line in rows]
         columns: list[tuple[str, list[str]]] = [("", names)]
-        if base_of(self._costs):
-            costs = [self.cost(line) for line in rows]
+        costs = [self.cost(line) for line in rows]
+        if any(costs):
             columns.append((f"cost at {short}", ["–" if cost is None else change_words(cost, "%") for cost in costs]))
-        counts, marked = [], False
+        counts, marked, folded = [], False, False
         for lines in self.sets:
-            length, task = _longest(lines), _column(lines, self.sets)
+            length, task = self._length_of(lines), _column(lines, self.sets)
             best, of_rows = best_of(lines, length), [_of(line, lines) for line in rows]
-            marked |= bool(best)
             texts = [line.shown(length, line.metric.unit) if line else "–" for line in of_rows]
+            if 2 * sum(text != "–" for text in texts) < len(texts):
+                folded = True
+                continue
+            marked |= bool(best)
             cells = [Bold(text) if line in best else text for line, text in zip(of_rows, texts, strict=True)]
             columns.append((f"{task} at {length}", cells))
             few = " (few)" if ranked(lines, length)[0].samples(length) < MIN_SAMPLES else ""
@@ -157,17 +160,22 @@ class Summary:
         columns.append(("runs in", [runs_in(line) for line in rows]))
         subjects = {line.subject.key for lines in self.sets for line in lines}
         notes = ["; ".join(counts)]
-        if len(subjects) > len(rows):
-            notes.insert(0, f"{len(rows)} of {len(subjects)} models. All lengths has the others.")
+        if folded or len(subjects) > len(rows):
+            notes.insert(0, f"{len(rows)} of {len(subjects)} models. The tables below have the others.")
+        notes += [RECALL_NOTE] * any(lines[0].report.kind == "recall" for lines in self.sets)
+        notes.append("runs in stock: transformers, vLLM and others as they are; in ropecli: with ropecli's attention")
         rows_of_text = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
         return Table(self.title(), [head for head, _ in columns], rows_of_text, [*[BEST_NOTE] * marked, *notes])
+
+    def _length_of(self, lines: Sequence[Line]) -> int:
+        """The length at which a set is shown: that of the verdict, if it has it."""
+        return self.length if ranked(lines, self.length) else _longest(lines)
 
     def title(self) -> str:
         """The base's checkpoint, and from where to where."""
         line = next((line for lines in self.sets for line in lines if line.subject.is_base), self.lines[0])
-        longest = max(length for lines in self.sets for length in lengths_of(lines))
         pretrained = line.report.original_max_position_embeddings
-        return f"{clean(line.report.checkpoint)}, {pretrained} → {longest} tokens"
+        return f"{clean(line.report.checkpoint)}, {pretrained} → {self.length} tokens"
 
 
 def runs_in(line: Line) -> str:

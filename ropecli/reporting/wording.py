@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from ropecli.evaluation.report import Change, Report
 
 
+RECALL_NOTE = "recall 1: as good as a copy nearby; 0: no better than without the far text"
+
+
 def task_name(report: "Report") -> str:
     if report.kind != "scores":
         return report.kind

@@ -20,6 +20,7 @@ import numpy as np
 
 from ropecli.atomic import sole_use
 from ropecli.attention.patching import patch_to, with_layout
+from ropecli.checkpoint.advice import how_to_read
 from ropecli.checkpoint.files import RUN, STAGES
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
@@ -144,7 +145,8 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_leng
     """longest: tokens that a sequence's positions span."""
     if longest > context_length:
         what = f"sequences of {longest} tokens" if recipe.positions == "full" else f"positions up to {longest}"
-        yield f"{what} exceed the checkpoint's context length, {context_length}: patch it first."
+        more = how_to_read(read_state(checkpoint), longest)
+        yield f"{what} exceed the checkpoint's context length, {context_length}. {more}".rstrip()
     if recipe.warmup_steps >= recipe.steps:
         yield f"warmup_steps is {recipe.warmup_steps} of {recipe.steps} steps: the peak learning rate is never reached."
     if section_of(checkpoint.config).get("router_aux_loss_coef"):

@@ -146,9 +146,12 @@ def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):
 
 def test_the_advice_of_inspect_can_be_followed(llama, yarn, edited, ropecli, inspected):
     (advice,) = inspected(llama)["limits"]
-    assert "rotary positions of 2 layers limit the length: pretrained on 64 tokens. To read 128 tokens: `" in advice
-    command = advice.split("`")[1]
-    assert command == f"ropecli patch {llama} --method yarn --factor 2 --output DIR"
+    assert (
+        "rotary positions of 2 layers limit the length: pretrained on 64 tokens. To read 128 tokens, measured" in advice
+    )
+    _, search, _, command, _ = advice.split("`")
+    assert search == f"ropecli extend {llama} --length 128 --data YOUR_TEXTS --output DIR"
+    assert command == f"ropecli patch {llama} --method yarn --factor 4 --target-length 128 --output DIR"
     words = [str(llama.parent / "followed") if word == "DIR" else word for word in command.split()[1:]]
     ropecli(*words).succeeds()
     (scaled,) = inspected(yarn)["limits"]

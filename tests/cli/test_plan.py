@@ -129,7 +129,7 @@ def test_stages_are_planned_by_the_longest_and_keep_their_own_lengths(config_alo
     words = shlex.split(report["command"])
     assert not {"seed=null", 'lora_targets=["q_proj"]', "adapter=lora"} - set(words)
     assert "of stage 1, the longest. The command runs all 2 stages" in ropecli(*command).printed
-    assert "patch it first" not in outcome.err  # the recipe patches it
+    assert "To read" not in outcome.err  # the recipe patches it
     assert "--length" not in report["command"]
 
 
@@ -142,7 +142,7 @@ def test_memory_decides_what_fits(config_alone, plan):
 
 def test_a_length_beyond_the_context_length_is_warned_of(config_alone, ropecli):
     outcome = ropecli("plan", config_alone, "--length", 128)
-    assert "patch it first" in outcome.err
+    assert f"To read 128 tokens, measured on your texts: `ropecli extend {config_alone} --length 128" in outcome.said
     assert "at 128 tokens on 1 ×" in outcome.printed
 
 

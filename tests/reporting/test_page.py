@@ -52,9 +52,9 @@ def test_one_verdict_one_table_and_one_figure_come_first(page, with_baseline):
     assert sum(len(list(element.iter("table"))) for element in shown) == 1
     assert [element.tag for element in shown].count("figure") == 1
     table = rows_of(shown[[element.tag for element in shown].index("div")])
-    assert [row[0] for row in table] == ["", "extended (yarn ×4)", "folder (linear ×4)", "folder", "base (base)"]
-    heads = ["cost at 256", "perplexity (tail) at 1024", "perplexity (prefix) at 1024", "perplexity (yarn) at 1024"]
-    assert table[0][1:] == [*heads, "passkey at 512", "runs in"]
+    # what only others were measured by is below
+    assert [row[0] for row in table] == ["", "extended (yarn ×4)", "base (base)"]
+    assert table[0][1:] == ["cost at 256", "perplexity (tail) at 1024", "runs in"]
     assert [picture.get("role") for picture in page.iter(f"{SVG}svg")] == ["img", "img"]
     alternatives = [picture.get("aria-label") for picture in page.iter(f"{SVG}svg")]
     assert alternatives[0] == "perplexity at 1024 tokens: base (base) 47.00, extended (yarn ×4) 17.00"
@@ -122,6 +122,31 @@ def test_the_verdict(situations, name):
     for order in (reports, [*reversed(reports)]):
         sentences = verdict_of(ET.fromstring(render_page(order)))
         assert [text[: len(begin)] for text, begin in zip(sentences, expected, strict=True)] == expected
+
+
+def test_runs_of_one_job_are_one_comparison(report, changed):
+    """On 8 and 16 documents, with the base under two names, and one scaling as a method and as a folder."""
+    names = [f"document {number}" for number in range(16)]
+    few = report(20.0, 25.0, 47.0, shares=EIGHT, documents=names[:8], model="base", checkpoint="./folder")
+    many = report(20.0, 25.0, 47.0, shares=EIGHT * 2, documents=names, model="base", fingerprint="2" * 64)
+    patched = replace(changed(few, "yarn", SMALL, LOWER, LOWER), model="yarn")
+    saved = changed(many, "yarn", SMALL * 2, LOWER * 2, LOWER * 2)
+    saved = replace(saved, model="yarn", checkpoint="y4", digest="y4", in_memory=False)
+    linear = replace(changed(few, "linear", SMALL, SMALL, SMALL), model="linear")
+    tuned = replace(changed(many, "yarn", NONE * 2, LOWER * 2, LOWEST * 2), checkpoint="y4-finetuned")
+    tuned = replace(tuned, model="tuned", digest="tuned", in_memory=False)
+    other = report(9.0, 9.0, 9.0, task="yarn", checkpoint="another", model="other", digest="other")
+    tree = ET.fromstring(render_page([few, patched, linear, many, saved, tuned, other]))
+    assert verdict_of(tree)[0] == "Best: y4-finetuned (yarn ×4)."
+    assert texts(tree, "h1") == ["./folder, 256 → 1024 tokens"]
+    first, *rows = rows_of(next(tree.iter("table")))
+    assert first == ["", "cost at 256", "perplexity (prefix) at 1024", "runs in"]
+    shown = ["y4-finetuned (yarn ×4)", "y4 (yarn ×4)", "linear ×4", "./folder (base)"]
+    assert [row[0] for row in rows] == shown
+    assert not [cell for row in rows[:-1] for cell in row if cell == "–"]
+    assert "perplexity (prefix): 8 documents" in " ".join(texts(tree, "p"))
+    joined, whole = rows[1][2], f"{saved.cells[2].ppl:.2f}"
+    assert joined == f"{patched.cells[2].ppl:.2f}" == whole
 
 
 def test_the_base_is_what_the_user_named(report, changed):

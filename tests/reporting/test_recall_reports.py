@@ -73,7 +73,7 @@ def test_methods_are_ranked_by_recall(recalled):
     ]
     reports = referring([recalled(absent, own, near), *others])
     numbers, table = measured_tables(reports, verbose=True)
-    assert table.heads == ["model", "256", "reads to", "above ½ to"]
+    assert table.heads == ["model", "256", "reads far text up to", "recall above one half up to"]
     assert [row[1][:11] for row in table.rows] == ["0.75", "0.50, -0.25", "0.97, +0.23"]
     assert [row[2:] for row in table.rows] == [["256", "256"], ["256", "–"], ["256", "256"]]
     assert [isinstance(row[1], Bold) for row in table.rows] == [False, False, True]

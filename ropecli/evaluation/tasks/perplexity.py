@@ -23,12 +23,15 @@ from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interva
 from ropecli.evaluation.subject import ReaderFactory, Subject, choose_lengths
 from ropecli.evaluation.tasks.key_tokens import KeyTokens, get_key_tokens, read_marked
 from ropecli.evaluation.texts import read_texts
+from ropecli.hashing import digest
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import say
 
 _EDGES = np.array(sorted({2**power for power in range(40)} | {3 * 2**power for power in range(39)}))
 """Edges of the context buckets, tokens: 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
 _ALL = "all"
+_IDENTITY = 256
+"""First tokens that identify a document, with its name: runs cut it at different lengths."""
 """The length of samples that are read once for all lengths."""
 
 
@@ -170,6 +173,9 @@ class Perplexity(Task):
     def _digest(self) -> str:
         """sha256 of all tokens; every scaling of a comparison needs it."""
         return self.documents.fingerprint()
+
+    def identities(self) -> list[str]:
+        return [digest(document.name, document.ids[:_IDENTITY]) for document in self.documents.kept]
 
     def fingerprint(self, values: Values) -> str:
         return self._digest

@@ -118,8 +118,12 @@ class Recall(Task):
         return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
-        numbers = [number for number in range(_PASSAGES * self.count) if number not in self._alone]
+        numbers = self._numbers()
         return [(length, arm, number) for length in self.lengths for arm in self._arms_at(length) for number in numbers]
+
+    def _numbers(self) -> list[int]:
+        """Of the passages."""
+        return [number for number in range(_PASSAGES * self.count) if number not in self._alone]
 
     def _arms_at(self, length: int) -> list[str]:
         return [arm for arm in self.arms if arm != "near" or length == self.near]
@@ -204,7 +208,7 @@ class Recall(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
-        passages = Counter(number // _PASSAGES for number in range(_PASSAGES * self.count) if number not in self._alone)
+        passages = Counter(number // _PASSAGES for number in self._numbers())
         names, cells = [self.documents.names[document] for document in passages], []
         weights = np.array([float(count * _SCORED) for count in passages.values()])
         for length in self.lengths:
@@ -220,6 +224,12 @@ class Recall(Task):
                     Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), tokens=int(weights.sum()))
                 )
         return cells
+
+    def identities(self) -> list[str]:
+        by_document: dict[int, list[np.ndarray]] = {}
+        for number in self._numbers():
+            by_document.setdefault(number // _PASSAGES, []).append(self._passage(number)[1])
+        return [digest(*passages) for passages in by_document.values()]
 
     def fingerprint(self, values: Values) -> str:
         return digest(self.documents.fingerprint(), self.lead)
