@@ -62,7 +62,7 @@ def next_steps(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             steps.append((f"For less, {row['label']}: recall {_recall(row)}, cost {_cost(row)}", row["command"] or ""))
         both = f"At no cost, serve {checkpoint} for short texts beside it: no engine switches its scaling per request"
         train = f"ropecli finetune {quoted(found['output'])} --data YOUR_TEXTS --output TRAINED"
-        steps += [(both, ""), ("Training takes most of the cost away", train)]
+        steps += [(both, ""), ("Training may take the cost away", train)]
     dearer = rows[0] if rows[0]["label"] != chosen["label"] and found["max_short_cost"] is not None else None
     if dearer and dearer["reads_far"]:
         steps.append((f"{dearer['label']} uses far text better, and costs {_cost(dearer)}", dearer["command"] or ""))

@@ -149,7 +149,8 @@ class Summary:
             length, task = self._length_of(lines), _column(lines, self.sets)
             best, of_rows = best_of(lines, length), [_of(line, lines) for line in rows]
             texts = [line.shown(length, line.metric.unit) if line else "–" for line in of_rows]
-            if 2 * sum(text != "–" for text in texts) < len(texts):
+            compared = [text != "–" for text, row in zip(texts, rows, strict=True) if not row.subject.is_base]
+            if texts[0] == "–" and 2 * sum(compared) < len(compared):  # neither the best nor half of the others
                 folded = True
                 continue
             marked |= bool(best)
