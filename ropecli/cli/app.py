@@ -177,13 +177,13 @@ def _run(words: list[str]) -> int:
 
 
 def _of_full_disk(error: Exception) -> str:
-    """The message for a write that had no room; empty for other errors."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    """The message for a file that had no room; empty for other errors."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    name = (error.filename2 or error.filename) if isinstance(error, OSError) and full else None
+    if not name:
         return ""
-    # names of temporary files mean nothing to a user
-    shown = [part for part in Path(error.filename or "").parts if not part.endswith(".partial")]
-    where = f" while writing {Path(*shown)}" if error.filename else ""
-    return f"{error.strerror}{where}. Free some space and run the command again, with --resume if it has that."
+    shown = Path(*(part for part in Path(name).parts if not part.endswith(".partial")))  # without temporary folders
+    return f"No space left for {shown}. Free some space and run the command again, with --resume if it has that."
 
 
 def _end_among_others(status: int) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.checkpoint.files import EXTENSION
 from ropecli.commands import options
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 NOTHING_READS_FAR = 3
 """Exit status."""
-PAGE = "extend.html"
+RECORD, PAGE = "extend.json", "extend.html"
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def extend(
     best. Exit status 3: no candidate reads far, or none within --max-short-cost; nothing is written.
     """
     seconds, loading = _seconds(budget), loading_of(shared)
-    if resume and output and (written := options.as_path(output) / EXTENSION).is_file():
+    if resume and output and (written := options.as_path(output) / RECORD).is_file():
         return _finished(written)
     folder = options.folder_to_write(output, dry_run=dry_run)
 
@@ -235,7 +234,7 @@ def _write(result: Extended, folder: Path, serve: str, *, link: bool) -> Extende
             served = replace(open_checkpoint(partial), name=str(folder))
         done = replace(done, export=export_checkpoint(served, serve) if serve in ENGINES else None)
         record = done.as_json()
-        write_report(partial / EXTENSION, record)
+        write_report(partial / RECORD, record)
         (partial / PAGE).write_text(render_page(choice.reports, record), encoding="utf-8")
 
     if subject.plan:

@@ -6,9 +6,9 @@ from typing import Any
 
 from ropecli.errors import quoted
 from ropecli.evaluation.report import Change
+from ropecli.reporting.lines import MIN_SAMPLES
 from ropecli.reporting.wording import RECALL_NOTE, change_words, recall_words
 from ropecli.table import Bold, Table
-from ropecli.tuning.extension import ENOUGH
 
 
 def candidates_table(found: Mapping[str, Any]) -> Table:
@@ -31,7 +31,7 @@ def verdict(found: Mapping[str, Any]) -> list[str]:
         return [f"No candidate certainly gains from text {length:,} tokens back{within}: nothing is written."]
     cost = f"{_cost(chosen)} of perplexity at {found['short_length']:,}"
     first = f"Chosen: {chosen['label']}. Recall at {length:,} tokens {_recall(chosen)}, cost {cost}."
-    if chosen["documents"] < ENOUGH:
+    if chosen["documents"] < MIN_SAMPLES:
         return [first, f"It is the best of {len(rows)} on {chosen['documents']} documents, which are few."]
     why = (
         f"No other of {len(rows)} candidates is certainly better{within}; of those that may be as good it costs least."
@@ -50,7 +50,7 @@ def next_steps(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             steps = [
                 (f"Allow {most}% for {best['label']}; nothing is measured again", f"--max-short-cost {most} --resume")
             ]
-        elif best["documents"] < ENOUGH:
+        elif best["documents"] < MIN_SAMPLES:
             steps = [(f"{best['documents']} documents are few: measure on more", "")]
         by_hand = [("Or train it: patch it by hand, and plan the training for your GPUs", best["command"])]
         return [*steps, *(by_hand if best["command"] else []), plan]

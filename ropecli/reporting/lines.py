@@ -153,8 +153,11 @@ def _joined(reports: list[Report]) -> list[Report]:
         same = groups.setdefault(repr([report.kind, report.task, *map(report.settings.get, _COMPARED)]), [])
         for group in same:
             common = [document for document in shared[group[0]] if document in own]
+            first = reports[group[0]]
             enough = len(common) >= min(MIN_SAMPLES, len(own), len(shared[group[0]]))
-            if enough and _weigh_alike(reports[group[0]], report, common):
+            # with the same documents, other tokens of them may be scored, as by longppl
+            same_data = (own == first.documents) == (report.fingerprint == first.fingerprint)
+            if enough and same_data and _weigh_alike(first, report, common):
                 group.append(place)
                 shared[group[0]] = common
                 break

@@ -64,7 +64,8 @@ def reads_words(report: "Report") -> str:
     reads, half = report.reads_to(), report.reads_to(0.5)
     if reads is None:
         return f"It does not read at {report.lengths[0]} tokens: far gain and recall are not certainly above 0."
-    return f"It reads to {reads} tokens, with recall above one half {f'to {half}' if half else 'at no length'}."
+    above = f"up to {half}" if half else "at no length"
+    return f"It reads far text up to {reads} tokens, with recall above one half {above}."
 
 
 def reference_sentence(report: "Report") -> str:

@@ -8,7 +8,7 @@ import pytest
 
 FIELDS = """task checkpoint digest method factor params in_memory original_max_position_embeddings source
 command settings fingerprint too_short dtype device cells rows document_names reference environment
-kind context_length"""
+kind context_length documents model"""
 
 
 def losses(report):
@@ -28,6 +28,15 @@ def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
     assert (report["checkpoint"], report["source"]) == (str(llama), str(corpus))
     assert {"ropecli", "torch", "transformers", "python"} <= report["environment"].keys()
     assert report["document_names"] == sorted(path.name for path in corpus.iterdir())[:4]
+
+
+def test_a_model_is_the_same_as_a_folder_and_as_a_method(ropecli, llama, yarn, corpus):
+    options = ("--data", corpus, "--lengths", "24", "--max-documents", 2, "--json")
+    base, patched = ropecli("compare", llama, "--methods", "none,yarn", "--factors", 4, *options).reports()
+    saved = ropecli("eval-ppl", yarn, *options).report()
+    assert base["model"] != patched["model"] == saved["model"]
+    assert patched["digest"] != saved["digest"]
+    assert base["documents"] == saved["documents"]
 
 
 def test_the_result_says_what_was_measured(evaluate, measured, yarn):

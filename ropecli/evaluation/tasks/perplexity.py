@@ -30,8 +30,6 @@ from ropecli.messages import say
 _EDGES = np.array(sorted({2**power for power in range(40)} | {3 * 2**power for power in range(39)}))
 """Edges of the context buckets, tokens: 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
 _ALL = "all"
-_IDENTITY = 256
-"""First tokens that identify a document, with its name: runs cut it at different lengths."""
 """The length of samples that are read once for all lengths."""
 
 
@@ -175,7 +173,7 @@ class Perplexity(Task):
         return self.documents.fingerprint()
 
     def identities(self) -> list[str]:
-        return [digest(document.name, document.ids[:_IDENTITY]) for document in self.documents.kept]
+        return [digest(document.ids) for document in self.documents.kept]
 
     def fingerprint(self, values: Values) -> str:
         return self._digest
