@@ -198,7 +198,7 @@ class Extension:
         return [label_of(subject) for subject in self.candidates]
 
     def request(self) -> dict[str, Any]:
-        """Of all candidates and documents, also where a budget keeps fewer."""
+        """The settings of all candidates and documents, also where a budget keeps fewer."""
         return self._request
 
     def _make_request(self) -> dict[str, Any]:

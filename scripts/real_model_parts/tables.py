@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropecli.evaluation.report import Cell, Change, Report, loss_change
-from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.extended import candidates_table
+from ropecli.reporting.report_files import read_reports
 from ropecli.reporting.report_tables import tuning_table
 from ropecli.reporting.wording import recall_words
 from ropecli.scaling.registry import find_method

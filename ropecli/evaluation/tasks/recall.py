@@ -122,7 +122,7 @@ class Recall(Task):
         return [(length, arm, number) for length in self.lengths for arm in self._arms_at(length) for number in numbers]
 
     def _numbers(self) -> list[int]:
-        """Of the passages."""
+        """The numbers of the passages."""
         return [number for number in range(_PASSAGES * self.count) if number not in self._alone]
 
     def _arms_at(self, length: int) -> list[str]:
