@@ -300,18 +300,18 @@ def show_file(drawn: "DrawnFile") -> None:
 def show_extended(result: "Extended") -> None:
     from ropecli.reporting.extended import candidates_table, next_steps, verdict
 
-    found = result.as_json()
-    if not found["measured"]:
+    record = result.as_json()
+    if not record["measured"]:
         tell(f"Candidates: {', '.join(result.candidates)}. Measuring takes some {duration(result.seconds)}.")
         return
-    for sentence in verdict(found):
+    for sentence in verdict(record):
         tell(sentence)
-    show_tables([candidates_table(found)])
+    show_tables([candidates_table(record)])
     if result.output:
         tell(f"Wrote {result.output}, proved. Page: {result.page}")
     elif result.page:
         tell(f"{result.checkpoint} reads it as it is: no checkpoint is written. Page: {result.page}")
-    for sentence, command in next_steps(found):
+    for sentence, command in next_steps(record):
         tell(sentence + (":" if command else ".") if sentence else "")
         if command:
             tell(f"  {command}")

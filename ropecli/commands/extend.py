@@ -176,13 +176,13 @@ def extend(
         return fit(Store())
     with interruptible(folder), open_state(folder, search.request()) as state:
         store = Store(state)
-        asked = fit(store)
+        planned = fit(store)
         try:
             choice = search.choose(store)
         except DataError:
             remove_state(folder)  # the same command would end so again
             raise
-        result = _write(replace(asked, choice=choice), folder, serve, link=weights == "link")
+        result = _write(replace(planned, choice=choice), folder, serve, link=weights == "link")
         if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost
             remove_state(folder)
     return result

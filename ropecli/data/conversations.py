@@ -210,7 +210,7 @@ class _Renderer:
             # a template may also end a text with eos
             bare = end.removesuffix(self.tokenizer.eos_token or "")
             end = bare if bare.strip() and followed.startswith(bare) and not followed.startswith(end) else end
-            self._endings[template] = (end.strip(), followed) if all(found for _, found, _ in texts) else None
+            self._endings[template] = (end.strip(), followed) if all(mark for _, mark, _ in texts) else None
         return self._endings[template]
 
     def _joins_arguments(self, messages: list[Message], tools: Any) -> bool:
@@ -317,8 +317,8 @@ class _Conversation:
 
     def _prompt_of(self, number: int, context: list[Message]) -> tuple[str, str, str]:
         """(prompt, text with the answer, end of a text that is not the answer's) of an answer after `context`."""
-        asked = context or [{"role": "user", "content": "text"}]
-        before, unprompted = self._text(asked, prompt=True), self._text(asked)
+        question = context or [{"role": "user", "content": "text"}]
+        before, unprompted = self._text(question, prompt=True), self._text(question)
         # Phi-3's template ends a text with eos, unless it ends with the generation prompt
         closing = "" if before.startswith(unprompted) else self._renderer.tokenizer.eos_token or ""
         text = self._text([*context, self._messages[number]])

@@ -11,25 +11,25 @@ from ropecli.reporting.wording import RECALL_NOTE, change_words, recall_words
 from ropecli.table import Bold, Table
 
 
-def candidates_table(found: Mapping[str, Any]) -> Table:
+def candidates_table(record: Mapping[str, Any]) -> Table:
     """The candidates, best first."""
     rows = []
-    for row in found["measured"]:
-        label = Bold(row["label"]) if row["label"] == found["chosen"] else row["label"]
+    for row in record["measured"]:
+        label = Bold(row["label"]) if row["label"] == record["chosen"] else row["label"]
         rows.append([label, str(row["documents"]), _recall(row), _cost(row)])
-    heads = ["candidate", "documents", f"recall at {found['length']:,}", f"cost at {found['short_length']:,}"]
-    title = f"{found['checkpoint']} to {found['length']:,} tokens"
+    heads = ["candidate", "documents", f"recall at {record['length']:,}", f"cost at {record['short_length']:,}"]
+    title = f"{record['checkpoint']} to {record['length']:,} tokens"
     return Table(title, heads, rows, [f"{RECALL_NOTE}. cost: change of perplexity; in brackets 95% intervals"])
 
 
-def verdict(found: Mapping[str, Any]) -> list[str]:
+def verdict(record: Mapping[str, Any]) -> list[str]:
     """What was chosen with its cost, and why; or why nothing was."""
-    length, limit, rows = found["length"], found["max_short_cost"], found["measured"]
+    length, limit, rows = record["length"], record["max_short_cost"], record["measured"]
     within = "" if limit is None else f" at a cost of {limit:g}% or less"
-    chosen = _chosen(found)
+    chosen = _chosen(record)
     if chosen is None:
         return [f"No candidate certainly gains from text {length:,} tokens back{within}: nothing is written."]
-    cost = f"{_cost(chosen)} of perplexity at {found['short_length']:,}"
+    cost = f"{_cost(chosen)} of perplexity at {record['short_length']:,}"
     first = f"Chosen: {chosen['label']}. Recall at {length:,} tokens {_recall(chosen)}, cost {cost}."
     if chosen["documents"] < MIN_SAMPLES:
         return [first, f"It is the best of {len(rows)} on {chosen['documents']} documents, which are few."]
@@ -39,10 +39,10 @@ def verdict(found: Mapping[str, Any]) -> list[str]:
     return [first, why]
 
 
-def next_steps(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(sentence, command or nothing): how to serve it, ways to a lower cost, what to do if nothing reads far."""
-    chosen, rows, checkpoint = _chosen(found), found["measured"], quoted(found["checkpoint"])
-    plan = "", f"ropecli plan {checkpoint} --length {found['length']}"
+    chosen, rows, checkpoint = _chosen(record), record["measured"], quoted(record["checkpoint"])
+    plan = "", f"ropecli plan {checkpoint} --length {record['length']}"
     if chosen is None:
         best, steps = rows[0], []
         if best["reads_far"]:
@@ -54,23 +54,23 @@ def next_steps(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             steps = [(f"{best['documents']} documents are few: measure on more", "")]
         by_hand = [("Or train it: patch it by hand, and plan the training for your GPUs", best["command"])]
         return [*steps, *(by_hand if best["command"] else []), plan]
-    steps = [("Serve it", found["command"])] if found["command"] else []
+    steps = [("Serve it", record["command"])] if record["command"] else []
     cost = chosen["cost"]["change"]
-    if cost > 0 and found["output"]:
+    if cost > 0 and record["output"]:
         cheaper = [row for row in rows if row["reads_far"] and row["cost"]["change"] < cost]
         for row in cheaper[:1]:
             steps.append((f"For less, {row['label']}: recall {_recall(row)}, cost {_cost(row)}", row["command"] or ""))
         both = f"At no cost, serve {checkpoint} for short texts beside it: no engine switches its scaling per request"
-        train = f"ropecli finetune {quoted(found['output'])} --data YOUR_TEXTS --output TRAINED"
+        train = f"ropecli finetune {quoted(record['output'])} --data YOUR_TEXTS --output TRAINED"
         steps += [(both, ""), ("Training may take the cost away", train)]
-    dearer = rows[0] if rows[0]["label"] != chosen["label"] and found["max_short_cost"] is not None else None
+    dearer = rows[0] if rows[0]["label"] != chosen["label"] and record["max_short_cost"] is not None else None
     if dearer and dearer["reads_far"]:
         steps.append((f"{dearer['label']} uses far text better, and costs {_cost(dearer)}", dearer["command"] or ""))
     return steps
 
 
-def _chosen(found: Mapping[str, Any]) -> Any:
-    return next((row for row in found["measured"] if row["label"] == found["chosen"]), None)
+def _chosen(record: Mapping[str, Any]) -> Any:
+    return next((row for row in record["measured"] if row["label"] == record["chosen"]), None)
 
 
 def _recall(row: Mapping[str, Any]) -> str:

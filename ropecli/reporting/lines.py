@@ -147,23 +147,23 @@ def _joined(reports: list[Report]) -> list[Report]:
     groups: dict[str, list[list[int]]] = {}
     shared: dict[int, list[str]] = {}  # by the first of a group
     for place, report in enumerate(reports):
-        own = report.documents
-        if not own or any(cell.samples != len(own) for cell in report.cells):
+        digests = report.documents
+        if not digests or any(cell.samples != len(digests) for cell in report.cells):
             continue
         same = groups.setdefault(repr([report.kind, report.task, *map(report.settings.get, _COMPARED)]), [])
         for group in same:
-            common = [document for document in shared[group[0]] if document in own]
+            common = [document for document in shared[group[0]] if document in digests]
             first = reports[group[0]]
-            enough = len(common) >= min(MIN_SAMPLES, len(own), len(shared[group[0]]))
+            enough = len(common) >= min(MIN_SAMPLES, len(digests), len(shared[group[0]]))
             # with the same documents, other tokens of them may be scored, as by longppl
-            same_data = (own == first.documents) == (report.fingerprint == first.fingerprint)
+            same_data = (digests == first.documents) == (report.fingerprint == first.fingerprint)
             if enough and same_data and _weigh_alike(first, report, common):
                 group.append(place)
                 shared[group[0]] = common
                 break
         else:
             same.append([place])
-            shared[place] = own
+            shared[place] = digests
     for group in (group for of_key in groups.values() for group in of_key):
         first, documents = reports[group[0]], shared[group[0]]
         if all(reports[place].is_comparable(first) for place in group):

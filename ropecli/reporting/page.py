@@ -25,10 +25,10 @@ from ropecli.tuning.task import TuneReport
 from ropecli.version import GENERATOR
 
 
-def render_page(reports: Sequence[AnyReport], found: Mapping[str, Any] | None = None) -> str:
+def render_page(reports: Sequence[AnyReport], record: Mapping[str, Any] | None = None) -> str:
     """The HTML of the page: a verdict, a table and a figure; then, folded, everything else.
 
-    found: what `extend` found with these reports, instead of the verdict and the table of theirs.
+    record: what `extend` found with these reports, instead of the verdict and the table of theirs.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -48,9 +48,9 @@ def render_page(reports: Sequence[AnyReport], found: Mapping[str, Any] | None = 
         summary = Summary(sets)
         sets, table = summary.sets, summary.table()
         first |= {"title": table.title, "verdict": summary.sentences(), "table": table}
-    if found:
-        table = candidates_table(found)
-        first = {"title": table.title, "verdict": verdict(found), "table": table, "steps": next_steps(found)}
+    if record:
+        table = candidates_table(record)
+        first = {"title": table.title, "verdict": verdict(record), "table": table, "steps": next_steps(record)}
     folded: dict[str, list[Table]] = {
         "Tuning": [*map(tuning_table, tunings)],
         "All lengths": [set_table(lines, verbose=True) for lines in sets if len(lines) > 1],
