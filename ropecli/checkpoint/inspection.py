@@ -143,6 +143,8 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
     trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
     if state.guesses_pretraining_length:
         trained = f"scaled by {scaling.method} ×{scaling.factor:g} from a pretraining length that config.json lacks"
+    elif state.before.overruled_by and state.note is None:
+        trained += f", and scaled by {scaling.method} ×{scaling.factor:g}, which is not the makers'"
     elif scaling.method.name != "none" and scaling.factor > 1:
         trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
     if unknown and not family.known:

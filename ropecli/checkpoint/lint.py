@@ -5,6 +5,7 @@ Rules only read config.json and the names of files, and report only what is cert
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import ignores_top_level, is_known
 from ropecli.config.fields import first
-from ropecli.config.settings import DEFAULT_BASE
+from ropecli.config.settings import DEFAULT_BASE, TEXT_TRUNCATE
 from ropecli.errors import Finding, RopecliError, quoted, shown
 
 _READ = {"rope_type", "type", "rope_theta", "mixed_b", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}
@@ -42,7 +43,7 @@ _SAME_RESULTS = ("context-below-scaling", "tokenizer-caps")
 
 def find_faults(state: CheckpointState) -> list[Finding]:
     """All findings about the files."""
-    rules = (_only_new_dialect, _outside_of_text_config, _unread_keys, _lengths, _other_formats)
+    rules = (_against_makers, _only_new_dialect, _outside_of_text_config, _unread_keys, _lengths, _other_formats)
     found = [*state.findings, *(finding for rule in rules for finding in rule(state))]
     rules_found = {finding.rule for finding in found}
     # a patch would write the default base, and hide that it is one
@@ -58,6 +59,42 @@ def find_faults(state: CheckpointState) -> list[Finding]:
 def faults_in_results(state: CheckpointState) -> tuple[Finding, ...]:
     """The findings that change what is computed."""
     return tuple(finding for finding in find_faults(state) if finding.changes_results)
+
+
+def _against_makers(state: CheckpointState) -> Iterator[Finding]:
+    """A scaling, or a length without one, that the makers' training does not explain."""
+    spec, before = state.positions.main.spec, state.before
+    theirs, makers = before.overruled_by, before.makers
+    if state.note:
+        return
+    if theirs and theirs.pretraining_length > before.config_length:
+        what = f"{spec.method} ×{spec.factor:g} of {before.config_length} tokens is not the makers' scaling"
+        trained = f"they trained on {theirs.pretraining_length} tokens ({theirs.source}), and it makes the model worse"
+        yield Finding("foreign-scaling", f"{what}: {trained}.")
+    elif theirs:
+        length, extension = theirs.pretraining_length, theirs.extension
+        scaling = f", and their scaling is {extension[0]} ×{extension[1]:g} of that" if extension else ""
+        what = f"the makers' pretraining length is {length} tokens ({theirs.source})"
+        yield Finding("foreign-length", f"{what}, not {before.config_length}{scaling}.")
+    elif makers and makers.longest and state.max_position_embeddings > makers.longest:
+        what = f"max_position_embeddings is {state.max_position_embeddings} without a scaling"
+        trained = (
+            f"the makers trained on {makers.pretraining_length} tokens ({makers.source}), and ship {makers.longest}"
+        )
+        yield Finding("beyond-makers", f"{what}; {trained}.")
+
+
+def _makers_fix(state: CheckpointState) -> str | None:
+    """The patch command that restores what the makers ship; None where nothing speaks against config.json."""
+    before, checkpoint = state.before, state.checkpoint
+    makers = before.overruled_by or before.makers
+    if state.note or makers is None or not any(_against_makers(state)):
+        return None
+    options = {"original_length": makers.pretraining_length} if before.overruled_by else {}
+    method, factor = makers.extension[:2] if makers.extension else ("unscaled", None)
+    if before.overruled_by and makers.pretraining_length > before.config_length:
+        method, factor = "unscaled", None
+    return patch_command(checkpoint.name, checkpoint.revision, method, factor, options=options)
 
 
 def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
@@ -128,7 +165,7 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
 def _lengths(state: CheckpointState) -> Iterator[Finding]:
     main, context = state.positions.main, state.positions.context_length
     yield from plan_warnings.switches(main)
-    if _falls_short(state):
+    if _falls_short(state) and not state.before.overruled_by:
         for finding in plan_warnings.beyond_scaling(main, state.max_position_embeddings):
             advice = "The fix raises the factor; if the model was trained with this one, lower max_position_embeddings."
             yield finding._replace(message=f"{finding.message} {advice}")
@@ -188,10 +225,14 @@ def fix_command(state: CheckpointState) -> str | None:
 
     None if `patch` would refuse it, for example a distance method without ropecli.yaml.
     """
-    main, note = state.positions.main, state.note
+    main, note, checkpoint = state.positions.main, state.note, state.checkpoint
     if main.remapping is not None and note is None:
         return None
+    if command := _makers_fix(state):
+        return command
     spec, options, labels = main.spec, _fixing_lengths(state), None
+    if any(finding.rule == TEXT_TRUNCATE for finding in state.before.findings):
+        spec = replace(spec, params={**spec.params, "truncate": False})
     lengths: dict[str, Any] = {key: value for key, value in options.items() if isinstance(value, int)}
     if note and main.geometry.layer_type not in note.layer_types:
         spec, labels = note.spec(), list(map(str, note.layer_types))
@@ -200,7 +241,7 @@ def fix_command(state: CheckpointState) -> str | None:
         make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=_falls_short(state), **lengths)
     except RopecliError:
         return None
-    checkpoint, by_length = state.checkpoint, _falls_short(state) or spec.method.name == "none"
+    by_length = _falls_short(state) or spec.method.name == "none"
     return patch_command(
         checkpoint.name,
         checkpoint.revision,
@@ -215,7 +256,7 @@ def fix_command(state: CheckpointState) -> str | None:
 def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
     """Options that set the true pretraining length and keep the context length."""
     if state.guesses_pretraining_length:
-        return {"original_length": state.before.likely_length or "N"}
+        return {"original_length": state.before.unscaled.pretraining_length if state.before.unscaled else "N"}
     main, written, reaches = state.positions.main, state.max_position_embeddings, state.positions.main.scaled_length
     if main.spec.method.name == "dynamic" or written == reaches or _stops_early(state):
         return {}

@@ -65,22 +65,25 @@ class PatchPlan:
 
 
 def _before_patches(
-    state: CheckpointState, original_length: int | None = None
+    state: CheckpointState, original_length: int | None = None, *, keeps_shipped: bool = False
 ) -> tuple[dict[str, Any], RopeSettings, tuple[Finding, ...]]:
     """The config before any patch, its RoPE settings, and findings.
 
-    original_length: overrides the pretraining length, tokens. Raises PatchError if the original config is unknown.
+    original_length: overrides the pretraining length, tokens. keeps_shipped: whether the scaling in config.json stays.
+    Raises PatchError if the original config is unknown.
     """
     if state.note is None:
         _refuse_unknown_original(state)
     config = copy.deepcopy(state.note.original if state.note is not None else state.checkpoint.config)
-    settings = read_settings(config, original_length) if original_length else state.before
+    theirs = None if original_length or keeps_shipped else state.before.overruled_by
+    length = theirs.pretraining_length if theirs else original_length
+    settings = read_settings(config, length) if length else state.before
     findings = edit_finding(state.edited) + settings.findings
-    makers = settings.makers
-    if makers is not None and makers.pretraining_length != settings.config_length:
+    makers = theirs or settings.makers
+    if makers is not None and makers.pretraining_length != state.before.config_length:
         of_makers = (
             f"the pretraining length is {makers.pretraining_length} tokens ({makers.source}); config.json alone gives "
-            f"{settings.config_length}. Overrule it with --original-length."
+            f"{state.before.config_length}. Overrule it with --original-length."
         )
         findings = (Finding("makers-length", of_makers), *findings)
     return config, settings, findings
@@ -105,7 +108,8 @@ def make_plan(
     MethodError for a factor or target out of range or without effect, PatchError for unknown layer types, and for
     scalings that the architecture or config.json does not support.
     """
-    config, settings, findings = _before_patches(read_state(checkpoint), original_length)
+    state, keeps = read_state(checkpoint), spec.method.name == "none"
+    config, settings, findings = _before_patches(state, original_length, keeps_shipped=keeps)
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(settings, labels)
@@ -124,7 +128,7 @@ def make_plan(
         spec = replace(spec, factor=target_length / original)
     check_factor(spec.factor)
     target = target_length or round(original * spec.factor)
-    keeps = spec.method.name == "none" and shipped.method.name != "none"
+    keeps &= shipped.method.name != "none"
     spec = _with_softmax_scale(_beside_shipped(spec, shipped), settings, labels)
     ropes = scale_layers(settings, spec, labels, target)
     rope = ropes[labels[0]]
@@ -149,7 +153,8 @@ def make_plan(
         )
         findings += (Finding("tuned-for-another", tuned),)
     of_scaling = [
-        finding._replace(about="scaling") for finding in plan_warnings.of_scaling(settings, scaled, target, keeps)
+        finding._replace(about="scaling")
+        for finding in plan_warnings.of_scaling(settings, scaled, target, keeps, state.before)
     ]
     of_writing = [
         finding._replace(about="writing")

@@ -14,11 +14,12 @@ from ropecli.scaling.spec import ScaledRope
 
 
 def of_scaling(
-    settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int, keeps: bool
+    settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int, keeps: bool, before: RopeSettings
 ) -> Iterator[Finding]:
     """Findings about a scaled model, on disk or in memory.
 
-    target: the target length, tokens. keeps: whether the scaling is the one that the checkpoint ships with.
+    target: the target length, tokens. keeps: whether the scaling is the one that the checkpoint ships with. before: the
+    settings without --original-length.
     """
     rope = next(iter(scaled.values()))
     spec = rope.spec
@@ -30,12 +31,13 @@ def of_scaling(
         return
     if spec.method.uses_factor:
         yield from beyond_scaling(rope, target)
-    if target < (context := settings.context_length):
+    if target < (context := min(settings.context_length, before.context_length)):
         message = f"this shortens the context: the checkpoint reads {context} tokens, the patch {target}. To keep "
         yield Finding("shorter-context", f"{message}{context}, use --target-length {context}.")
     yield from _of_remapping(rope, target)
     yield from _of_frequencies(settings, rope)
-    yield from _of_shipped_scaling(settings, scaled)
+    if before.overruled_by is None:  # else nobody trained with it
+        yield from _of_shipped_scaling(settings, scaled)
     yield from _of_layers(settings, scaled)
 
 

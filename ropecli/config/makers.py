@@ -21,13 +21,15 @@ class Extension(NamedTuple):
 class Makers(NamedTuple):
     """pretraining_length: tokens. source: where the makers state it; in_config: in a key of config.json of their own.
 
-    extension: None if the makers publish none.
+    extension: None if the makers publish none. longest: the largest max_position_embeddings that they ship without a
+    scaling; None if unknown.
     """
 
     pretraining_length: int
     source: str
     in_config: bool
     extension: Extension | None
+    longest: int | None = None
 
 
 class _Above(NamedTuple):
@@ -46,6 +48,7 @@ class _Row(NamedTuple):
     length: int | str
     source: str
     extension: Extension | None = None
+    longest: int | None = None
 
 
 _QWEN_CARDS = "Qwen's model cards"
@@ -53,7 +56,7 @@ _QWEN_YARN = Extension("yarn", 4.0, _QWEN_CARDS)
 _IMAGES = Extension("yarn", 3.0, f"{_QWEN_CARDS}: positions of images grow more slowly than tokens, so 3 reaches 1M")
 _STAGES = Extension("llama3", 8.0, "Llama 3 report, section 3.4.2: six stages of training", trained=True)
 _QWEN2 = {"rope_theta": 1e6, "max_position_embeddings": _Above(32768)}
-_QWEN3 = {"rope_theta": 1e7, "max_position_embeddings": 262144}
+_QWEN3 = {"rope_theta": 1e7, "max_position_embeddings": _Above(262144)}
 _MISTRAL = {"rope_theta": 1e4, "sliding_window": 4096, "max_position_embeddings": 32768}
 _GEMMA = {"scaling": {"linear"}, "factor": 8, "max_position_embeddings": _Above(131072)}
 _LLAMA4 = {"scaling": {"none", "llama3"}, "hidden_size": 5120, "vocab_size": 202048}
@@ -79,7 +82,9 @@ _ROWS = (
     _Row("Qwen3-VL", ("qwen3_vl_text", "qwen3_vl_moe_text"), {"max_position_embeddings": 262144}, 262144,
          _QWEN_CARDS, _IMAGES),
     _Row("Qwen3-2507, Qwen3-Coder, Qwen3-Next, Qwen3.5",
-         ("qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN3, 262144, _QWEN_CARDS, _QWEN_YARN),
+         ("qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN3, 262144, _QWEN_CARDS, _QWEN_YARN,
+         262144),
+    _Row("Qwen3-4B-2507", ("qwen3",), {**_QWEN3, "rope_theta": 5e6}, 262144, _QWEN_CARDS, _QWEN_YARN, 262144),
     _Row("Mistral 7B v0.1", ("mistral",), _MISTRAL, 8192, "Mistral 7B report, arXiv:2310.06825, table 1"),
     _Row("Mistral NeMo", ("mistral",), {"max_position_embeddings": 1024000}, 131072,
          "Mistral NeMo's announcement, 2024"),
@@ -114,7 +119,7 @@ def find_makers(section: dict[str, Any], model_type: str | None, **read: object)
             continue
         length = get_path(section, row.length) if isinstance(row.length, str) else row.length
         if isinstance(length, int) and not isinstance(length, bool) and length > 0:
-            return Makers(length, row.source, isinstance(row.length, str), row.extension)
+            return Makers(length, row.source, isinstance(row.length, str), row.extension, row.longest)
     return None
 
 

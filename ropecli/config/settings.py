@@ -35,6 +35,7 @@ from ropecli.scaling.spec import ScalingSpec
 
 NO_LENGTH = "no-pretraining-length"
 """Rule of the finding that max_position_embeddings is used as the pretraining length."""
+TEXT_TRUNCATE = "text-for-a-bool"
 DEFAULT_BASE = "default-base"
 """Rule of the finding that config.json names no base, and released models have another than the default."""
 _UNSCALED = " No scaling applies; its training and the memory limit its length."
@@ -58,8 +59,8 @@ class RopeSettings:
     """The RoPE settings of config.json. findings: about missing or contradictory values.
 
     makers: what the makers say of the model; None if they are not known, or --original-length overrules them.
-    config_length: the pretraining length that config.json alone gives, tokens. likely_length: the makers' without the
-    scaling in config.json. layers: see read_layers. default_base: a sentence if no field names the base, unless a
+    config_length: the pretraining length that config.json alone gives, tokens. unscaled: what the makers say without
+    the scaling in config.json. layers: see read_layers. default_base: a sentence if no field names the base, unless a
     finding says so.
     """
 
@@ -69,7 +70,7 @@ class RopeSettings:
     findings: tuple[Finding, ...]
     makers: Makers | None = None
     config_length: int = 0
-    likely_length: int | None = None
+    unscaled: Makers | None = None
     layers: tuple[Layer, ...] = ()
     default_base: str = ""
 
@@ -77,6 +78,12 @@ class RopeSettings:
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json has a scaling without its pretraining length, and the makers are not known."""
         return any(finding.rule == NO_LENGTH for finding in self.findings)
+
+    @property
+    def overruled_by(self) -> Makers | None:
+        """The makers, if config.json scales from another pretraining length than theirs."""
+        theirs = None if self.makers or self.guesses_pretraining_length else self.unscaled
+        return theirs if theirs and theirs.pretraining_length != self.config_length else None
 
     @property
     def context_length(self) -> int:
@@ -143,7 +150,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         findings=tuple(dict.fromkeys(findings)),
         makers=makers,
         config_length=config_length,
-        likely_length=unscaled.pretraining_length if unscaled else None,
+        unscaled=unscaled,
         layers=layers,
         default_base=default_base,
     )
@@ -280,6 +287,13 @@ def _read_rope(
             named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
             message += f"{max_positions}{read}. Correct it with patch --original-length{named}."
             findings.append(Finding(NO_LENGTH, message))
+    if isinstance(text := parameters.get("truncate"), str):
+        findings.append(
+            Finding(
+                TEXT_TRUNCATE, f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
+            )
+        )
+        parameters = {**parameters, "truncate": bool(text)}
     theta = _base(parameters, family, width)
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     spec = _read_spec(parameters, method, max_positions / original, family)
