@@ -58,6 +58,9 @@ CLEAN = scaled(yarn())
 BASE_500K = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
 MODERNBERT = {**TINY, "model_type": "modernbert-decoder", "rope_parameters": nest({})}
 
+QWEN = {**LLAMA, "model_type": "qwen3", "rope_theta": 1e6, "max_position_embeddings": 131072}
+QWEN_2507 = {**QWEN, "rope_theta": 5e6, "max_position_embeddings": 262144}
+
 # rule, a config with the problem, the nearest config without it, part of the command that fixes it or None
 CASES = [
     (
@@ -109,6 +112,26 @@ CASES = [
     ),
     ("context-beyond-scaling", scaled(yarn(factor=2.0)), CLEAN, "--method yarn --target-length 256"),
     ("context-below-scaling", scaled(yarn(factor=8.0)), CLEAN, "--method yarn --factor 8 --output"),
+    # Qwen3-4B-2507 reads 262,144 tokens as trained (its model card); Qwen3 is yarn x4 of 32,768 (arXiv:2505.09388)
+    (
+        "foreign-scaling",
+        {**QWEN_2507, "rope_scaling": yarn(original_max_position_embeddings=32768)},
+        QWEN_2507,
+        "--method unscaled --original-length 262144",
+    ),
+    (
+        "foreign-length",
+        {**QWEN, "rope_scaling": yarn(factor=3.2, original_max_position_embeddings=40960)},
+        {**QWEN, "rope_scaling": yarn(original_max_position_embeddings=32768)},
+        "--method yarn --factor 4 --original-length 32768",
+    ),
+    (
+        "beyond-makers",
+        {**QWEN_2507, "max_position_embeddings": 1010000},
+        QWEN_2507,
+        "--method yarn --factor 4 --output",
+    ),
+    ("text-for-a-bool", scaled(yarn(truncate="false")), scaled(yarn(truncate=False)), "--set truncate=false"),
 ]
 
 
@@ -251,3 +274,12 @@ def test_one_set_of_parameters_for_several_layer_types_is_refused(written, live)
     np.testing.assert_allclose(live(flat)["full_attention"].inv_freq[1], 1e6 ** (-1 / 16), rtol=1e-5)
     with pytest.raises(CheckpointError, match="has one set of RoPE fields"):
         findings(flat)
+
+
+def test_removing_a_scaling_that_is_not_the_makers_shortens_nothing(ropecli, written):
+    folder = written({**QWEN_2507, "rope_scaling": yarn(original_max_position_embeddings=32768)})
+    command = ("patch", folder, "--method", "unscaled", "--original-length", 262144, "--dry-run")
+    outcome = ropecli(*command).succeeds()
+    assert "262144 tokens" in outcome.out
+    assert "warning" not in outcome.err
+    assert "pretrained on 262,144 (source: Qwen's model cards)" in ropecli("inspect", folder).out
