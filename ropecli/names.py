@@ -3,12 +3,12 @@
 Commands check these names before they import anything that takes time, so that a typo is refused at once.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from ropecli import demo
+from ropecli.atomic import as_path
 from ropecli.errors import CheckpointError, DataError, MethodError, did_you_mean
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -79,8 +79,7 @@ def checkpoint_folder(name: str | Path) -> Path | None:
     """The folder of a local checkpoint or of `demo`; None if `name` can only be a Hub id. Raises CheckpointError."""
     if str(name) == demo.NAME:
         return demo.FOLDER
-    # Path.expanduser raises for an unknown user
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111
+    folder = as_path(name)
     if folder.is_dir():
         return folder
     if folder.exists():
@@ -107,7 +106,7 @@ def _gguf_hint(file: Path) -> str:
 
 def locate(source: str) -> Path | HubDataset:
     """The file, folder or Hub dataset that SOURCE names, unless it is the demo's text. Raises DataError."""
-    path = Path(source).expanduser()
+    path = as_path(source)
     if path.is_file() or (path.is_dir() and source):
         return path
     if not path.parent.is_dir() and (hub := _HUB_DATASET.fullmatch(source)):
@@ -134,7 +133,7 @@ def refuse_held_out(source: str) -> None:
 
 def check_report(path: str | Path) -> None:
     """Raise DataError for a folder, or a file that is not JSON; OSError."""
-    path = Path(path).expanduser()
+    path = as_path(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a report that a command wrote with --output.")
     with path.open("rb") as file:

@@ -10,7 +10,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,7 +131,8 @@ def as_command(function: Callable[..., Any], show: str, panel: str, examples: Se
 
     Parameters before the * are arguments, those after it options.
     """
-    converted = {name: _convert(parameter) for name, parameter in inspect.signature(function).parameters.items()}
+    given = inspect.signature(function).parameters
+    converted = {name: _convert(parameter, given) for name, parameter in given.items()}
     name = function.__name__.replace("_", "-")
 
     def command(*, as_json: bool, quiet: bool, verbose: bool, help_all: bool = False, **values: Any) -> None:
@@ -176,14 +177,13 @@ def _switch(name: str, text: str, option: str, short: str | None, **options: Any
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, note])
 
 
-def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
-    """The parameter for Typer, and a function that converts the parsed words."""
+def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
+    """The parameter for Typer, and a function that converts the parsed words. names: of all parameters."""
     kind, *notes = typing.get_args(parameter.annotation)
     by_type = {type(note): note for note in notes}
     flag = by_type.get(Flag, Flag(option_name(parameter.name, notes)))
     text = by_type[Doc].documentation
-    if Only in by_type:
-        only = by_type[Only]
+    if Only in by_type and (only := by_type[Only]).other in names:
         text = f"{', '.join(only.values) or f'With {option_name(only.other, ())}'}: {_lowered(text)}"
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, metavar, parse = _typed(kind, flag.name, several=is_argument)

@@ -292,7 +292,8 @@ def _describe_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str)
 def _named(report: Report, name: str | None = None) -> Report:
     """The report under the name of the repository, or without the path of a local folder."""
     name, source = name or _public_name(report.checkpoint), _public_name(report.source)
-    return replace(report, checkpoint=name, source=source)
+    reference = report.reference and replace(report.reference, name=_public_name(report.reference.name))
+    return replace(report, checkpoint=name, source=source, reference=reference)
 
 
 def _loading(state: CheckpointState, repo: str) -> Iterator[str]:

@@ -112,7 +112,7 @@ def make_validation(
         source = Source(recipe.eval_data, recipe.eval_text_column or recipe.text_column, recipe.eval_split)
         documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
     except DataError as error:
-        raise DataError(f"eval_data: {error} Set eval_lengths to shorter lengths, or use other data.") from error
+        raise DataError(f"eval_data: {error}") from error
     if recipe.eval_data in [source.data for source in recipe.sources]:
         say(f"warning: eval_data {recipe.eval_data} is not held out: training uses it, so perplexity is too low.")
     listed = ", ".join(map(str, lengths))

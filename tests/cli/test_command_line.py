@@ -134,6 +134,7 @@ def test_help_has_one_order_of_panels_and_two_examples(name, ropecli):
     has_more = any(option.name == "help_all" for option in COMMANDS[name].params)
     short, whole = (ropecli(name, option).succeeds().out for option in ("--help", "--help-all" if has_more else "-h"))
     assert "<bool>" not in whole
+    assert {*re.findall(r"With (--[a-z-]+):", whole)} <= {*re.findall(r"│ (--[a-z-]+)", whole)}
     for text in (short, whole):
         panels = re.findall(r"╭─ (\w+) ─", text)
         ordered = ("Arguments", "Options", *typer_command._PANELS)  # Options: --help, before Typer 0.26

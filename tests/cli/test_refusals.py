@@ -168,6 +168,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     ("inspect source", "hidden_size", write(CONFIG, rope())),
     ("inspect source", "warprope", write(CONFIG, rope(head_dim=8, rope_scaling={"type": "warprope"}))),
     ("inspect ~nosuchuser/x", "No folder ~nosuchuser/x"),
+    (EVAL.replace("data.txt", "~nosuchuser/x"), "No file or folder ~nosuchuser/x"),
     (EVAL, "tied weights have other shapes than config.json implies.",
      edit(CONFIG, tie_word_embeddings=True, vocab_size=600)),
     (PLAN, "dtype in config.json is 5; expected a name, such as 'bfloat16'", edit(CONFIG, dtype=5)),

@@ -12,6 +12,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.upload import HubModel
 from ropecli.errors import CheckpointError, DataError
+from ropecli.evaluation.report import ARMS, Reference
 from ropecli.reporting.model_card import make_card, read_measurements
 
 REPO = "me/model-256"
@@ -67,7 +68,11 @@ def test_the_perplexities_are_those_of_the_report(card, of, with_baseline, writt
 def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, report, written):
     extended = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
-    made = card(written([extended, other]))
+    cells = [replace(other.cells[0], task=arm, low=None, high=None, by_context=()) for arm in ARMS]
+    reference = Reference("/home/someone/base, none", cells[0], replace(cells[2], sums=(1.0,) * 4))
+    recall = replace(extended, kind="recall", task="recall", cells=cells, reference=reference)
+    made = card(written([extended, other, recall]))
+    assert "at 256 tokens in base, none" in made.text
     rows = {row[0]: row for row in rows_of(made, "2 checkpoints: perplexity by length")}
     assert rows[f"{REPO} (yarn ×4)"][-3:] == ["20.00", "19.00", "18.50"]
     assert rows["base (base)"][-3:] == ["18.00", "25.00", "47.00"]
