@@ -48,7 +48,7 @@ class ScalingCallback(TrainerCallback):
             warn(difference)
         for reason in check.unproved:
             say(f"Not compared: {reason}")
-        if not check.differences:
+        if check.tables and not check.differences:
             say(
                 f"The model computes the scaling of {self.checkpoint.name}: {check.tables} rotary tables and "
                 f"{check.layers} attention layers were compared."

@@ -7,6 +7,7 @@ code, imported a second time: both must give the same queries and keys, from the
 
 import contextlib
 import importlib.util
+import math
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -70,11 +71,19 @@ def check_loaded(model: nn.Module, checkpoint: str | Path | Checkpoint, *, stric
 
 def check_tables(model: nn.Module, checkpoint: Checkpoint) -> LoadedCheck:
     """Like check_loaded with `strict` false, but compares the rotary modules alone, without a pass of the model."""
+    models = _models_in(model)
+    if len(models) > 1:  # which of them a pass uses, only the wrapper knows
+        names = ", ".join(models)
+        return LoadedCheck(
+            0, unproved=(f"{type(model).__name__} holds several models ({names}): check the one in use.",)
+        )
     loaded, state = unwrapped(model), read_state(checkpoint)
     text, ropes = loaded.config.get_text_config(), state.positions.ropes
     differences, unproved, proved = [], [], 0
     try:
         tables = rotary_tables(loaded)
+        if any(table.buffer.is_meta for table in tables):
+            return LoadedCheck(0, unproved=("The model is on the device meta, where tables have no values.",))
     except PatchError as error:
         stock, why_not = prove_reading(checkpoint.config)
         if stock is None:  # transformers' own model has none either
@@ -95,13 +104,23 @@ def check_tables(model: nn.Module, checkpoint: Checkpoint) -> LoadedCheck:
 
 
 def unwrapped(model: nn.Module) -> "PreTrainedModel":
-    """The transformers model in its wrappers. Raises CheckpointError if there is none."""
+    """The first transformers model in its wrappers. Raises CheckpointError if there is none."""
+    if models := _models_in(model):
+        return next(iter(models.values()))
+    raise CheckpointError(f"{type(model).__name__} holds no transformers model.")
+
+
+def _models_in(model: nn.Module) -> dict[str, "PreTrainedModel"]:
+    """The transformers models that are not part of another one, by their names in the wrapper."""
     from transformers import PreTrainedModel
 
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            return module
-    raise CheckpointError(f"{type(model).__name__} holds no transformers model.")
+    models: dict[str, PreTrainedModel] = {}
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and module not in inside:
+            models[name] = module
+            inside |= {*module.modules()}
+    return models
 
 
 def _cause(model: "PreTrainedModel", checkpoint: Checkpoint, table: RotaryTable, positions: Positions) -> str:
@@ -119,6 +138,11 @@ def _cause(model: "PreTrainedModel", checkpoint: Checkpoint, table: RotaryTable,
     sentences, rope = [], positions.ropes.get(table.layer_type)
     if rope is not None and _rotates_by(table, rope.geometry.inv_freq()):
         sentences.append("These are the unscaled frequencies.")
+        if "default" not in repr(getattr(model.config.get_text_config(), "rope_parameters", "default")):
+            sentences.append(
+                "The model's config scales: it was set after loading, or the module changed after loading."
+            )
+            return " ".join(sentences)
     for label, other in positions.ropes.items():
         if label != table.layer_type and _rotates_by(table, other.inv_freq):
             sentences.append(f"These are the frequencies of {label}.")
@@ -206,7 +230,12 @@ class _Comparison:
             self.unproved.append(f"{name} has attention code that cannot be compared. {_replaced(module, stock)}")
             return
         error = max(map(difference, live, expected))
-        if not error <= ALLOWED.get(live[0].dtype, ALLOWED[torch.bfloat16]):
+        scaling, fresh = getattr(module, "scaling", None), _fresh_scaling(module, stock)
+        if math.isnan(error):
+            self.unproved.append(f"{name}: queries or keys are not finite. The weights may be, too.")
+        elif fresh is not None and isinstance(scaling, float) and not math.isclose(fresh, scaling, rel_tol=1e-6):
+            self.differences.append(f"{name}: its softmax scale is {scaling:g}; transformers' is {fresh:g}.")
+        elif not error <= ALLOWED.get(live[0].dtype, ALLOWED[torch.bfloat16]):
             self.differences.append(
                 f"{name}: queries and keys differ from those of transformers' own code by {error:.2g} of their size. "
                 f"{_replaced(module, stock)}"
@@ -235,8 +264,10 @@ def _check_attention(model: nn.Module, positions: Positions, check: LoadedCheck)
     tables = rotary_tables(loaded)
     comparison = _Comparison({table.layer_type for table in tables}, recorder)
     last = max(rope.scaled_length for rope in positions.ropes.values()) - 1
+    received: list[Tensor] = []
 
     def spread(position_ids: Tensor) -> Tensor:
+        received.append(position_ids.reshape(-1, position_ids.shape[-1])[0].cpu())
         places = torch.linspace(0, last, position_ids.shape[-1], device=position_ids.device, dtype=torch.float64)
         return places.long().expand_as(position_ids)
 
@@ -252,14 +283,28 @@ def _check_attention(model: nn.Module, positions: Positions, check: LoadedCheck)
                     hooks.callback(module.register_forward_hook(comparison.attended, with_kwargs=True).remove)
             ids = torch.arange(1, _TOKENS + 1, device=input_device(loaded))[None]
             model(input_ids=ids, use_cache=False)
+            with contextlib.suppress(Exception):  # a model whose positions have another shape
+                model(input_ids=ids, use_cache=False, position_ids=torch.arange(_TOKENS, device=ids.device)[None])
     except Exception as error:  # models and kernels raise many kinds of errors
         comparison.unproved.append(f"The attention cannot be compared: {reason_of(error)}.")
+    changed = next((places for places in received if places.tolist() != list(range(_TOKENS))), None)
+    if changed is not None:
+        of_tokens = f"0 to {_TOKENS - 1} as the positions of {_TOKENS} tokens, but {shown(changed.tolist())}"
+        comparison.differences.append(f"The rotary modules do not get {of_tokens}. A forward pass was replaced.")
     if not (comparison.proved or comparison.differences or comparison.unproved):
         comparison.unproved.append(f"{type(loaded).__name__} does not use transformers' attention interface.")
     unproved = (*check.unproved, *comparison.unproved[:1])
     return replace(
         check, layers=len(comparison.proved), differences=tuple(comparison.differences[:1]), unproved=unproved
     )
+
+
+def _fresh_scaling(module: Any, stock: Any) -> float | None:
+    """The softmax scale that transformers' class gives a module of this config; None where there is none to compare."""
+    with contextlib.suppress(Exception), torch.device("meta"):  # constructors differ
+        scaling = stock(module.config, module.layer_idx).scaling
+        return scaling if isinstance(scaling, float) else None
+    return None
 
 
 def _stock_class(kind: type) -> Any:

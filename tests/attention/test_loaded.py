@@ -1,6 +1,7 @@
 """check_loaded finds a model that does not compute the scaling of its files, and never blames one that does."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -94,7 +95,21 @@ class Unrotated:
         return self.forward(*arguments, position_embeddings=(torch.ones_like(cos), 0 * sin), **named)
 
 
+def other_scale(model, folders):
+    model.model.layers[1].self_attn.scaling *= 1.1
+
+
+def other_positions(model, folders):
+    forward = model.forward
+
+    def halved(*arguments, position_ids=None, **named):
+        return forward(*arguments, position_ids=None if position_ids is None else position_ids // 2, **named)
+
+    model.forward = halved
+
+
 ALTERED = {
+    "scale": ("llama", other_scale, "Layer 1 .*: its softmax scale is 0.194454; transformers' is 0.176777"),
     "unscaled": ("llama", unscaled, r"pair \d+ rotates .* unscaled frequencies.* changed after loading"),
     "factor": ("llama", other_factor, r"pair \d+ rotates by"),
     "attention factor": ("llama", no_attention_factor, r"the attention factor is 1 in the loaded model, but 1\.3"),
@@ -152,6 +167,28 @@ def test_a_function_replaced_in_the_module_is_named_with_its_source(folders, mon
         check_loaded(model, folders["llama"])
 
 
+def test_positions_that_a_forward_pass_changes_are_found(folders):
+    model = load(folders["llama"])
+    other_positions(model, folders)
+    with pytest.raises(ProofError, match=r"do not get 0 to 11 as the positions .*A forward pass was replaced"):
+        check_loaded(model, folders["llama"])
+
+
+def test_what_cannot_be_compared_is_said(folders):
+    two = torch.nn.ModuleDict({"reference": load(folders["unscaled"]), "policy": load(folders["llama"])})
+    for model, reason in (
+        (two, r"holds several models \(reference, policy\): check the one in use"),
+        (load(folders["llama"]).to("meta"), "on the device meta"),
+        (load(folders["llama"]), "queries or keys are not finite"),
+    ):
+        if "finite" in reason:
+            model.model.layers[0].self_attn.q_proj.weight.data[:] = torch.nan
+        check = check_loaded(model, folders["llama"])
+        assert not check.differences
+        assert re.search(reason, " ".join(check.unproved))
+    assert check_loaded(two["policy"], folders["llama"]).layers == 2
+
+
 def test_cos_and_sin_of_another_layer_type_are_found(folders, monkeypatch):
     model = load(folders["gemma"])
     layer = model.model.layers[1].self_attn
@@ -177,6 +214,10 @@ def test_the_cause_is_named(folders, tmp_path):
     other = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
     with pytest.raises(ProofError, match=r"rope_parameters\.factor is 2\.0, not 4\.0.*override config.json"):
         check_loaded(load(folder, rope_parameters=other), folder)
+    model = load(folders["unscaled"])
+    model.config.rope_parameters = load(folder).config.rope_parameters
+    with pytest.raises(ProofError, match=r"unscaled frequencies\. The model's config scales: it was set after loading"):
+        check_loaded(model, folder)
     with_lora(load(folders["unscaled"])).save_pretrained(tmp_path)  # the adapter names the unpatched base
     adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
     with pytest.raises(ProofError, match=f"unscaled frequencies.*loaded from another folder.*{folders['unscaled']}"):
