@@ -14,6 +14,8 @@ then the code has changed, and the piece must be updated here.
 """
 
 import argparse
+import ast
+import builtins
 import os
 import resource
 import shutil
@@ -133,7 +135,7 @@ FAULTS: list[tuple[str, str]] = [
     ("torch.equal(tensor.double(), value.double())", "True"),
     # checkpoint
     ('written_length = original if spec.method.rope_type == "dynamic" else target', "written_length = target"),
-    ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + NO_ROTATION", "allowed = rope.inv_freq + STILL"),
+    ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + NO_ROTATION", "allowed = rope.inv_freq + NO_ROTATION"),
     ("if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:", "if False:"),
     ("if not np.array_equal(axes, before):", "if False:"),
     ("before = None if original is None else require_reading(original)", "before = None"),
@@ -160,7 +162,7 @@ FAULTS: list[tuple[str, str]] = [
     # big models and large sources
     ("return replace(self, limit=HUB_DOCUMENTS)", "return self"),
     ("removeprefix(codecs.BOM_UTF8) if number == 1 else line", "strip()"),
-    ("if stop == len(buffer):  # a number", "if False:"),
+    ("if stop == len(buffer):  # a number", "if False:  # a number"),
     ("value.encode()", "value.isascii()"),
     ("start = first + len(part)", "start = at.stop"),
     # conversations
@@ -173,7 +175,7 @@ FAULTS: list[tuple[str, str]] = [
     # extend
     ('method.training in ("no", "a little")', "True"),
     ("return cost > most", "return False"),
-    ("tokens == whole <= length", "whole <= length"),
+    ("tokens == store.lengths[conversation] <= length", "store.lengths[conversation] <= length"),
     ("positions >= pretraining_length).sum()", "positions > pretraining_length).sum()"),
     ("self.decoder.forward = hooked", "pass"),
     ('"mps" if torch.backends.mps.is_available() else "cpu"', '"cpu"'),
@@ -203,12 +205,34 @@ class Place(NamedTuple):
 
 
 def places() -> list[Place]:
-    """The file of each fault. Exits if a piece does not occur exactly once in ropecli/."""
+    """The file of each fault. Exits if a piece does not occur exactly once in ropecli/, or its replacement cannot run."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "ropecli").rglob("*.py"))}
     files = {before: [name for name, text in texts.items() for _ in range(text.count(before))] for before, _ in FAULTS}
     if wrong := [f"{before!r} occurs {len(names)} times" for before, names in files.items() if len(names) != 1]:
         sys.exit("\n".join([*wrong, "Expected once in ropecli/. Update scripts/faults.py."]))
-    return [Place(files[before][0], before, after) for before, after in FAULTS]
+    chosen = [Place(files[before][0], before, after) for before, after in FAULTS]
+    if wrong := [f"{place.file}: {place.after!r} {why}" for place in chosen if (why := void(place, texts[place.file]))]:
+        sys.exit("\n".join([*wrong, "Any test would notice these. Update scripts/faults.py."]))
+    return chosen
+
+
+def void(place: Place, text: str) -> str:
+    """Why a fault is no fault of the program's: it does not compile, or uses a name that its file lacks."""
+    changed = text.replace(place.before, place.after)
+    try:
+        compile(changed, place.file, "exec")
+    except SyntaxError as error:
+        return f"does not compile: {error.msg}"
+    before, after = (
+        [node for node in ast.walk(ast.parse(each)) if isinstance(node, ast.Name)] for each in (text, changed)
+    )
+    known = {
+        *dir(builtins),
+        *(name.id for name in before),
+        *(name.id for name in after if isinstance(name.ctx, ast.Store)),
+    }
+    new = sorted({name.id for name in after} - known)
+    return f"uses {', '.join(new)}, which its file has not" if new else ""
 
 
 class FirstFailure:
