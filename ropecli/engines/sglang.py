@@ -38,6 +38,8 @@ _DROPPED = {
 def _overrides(p: EngineInput) -> dict[str, Any]:
     if p.only_in_config or p.nested:
         return {} if p.raised else p.in_section({p.length_key: p.length})
+    if _in_text_config(p):
+        return {}
     # SGLang computes dynamic from the pretraining length, as transformers does
     length = p.original_length if p.rope_type == "dynamic" else p.length
     return p.in_section({"rope_parameters": shared.with_engine_names(p.main), p.length_key: length})
@@ -57,7 +59,18 @@ def _reads_layer_types(p: EngineInput) -> bool:
     return p.only_main_scaled and p.rope_type in _BY_LAYER_TYPE.get(p.text_type, ())
 
 
+def _in_text_config(p: EngineInput) -> bool:
+    """Whether config.json suffices, and an override would be of text_config, at which SGLang crashes (issue 27974)."""
+    return p.section is not None and isinstance(_by_config_alone(p), Same)
+
+
 def _without_options(p: EngineInput) -> str:
+    if _in_text_config(p):
+        return "SGLang reads the scaling from config.json. Overrides within text_config crash it (sglang 27974)."
+    return _by_config_alone(p)
+
+
+def _by_config_alone(p: EngineInput) -> str:
     same = Same("SGLang gives the same results without the options: config.json already contains them.")
     ignores = "Without the options, SGLang ignores attention_factor and uses 0.1·ln s + 1."
     linear = "Without the options, SGLang accepts more than {p.length} tokens: it multiplies by the factor again."

@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.scaling.yarn import by_parts
 
@@ -96,3 +97,11 @@ def test_two_lists_of_longrope_give_a_remark(patched):
     switching = export_checkpoint(patched("longrope", short_factor=[1.0] * 16).checkpoint, "vllm")
     assert f"once --max-model-len is above {WINDOW}" in switching.cannot[0]
     assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
+
+
+@pytest.mark.parametrize(("model_type", "overrides"), [("qwen3", True), ("qwen3_5", False)])
+def test_sglang_gets_no_override_within_text_config(qwen, model_type, overrides):
+    """At which it crashes (sgl-project/sglang 27974); config.json has the scaling."""
+    export = export_checkpoint(open_checkpoint(qwen(model_type, 4)), "sglang")
+    assert ("--json-model-override-args" in export.command) == overrides == bool(export.overrides)
+    assert any("SGLang reads the scaling from config.json" in note for note in export.notes) != overrides
