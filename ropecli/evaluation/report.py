@@ -179,7 +179,7 @@ class Report:
     command: the command line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of
     the token ids of all samples. context_length: tokens that it reads. too_short: documents skipped. documents: a
     digest of each document of the cells, in order; empty of scores. reference: of recall. model: digest of the weights
-    and the scaling, the same for a patched folder and its method in memory.
+    and the scaling, the same for a patched folder and its method in memory. baseline: whether the user named it.
     """
 
     kind: Literal["perplexity", "recall", "scores"]
@@ -204,6 +204,7 @@ class Report:
     documents: list[str] = field(default_factory=list)
     reference: Reference | None = None
     model: str = ""
+    baseline: bool = False
     environment: dict[str, str] = field(default_factory=environment)
 
     @property

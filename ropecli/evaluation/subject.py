@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ropecli.atomic import as_path
 from ropecli.attention import load_model
 from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import live_patch
@@ -37,10 +38,11 @@ _SHORTEST = 16
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint to measure. plan: the patch to apply in memory; None: as it is."""
+    """A checkpoint to measure. plan: the patch to apply in memory; None: as it is. is_baseline: named by the user."""
 
     checkpoint: Checkpoint
     plan: PatchPlan | None = None
+    is_baseline: bool = False
 
     @property
     def positions(self) -> Positions:
@@ -104,6 +106,7 @@ class Subject:
             "original_max_position_embeddings": self.positions.pretraining_length,
             "context_length": self.positions.context_length,
             "model": self._model(),
+            "baseline": self.is_baseline,
         }
 
 
@@ -136,13 +139,20 @@ def open_subjects(
     ]
     first = next((subject for subject in subjects if subject.label == "none"), subjects[0])
     if baseline is not None:
-        loaded = not revision and baseline in names
-        first = Subject(opened[names.index(baseline)] if loaded else open_checkpoint(baseline, **needed))
-    subjects = [first, *(subject for subject in subjects if subject is not first)]
+        given = None if revision else next((each for each in opened if _is_same(each, baseline)), None)
+        first = Subject(given or open_checkpoint(baseline, **needed), is_baseline=True)
+    is_again = {id(subject) for subject in subjects if subject.checkpoint is first.checkpoint and subject.plan is None}
+    skipped = is_again if first.is_baseline else {id(first)}
+    subjects = [first, *(subject for subject in subjects if id(subject) not in skipped)]
     for subject in subjects:
         refuse_attention(subject, options["attn"])
     _show_findings(subjects, several=len(specs) > 1, replacing=methods is not None)
     return subjects
+
+
+def _is_same(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a checkpoint that is open has this name, or is this folder."""
+    return checkpoint.name == name or (as_path(name).is_dir() and checkpoint.folder.samefile(as_path(name)))
 
 
 def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: bool) -> None:

@@ -203,11 +203,9 @@ def _is_same(first: Report, second: Report) -> bool:
 
 def _base(reports: Sequence[Report]) -> Report:
     """What --baseline named, else an unscaled model, else a checkpoint as it is, else the first report."""
-    commands = {" ".join(report.command).replace("--baseline=", "--baseline ") + " " for report in reports}
 
     def order(report: Report) -> tuple[bool, bool, bool]:
-        named = any(f" --baseline {report.checkpoint} " in command for command in commands)
-        return not named, report.method != "none", report.in_memory
+        return not report.baseline, report.method != "none", report.in_memory
 
     return min(reports, key=order)
 

@@ -113,13 +113,19 @@ def measure(
 
 
 def by_checkpoint(make: "Callable[[Sequence[Subject]], tuple[Task, Any]]") -> "MakeTasks":
-    """Make the tasks of `measure`, one for all scalings of a checkpoint. make: takes these scalings."""
+    """Make the tasks of `measure`, one for all scalings of a checkpoint.
+
+    make: takes these scalings, then all other subjects, since default lengths are the same for all.
+    """
 
     def make_tasks(subjects: "Sequence[Subject]", workers: "Workers", outputs: Outputs) -> "list[tuple[Task, Any]]":
         scalings: dict[int, list[Subject]] = {}
         for subject in subjects:
             scalings.setdefault(id(subject.checkpoint), []).append(subject)
-        made = {key: make(members) for key, members in scalings.items()}
+        made = {
+            key: make([*members, *(subject for subject in subjects if id(subject.checkpoint) != key)])
+            for key, members in scalings.items()
+        }
         return [made[id(subject.checkpoint)] for subject in subjects]
 
     return make_tasks

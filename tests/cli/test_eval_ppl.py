@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 
+from ropecli.reporting.lines import sets_of
+
 FIELDS = """task checkpoint digest method factor params in_memory original_max_position_embeddings source
 command settings fingerprint too_short dtype device cells rows document_names reference environment
-kind context_length documents model"""
+kind context_length documents model baseline"""
 
 
 def losses(report):
@@ -37,6 +39,22 @@ def test_a_model_is_the_same_as_a_folder_and_as_a_method(ropecli, llama, yarn, c
     assert base["model"] != patched["model"] == saved["model"]
     assert patched["digest"] != saved["digest"]
     assert base["documents"] == saved["documents"]
+
+
+def test_a_baseline_that_is_also_listed_is_measured_once_and_is_the_base(ropecli, llama, yarn, corpus, tmp_path):
+    import ropecli as package
+
+    (tmp_path / "link").symlink_to(yarn)
+    options = ("--data", corpus, "--lengths", "24", "--max-documents", 8)
+    outcome = ropecli("eval-ppl", llama, yarn, "--baseline", tmp_path / "link", *options, "--json")
+    assert [(report["checkpoint"], report["baseline"]) for report in outcome.reports()] == [
+        (str(yarn), True),
+        (str(llama), False),
+    ]
+    reports = package.eval_ppl([llama], baseline=str(yarn), data=str(corpus), lengths=[24], max_documents=8).reports
+    [[first, second]] = sets_of(reports)
+    assert first.name == f"{yarn.name} (base)"
+    assert second.name == llama.name
 
 
 def test_the_result_says_what_was_measured(evaluate, measured, yarn):

@@ -99,7 +99,7 @@ class Retrieval(Asking):
 def make_passkey(scalings: Sequence[Subject], options: SearchOptions) -> tuple[Retrieval, Any]:
     """The pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300) among repeated sentences, and the tokenizer.
 
-    scalings: of one checkpoint.
+    scalings: of its checkpoint, then those of others, whose lengths are the same.
     """
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
     haystack = repeat_sentences(PASSKEY_FILLER, pieces, choose_lengths(options["lengths"], scalings)[-1])
@@ -108,7 +108,7 @@ def make_passkey(scalings: Sequence[Subject], options: SearchOptions) -> tuple[R
 
 
 def make_needle(scalings: Sequence[Subject], options: NeedleOptions, templates: Templates) -> tuple[Retrieval, Any]:
-    """A key in a source, and the tokenizer. scalings: of one checkpoint."""
+    """A key in a source, and the tokenizer. scalings: see make_passkey."""
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
     longest = choose_lengths(options["lengths"], scalings)[-1]
     source = source_of(options, options["data"], options["split"])
