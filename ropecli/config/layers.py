@@ -64,6 +64,14 @@ def limit_of_far(layers: Sequence[Layer]) -> str:
     return several if rotating < len(far) else ""
 
 
+def acts_nowhere(layers: Sequence[Layer]) -> str:
+    """A sentence if no layer that sees the whole context rotates, so that no scaling can act; else empty."""
+    if any(layer.attention is None or (layer.far and layer.rotates is not False) for layer in layers):
+        return ""
+    sentence = f"{limit_of_far(layers)}, so a scaling has no effect on distant tokens."
+    return sentence[0].upper() + sentence[1:]
+
+
 def read_layers(section: dict[str, Any], family: Family, ropes: Collection[str | None] = (None,)) -> tuple[Layer, ...]:
     """The layers, in order; if their number is not known, one period of their pattern.
 

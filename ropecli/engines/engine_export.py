@@ -9,6 +9,8 @@ from typing import Any
 
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.state import read_state
+from ropecli.config.layers import acts_nowhere
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
 from ropecli.engines.engine_table import Case, EngineInput, read_input
 from ropecli.errors import Finding, MethodError, OutputError, PatchError
@@ -86,7 +88,9 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, p)),
-        notes=tuple(_texts((engine.without_options(p), *engine.notes), p)),
+        notes=tuple(
+            _texts((acts_nowhere(read_state(checkpoint).settings.layers), engine.without_options(p), *engine.notes), p)
+        ),
         findings=p.findings,
         file_name=file_name,
         file_text=file_text,

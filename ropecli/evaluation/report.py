@@ -416,6 +416,11 @@ def reference_of(report: Report, *, certain: bool = True) -> Reference:
     [near] = [cell for cell in report.cells if cell.task == "near"]
     reference = Reference(f"{report.checkpoint}, {report.label}", report.arm("absent", near.length), near)
     gain = _difference(reference.absent, near, near.weights)
+    if certain and report.mode == "generate" and near.sums == near.weights:  # every token counts as wrong
+        raise DataError(
+            f"{report.checkpoint} copied nothing, not even a passage nearby. It may answer nothing at all: look at one "
+            "answer, and at the server's stop words and limits."
+        )
     if certain and (gain.low is None or gain.low <= 0):
         interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
         raise DataError(

@@ -29,6 +29,7 @@ from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
+from ropecli.config.layers import acts_nowhere
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError
 from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError, logprobs_of
@@ -140,6 +141,8 @@ def alternatives(checkpoint: Checkpoint) -> dict[str, Subject]:
     Raises MethodError for a checkpoint without a scaling, CheckpointError, PatchError.
     """
     state = read_state(checkpoint)
+    if nowhere := acts_nowhere(state.settings.layers):
+        raise MethodError(f"{checkpoint.name}: there is nothing to check. {nowhere}")
     spec, patched = state.positions.main.spec, state.note is not None
     subjects, tables = {CHECKPOINT: Subject(checkpoint)}, [_tables(state.positions.ropes)]
     specs = {UNPATCHED: make_spec("none" if patched else "unscaled")}

@@ -208,3 +208,17 @@ def test_checkpoint_without_a_scaling_is_refused(ropecli, llama):
         outcome = ropecli("check-served", server.url, "--checkpoint", llama)
     assert outcome.code == 2
     assert "has no scaling, so there is nothing to check" in outcome.err
+
+
+def test_a_scaling_that_no_layer_can_show_is_refused(ropecli, llama, edited):
+    """All layers that see the whole context are without positions; `export` says so too."""
+    scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    layers = {"model_type": "smollm3", "no_rope_layers": [0, 0], "rope_scaling": ...}
+    folder = edited(llama, rope_parameters=scaling, max_position_embeddings=256, **layers)
+    sentence = (
+        "No layer that sees the whole context has rotary positions, so a scaling has no effect on distant tokens."
+    )
+    with CompletionsServer(None, like="vllm", most=256).running() as server:
+        outcome = ropecli("check-served", server.url, "--checkpoint", folder)
+    outcome.is_refused("there is nothing to check", sentence)
+    assert sentence in ropecli("export", folder, "--engine", "vllm").succeeds().said

@@ -33,7 +33,7 @@ ABSENT, FAR = ("absent", 256, (3.0, 3.2, 3.1, 2.9)), ("far", 256, (1.5, 1.7, 1.6
 def recalled(report):
     def make(*losses, **others):
         values = {"kind": "recall", "task": "recall", "cells": cells(*losses), "settings": {"mode": "losses"}}
-        return report(1.0, 1.0, 1.0, **values, **others)
+        return report(1.0, 1.0, 1.0, **(values | others))
 
     return make
 
@@ -59,6 +59,13 @@ def test_recall_refers_to_the_first_report(recalled):
 def test_a_first_report_that_does_not_copy_from_near_is_refused(recalled, near):
     with pytest.raises(DataError, match=r"folder gains .* from a near copy at 256 tokens, which is not certain"):
         reference_of(recalled(ABSENT, FAR, ("near", 256, near)))
+
+
+def test_answers_that_are_all_wrong_near_name_the_likely_cause(recalled):
+    """A server that answers nothing: 0 of the tokens are right, wherever the passage is."""
+    wrong = [(arm, 256, (1.0,) * 4) for arm in ("absent", "far", "near")]
+    with pytest.raises(DataError, match="copied nothing, not even a passage nearby"):
+        reference_of(recalled(*wrong, settings={"mode": "generate"}))
 
 
 def test_methods_are_ranked_by_recall(recalled):
