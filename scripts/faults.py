@@ -217,7 +217,7 @@ def places() -> list[Place]:
 
 
 def void(place: Place, text: str) -> str:
-    """Why a fault is no fault of the program's: it does not compile, or uses a name that its file lacks."""
+    """The reason that a fault is void: it does not compile, or uses a name that its file lacks; else empty."""
     changed = text.replace(place.before, place.after)
     try:
         compile(changed, place.file, "exec")
