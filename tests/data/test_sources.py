@@ -201,8 +201,9 @@ def test_further_tables_and_names_in_capitals_are_read(tmp_path, name, write):
     assert texts_of(tmp_path) == texts_of(tmp_path / name) == ROWS
 
 
-def test_a_long_array_is_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables_of_rows, "_PIECE", 7)
+@pytest.mark.parametrize("piece", [1, 7])  # 1: a piece ends after each value
+def test_a_long_array_is_read_in_pieces(piece, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables_of_rows, "_PIECE", piece)
     rows = [{"n": [1.5, {"x": index}], "text": "ü]} " + "long " * index} for index in range(9)]
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
     assert texts_of(tmp_path / "a.json") == [row["text"] for row in rows]
