@@ -145,7 +145,7 @@ def without_effect(
     notes: Mapping[str, Sequence[Any]],
     name_of: Callable[[str], str] = str,
 ) -> dict[str, str]:
-    """What is wrong with those of the keys `given` that have no effect beside the other values.
+    """A message for each of the keys `given` that has no effect with these values.
 
     values: of all keys, also those not given. notes: of the annotation of each key. name_of: a key in a message.
     """

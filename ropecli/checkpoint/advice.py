@@ -1,4 +1,4 @@
-"""How a checkpoint gets to read more: the one advice of inspect, plan, finetune and patch."""
+"""How to make a checkpoint read more: the same advice in inspect, plan, finetune and patch."""
 
 import shlex
 
@@ -15,7 +15,7 @@ _HEADROOM = 2
 def how_to_read(state: CheckpointState, length: int) -> str:
     """A sentence with the commands that extend the checkpoint to this length, tokens; empty if none can."""
     name, positions = state.checkpoint.name, state.positions
-    makers = state.before.makers or state.before.overruled_by
+    makers = state.before.known_makers
     needed, options = length / positions.pretraining_length, {"target_length": length}
     method, factor, kind = "yarn", _HEADROOM * needed, "with headroom"
     if makers and makers.extension and makers.extension[1] >= needed:
@@ -31,8 +31,7 @@ def how_to_read(state: CheckpointState, length: int) -> str:
 
 def without_headroom(plan: PatchPlan) -> str:
     """What to expect at the end of the range of a factor; empty for one with headroom, and for the makers' own."""
-    spec, length, before = plan.spec, plan.positions.context_length, read_state(plan.source).before
-    makers = before.makers or before.overruled_by
+    spec, length, makers = plan.spec, plan.positions.context_length, read_state(plan.source).before.known_makers
     needed = length / plan.positions.pretraining_length
     is_theirs = bool(makers and makers.extension and makers.extension[:2] == (spec.method.name, spec.factor))
     if spec.method.name != "yarn" or needed < spec.factor or is_theirs:

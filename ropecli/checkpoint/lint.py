@@ -87,13 +87,12 @@ def _against_makers(state: CheckpointState) -> Iterator[Finding]:
 def _makers_fix(state: CheckpointState) -> str | None:
     """The patch command that restores what the makers ship; None where nothing speaks against config.json."""
     before, checkpoint = state.before, state.checkpoint
-    makers = before.overruled_by or before.makers
-    if state.note or makers is None or not any(_against_makers(state)):
+    makers = before.known_makers
+    if makers is None or not any(_against_makers(state)):
         return None
     options = {"original_length": makers.pretraining_length} if before.overruled_by else {}
-    method, factor = makers.extension[:2] if makers.extension else ("unscaled", None)
-    if before.overruled_by and makers.pretraining_length > before.config_length:
-        method, factor = "unscaled", None
+    trained_longer = before.overruled_by and makers.pretraining_length > before.config_length
+    method, factor = makers.extension[:2] if makers.extension and not trained_longer else ("unscaled", None)
     return patch_command(checkpoint.name, checkpoint.revision, method, factor, options=options)
 
 

@@ -84,7 +84,7 @@ class CheckpointState:
         far = [ropes[label] for label in far_layers(self.settings) if label in ropes]
         candidates = far or list(ropes.values())
         main = max(candidates, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
-        makers = self.before.makers or self.before.overruled_by
+        makers = self.before.known_makers
         pretraining_length = makers.pretraining_length if makers else main.geometry.original_max_position_embeddings
         context_length = self.note.target_length if self.note is not None else self.settings.context_length
         return Positions(ropes, main, pretraining_length, context_length)
@@ -111,7 +111,7 @@ class CheckpointState:
         """The source of the pretraining length."""
         if self.note is not None:
             return PROVENANCE
-        makers = self.before.makers or self.before.overruled_by
+        makers = self.before.known_makers
         return makers.source if makers else CONFIG
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NOTHING_READS_FAR = 3
 """Exit status."""
-RECORD, PAGE = "extend.json", "extend.html"
+PAGE = "extend.html"
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def extend(
     best. Exit status 3: no candidate reads far, or none within --max-short-cost; nothing is written.
     """
     seconds, loading = _seconds(budget), loading_of(shared)
-    if resume and output and (written := options.as_path(output) / RECORD).is_file():
-        return _finished(written)
+    if resume and output and (finished := _finished(options.as_path(output))):
+        return finished
     folder = options.folder_to_write(output, dry_run=dry_run)
 
     from ropecli.checkpoint.opening import open_checkpoint
@@ -197,14 +197,16 @@ def _seconds(budget: str | None) -> float | None:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _finished(written: Path) -> Extended:
-    """The result of an earlier run, which wrote extend.json."""
-    from ropecli.checkpoint.files import CONFIG, read_json
+def _finished(folder: Path) -> Extended | None:
+    """The result of an earlier run, if it wrote extend.json."""
+    from ropecli.checkpoint.files import CONFIG, EXTENSION, read_json
     from ropecli.resume import remove_state
 
-    say(f"{written.parent} is already finished.")
-    remove_state(written.parent)
-    record, folder = read_json(written), written.parent
+    if not (written := folder / EXTENSION).is_file():
+        return None
+    say(f"{folder} is already finished.")
+    remove_state(folder)
+    record = read_json(written)
     output = folder if (folder / CONFIG).is_file() else None
     return Extended(record["checkpoint"], record["length"], output=output, page=folder / PAGE, finished=record)
 
@@ -215,6 +217,7 @@ def _write(result: Extended, folder: Path, serve: str, *, link: bool) -> Extende
     Returns the result with what was written.
     """
     from ropecli.atomic import new_folder
+    from ropecli.checkpoint.files import EXTENSION
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.patch import write_plan
     from ropecli.engines.engine_export import ENGINES, export_checkpoint
@@ -234,7 +237,7 @@ def _write(result: Extended, folder: Path, serve: str, *, link: bool) -> Extende
             served = replace(open_checkpoint(partial), name=str(folder))
         done = replace(done, export=export_checkpoint(served, serve) if serve in ENGINES else None)
         record = done.as_json()
-        write_report(partial / RECORD, record)
+        write_report(partial / EXTENSION, record)
         (partial / PAGE).write_text(render_page(choice.reports, record), encoding="utf-8")
 
     if subject.plan:

@@ -36,6 +36,7 @@ from ropecli.scaling.spec import ScalingSpec
 NO_LENGTH = "no-pretraining-length"
 """Rule of the finding that max_position_embeddings is used as the pretraining length."""
 TEXT_TRUNCATE = "text-for-a-bool"
+"""Rule of the finding that truncate is a text, such as "false", which transformers takes as true."""
 DEFAULT_BASE = "default-base"
 """Rule of the finding that config.json names no base, and released models have another than the default."""
 _UNSCALED = " No scaling applies; its training and the memory limit its length."
@@ -84,6 +85,11 @@ class RopeSettings:
         """The makers, if config.json scales from another pretraining length than theirs."""
         theirs = None if self.makers or self.guesses_pretraining_length else self.unscaled
         return theirs if theirs and theirs.pretraining_length != self.config_length else None
+
+    @property
+    def known_makers(self) -> Makers | None:
+        """What the makers say, whether config.json agrees with them or not."""
+        return self.makers or self.overruled_by
 
     @property
     def context_length(self) -> int:

@@ -284,7 +284,7 @@ class _Conversation:
         return text, ended
 
     def _next_message(self, messages: list[Message], text: str) -> str:
-        """What follows the text of the messages, if they end with a tool call, before its result."""
+        """The text between a tool call at the end of the messages and its result; empty without such a call."""
         if not messages[-1].get("tool_calls"):
             return ""
         try:

@@ -113,8 +113,8 @@ def _conversation(
     tools = row[given[0]] if given else None
     if given == ["functions"] and isinstance(parsed := _json_of("functions", tools), list):
         tools = [{"type": "function", "function": function} for function in parsed]
-    is_null = [name for name in row if row[name] is None]
-    unused = [name for name in columns if name not in (*names, *_OPTIONAL, *is_null)]
+    used_or_null = {*names, *_OPTIONAL, *(name for name, value in row.items() if value is None)}
+    unused = [name for name in columns if name not in used_or_null]
     return Conversation(messages, tools, row.get("system"), read_only, unused)
 
 

@@ -266,7 +266,7 @@ class Recipe(_Text):
 
 
 def _without_effect(given: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with those of the keys `given` that have no effect. values: of keys that are set."""
+    """A message for each of the keys `given` that has no effect. values: of keys that are set."""
     keys = Recipe.model_fields
     values = {**{name: key.default for name, key in keys.items()}, **values}
     given = sorted(key for key in given if values[key] is not None)

@@ -13,10 +13,9 @@ other documents; a longer one begins earlier, so that what stands before the cue
 This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -125,6 +124,10 @@ class Recall(Task):
         """The numbers of the passages."""
         return [number for number in range(_PASSAGES * self.count) if number not in self._alone]
 
+    def _by_document(self) -> dict[int, list[int]]:
+        """The numbers of the passages of each document that has one."""
+        return {document: list(numbers) for document, numbers in groupby(self._numbers(), lambda n: n // _PASSAGES)}
+
     def _arms_at(self, length: int) -> list[str]:
         return [arm for arm in self.arms if arm != "near" or length == self.near]
 
@@ -208,17 +211,13 @@ class Recall(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
-        passages = Counter(number // _PASSAGES for number in self._numbers())
+        passages = self._by_document()
         names, cells = [self.documents.names[document] for document in passages], []
-        weights = np.array([float(count * _SCORED) for count in passages.values()])
+        weights = np.array([float(len(numbers) * _SCORED) for numbers in passages.values()])
         for length in self.lengths:
             for arm in self._arms_at(length):
-                of_document = dict.fromkeys(passages, 0.0)
-                for (_, _, number), value in (
-                    (key, value) for key, value in values.items() if key[:2] == (length, arm)
-                ):
-                    of_document[number // _PASSAGES] += value
-                sums = np.array([*of_document.values()], dtype=float)
+                losses = [[values[length, arm, number] for number in numbers] for numbers in passages.values()]
+                sums = np.array([sum(of_document) for of_document in losses], dtype=float)
                 refuse_overflow(sums, weights, length, names)
                 cells.append(
                     Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), tokens=int(weights.sum()))
@@ -226,10 +225,7 @@ class Recall(Task):
         return cells
 
     def identities(self) -> list[str]:
-        by_document: dict[int, list[np.ndarray]] = {}
-        for number in self._numbers():
-            by_document.setdefault(number // _PASSAGES, []).append(self._passage(number)[1])
-        return [digest(*passages) for passages in by_document.values()]
+        return [digest(*(self._passage(number)[1] for number in numbers)) for numbers in self._by_document().values()]
 
     def fingerprint(self, values: Values) -> str:
         return digest(self.documents.fingerprint(), self.lead)
