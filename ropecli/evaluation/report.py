@@ -59,7 +59,8 @@ class Cell:
 
     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), mean loss by the number of
     tokens before the scored one; wall time of the passes, which may serve other lengths too, tokens read per second,
-    peak memory in bytes (of the process on a CPU, of torch on a GPU). Of a score: chance, the mean score of guessing;
+    peak memory in bytes (of the process on a CPU, of torch on a GPU). Of recall: mean loss by the distance, the pass of
+    each document if a pass has several. Of a score: chance, the mean score of guessing;
     if answers were ranked, the mean rank of the right one (1 is best), and its log-probability minus that of the best
     other one, nats.
     """
@@ -77,6 +78,7 @@ class Cell:
     tokens: Count = 0
     bits_per_byte: Amount | None = None
     by_context: tuple[Bucket, ...] = ()
+    passes: tuple[Count, ...] = ()
     # cost of the run, not part of the measurement
     seconds: Amount = field(default=0.0, compare=False)
     tokens_per_second: Amount = field(default=0.0, compare=False)
@@ -99,7 +101,8 @@ class Cell:
     def of_samples(self, numbers: Sequence[int]) -> "Cell":
         """The loss of some documents alone."""
         sums, weights = (np.array(values)[list(numbers)] for values in (self.sums, self.weights))
-        interval = (None, None) if self.low is None else bootstrap_interval(sums, weights)
+        passes = tuple(self.passes[number] for number in numbers) if self.passes else ()
+        interval = (None, None) if self.low is None else bootstrap_interval(sums, weights, passes)
         return replace(
             self,
             sums=tuple(sums.tolist()),
@@ -109,6 +112,7 @@ class Cell:
             tokens=int(weights.sum()),
             bits_per_byte=None,
             by_context=(),
+            passes=passes,
         )
 
 
@@ -136,7 +140,7 @@ def loss_change(cell: Cell, base: Cell) -> Change:
     if cell.weights != base.weights:
         raise RopecliError("Cannot compare perplexities of different tokens.")
     weights, difference = np.array(cell.weights), np.array(cell.sums) - np.array(base.sums)
-    low, high = bootstrap_interval(difference, weights)
+    low, high = bootstrap_interval(difference, weights, cell.passes)
     change = math.expm1(min(float(difference.sum() / weights.sum()), LARGEST_NLL))
     return Change(change, None if low is None else low - 1, None if high is None else high - 1)
 
@@ -145,7 +149,7 @@ def loss_change(cell: Cell, base: Cell) -> Change:
 def _difference(cell: Cell, other: Cell, weights: tuple[float, ...]) -> Change:
     """Σ (loss of `cell` − loss of `other`) / Σ weights. weights: of each document."""
     sums, each = np.array(cell.sums) - np.array(other.sums), np.array(weights)
-    return Change(float(sums.sum() / each.sum()), *ratio_interval(sums, each))
+    return Change(float(sums.sum() / each.sum()), *ratio_interval(sums, each, cell.passes))
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ class Report:
 
     def is_comparable(self, other: "Report") -> bool:
         """Whether both scored the same tokens or prompts in the same way."""
-        settings = ("mode", "stride", "targets")
+        settings = ("mode", "stride", "targets", "passages_per_pass")
         keys = [
             (one.kind, one.task, one.fingerprint, one.reference, *map(one.settings.get, settings))
             for one in (self, other)

@@ -1,6 +1,7 @@
 """Intervals of means over samples, and the types of measured numbers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -32,24 +33,34 @@ class Bucket:
     nll: float
 
 
-def bootstrap_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
+Ends = tuple[float, float] | tuple[None, None]
+"""The ends of an interval, or none."""
+
+
+def bootstrap_interval(sums: np.ndarray, weights: np.ndarray, passes: Sequence[int] = ()) -> Ends:
     """95% bootstrap interval of exp(Σ sums / Σ weights) over samples; None for fewer than two with weight.
 
-    sums, weights: shape (samples,).
+    sums, weights: shape (samples,). passes: see `ratio_interval`.
     """
-    low, high = ratio_interval(sums, weights)
+    low, high = ratio_interval(sums, weights, passes)
     if low is None or high is None:
         return None, None
     return math.exp(min(low, LARGEST_NLL)), math.exp(min(high, LARGEST_NLL))
 
 
-def ratio_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
+def ratio_interval(sums: np.ndarray, weights: np.ndarray, passes: Sequence[int] = ()) -> Ends:
     """95% bootstrap interval of Σ sums / Σ weights over samples; None for fewer than two with weight.
 
-    sums, weights: shape (samples,); a weight may be negative. Percentiles from few samples are too narrow. They are
-    widened by the ratio of Student's t to the normal distribution, the idea of the expanded percentile interval
-    (Hesterberg 2015, arXiv:1411.5279).
+    sums, weights: shape (samples,); a weight may be negative. passes: the pass of each sample, if one pass reads
+    several: then passes are resampled too, and the wider interval is returned. Percentiles from few samples are too
+    narrow. They are widened by the ratio of Student's t to the normal distribution, the idea of the expanded percentile
+    interval (Hesterberg 2015, arXiv:1411.5279).
     """
+    if len(passes):
+        places = np.unique(passes, return_inverse=True)[1]
+        of_samples = ratio_interval(sums, weights)
+        of_passes = ratio_interval(np.bincount(places, sums), np.bincount(places, weights))
+        return max(of_samples, of_passes, key=_width)
     sums, weights = sums[weights != 0], weights[weights != 0]
     samples = len(sums)
     if samples < 2:
@@ -59,6 +70,10 @@ def ratio_interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float]
     wider = math.sqrt(samples / (samples - 1)) * _student_t(samples - 1) / _NORMAL
     low, high = centre + wider * ends
     return float(low), float(high)
+
+
+def _width(ends: Ends) -> float:
+    return math.inf if ends[0] is None or ends[1] is None else ends[1] - ends[0]
 
 
 def _resampled_means(sums: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ MIN_SAMPLES = 8
 """Documents or prompts; the intervals of fewer are not trusted."""
 BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
-_COMPARED = ("mode", "stride", "targets", "near", "lead_in")
+_COMPARED = ("mode", "stride", "targets", "near", "lead_in", "passages_per_pass")
 """Settings of a task that reports of one set share."""
 Key = tuple[str, str]
 

@@ -27,7 +27,9 @@ def measured_by(report: "Report") -> str:
         settings += [YARN_NOTE] * (report.task == "yarn")
         return clean(f"protocol {report.task}" + (f" ({', '.join(settings)})" if settings else ""), 130)
     if report.kind == "recall":
-        return f"passages of {PASSAGE} tokens" + ", copied greedily" * (report.mode == "generate")
+        passages, least = (report.settings.get(key) for key in ("passages_per_pass", "least_distance"))
+        several = f", {passages} per pass, repeated at least {least:,} tokens later" if (passages or 1) > 1 else ""
+        return f"passages of {PASSAGE} tokens{several}" + ", copied greedily" * (report.mode == "generate")
     return "answers generated" if report.mode == "generate" else "answers ranked among candidates"
 
 

@@ -26,7 +26,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
 from ropecli.evaluation.driver import Job, Store, Task, read_job, report_of
-from ropecli.evaluation.progress import Progress, Work
+from ropecli.evaluation.progress import Progress, Speed, Work
 from ropecli.evaluation.protocols import Protocol, Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
@@ -48,6 +48,8 @@ _LEAST_CANDIDATES = 3
 _LEAST_DOCUMENTS = 2
 ENOUGH = 8
 """Documents of an interval that decides."""
+_SHARES_TO_TIME = (16, 8, 4)
+"""Parts of the length, to estimate the time from."""
 _PLAN, _PLAN_KEY = "budget", ("documents and candidates",)
 _SHOWN = 2
 """Candidates on the page, with all arms and lengths: the chosen one, and the best of the others."""
@@ -189,9 +191,9 @@ class Extension:
 
     @property
     def rounds(self) -> list[int]:
-        """Documents of each."""
-        counts = (_FIRST_ROUND, 2 * _FIRST_ROUND)
-        return [count for count in counts if count < self._recall.count] + [self._recall.count]
+        """Documents of each, in whole passes."""
+        counts = (_FIRST_ROUND, 2 * _FIRST_ROUND, self._recall.count)
+        return sorted({self._recall.of_first(count).count for count in counts})
 
     @property
     def labels(self) -> list[str]:
@@ -230,22 +232,25 @@ class Extension:
     def fit(self, store: Store, budget: float | None = None) -> float:
         """Keep the candidates and documents whose measuring fits the budget, seconds. Returns the estimated seconds.
 
-        By the time of one pass of each length, which counts. A resumed run keeps those that it began with. First go
+        By the time of short passes, which counts. A resumed run keeps those that it began with. First go
         the last candidates, then documents. Raises MethodError with the least time if even two documents do not fit.
         """
         started, plans, kept = time.monotonic(), store.values(_PLAN), None
-        seconds = self._pass_seconds()
+        speeds = self._speeds()
 
         def takes(count: int, candidates: int) -> float:
             recall = self._recall.of_first(count)
             work = self._of_base().of_first(count).work() + self._cost_of(count).work()
             work += self._work([least for least in self.rounds if least < count] + [recall.count], candidates)
-            return sum(work[length] / length * seconds[length] for length in work)
+            per_token = {
+                length: np.mean([speed.seconds_per_token(length) for speed in speeds[:candidates]]) for length in work
+            }
+            return float(sum(tokens * per_token[length] for length, tokens in work.items()))
 
         of_all = self._recall.count, len(self.candidates)
         if budget is not None:
             least = min(_LEAST_CANDIDATES, of_all[1])
-            counts = sorted({_LEAST_DOCUMENTS, *self.rounds}, reverse=True)
+            counts = sorted({self._recall.of_first(_LEAST_DOCUMENTS).count, *self.rounds}, reverse=True)
             options = [(count, size) for count in counts for size in range(of_all[1], least - 1, -1)]
             options += [(counts[-1], size) for size in range(least - 1, 0, -1)]
             left = budget - (time.monotonic() - started)
@@ -261,20 +266,31 @@ class Extension:
         estimated = takes(count, size)
         self.candidates, self._recall = self.candidates[:size], self._recall.of_first(count)
         if (count, size) != of_all:
-            say(f"In {duration(budget or 0)} there is time for {count} documents and {', '.join(self.labels)}.")
+            documents = f"{self._recall.count} documents"
+            say(f"In {duration(budget or 0)} there is time for {documents} and {', '.join(self.labels)}.")
         return estimated
 
-    def _pass_seconds(self) -> dict[int, float]:
-        """The time of one pass of each length that will be read."""
-        (ids, _, _), seconds = self._recall.longest(), dict[int, float]()
-        whole = self._of_base().work() + self._cost.work() + self._work(self.rounds, len(self.candidates))
-        lengths = sorted(whole)
-        with self._factory.open(self.base, self._tokenizer) as reader:
-            for length in [lengths[0], *lengths]:  # the very first pass is slow
-                started = time.monotonic()
-                list(reader.losses([Window(np.resize(ids, length), 1, length)]))
-                seconds[length] = time.monotonic() - started
-        return seconds
+    def _speeds(self) -> list[Speed]:
+        """The speed of each candidate, from passes of up to a quarter of the length.
+
+        One that does not remap distances is as fast as the base; one that does, as the first of them.
+        """
+        ids, longest, _ = self._recall.longest()
+        lengths = [max(2, longest // share) for share in _SHARES_TO_TIME]
+        say(f"Estimating the time from passes of up to {lengths[-1]:,} tokens.")
+        remaps = [bool(subject.plan and subject.plan.remapping) for subject in self.candidates]
+        speeds = dict[bool, Speed]()
+        for remapping in dict.fromkeys(remaps):
+            subject = self.candidates[remaps.index(True)] if remapping else self.base
+            speeds[remapping] = speed = Speed()
+            with self._factory.open(subject, self._tokenizer) as reader:
+                reader.prepare(ids, longest)
+                list(reader.losses([Window(ids[: lengths[0]], 1, lengths[0])]))  # the very first pass is slow
+                for length in lengths:
+                    started = time.monotonic()
+                    list(reader.losses([Window(ids[:length], 1, length)]))
+                    speed.add(length, length, time.monotonic() - started)
+        return [speeds[remapping] for remapping in remaps]
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
@@ -387,8 +403,9 @@ def make_extension(
     if len(documents.kept) < ENOUGH:
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
     recall = Recall(documents, lengths, short, texts["data"])
-    longest = common_lengths(documents, [short >> halved for halved in reversed(range(short.bit_length()))])[-1]
-    if longest < short:
+    most = short if recall.passages == 1 else short // 2  # else it takes as long as recall
+    longest = common_lengths(documents, [most >> halved for halved in reversed(range(most.bit_length()))])[-1]
+    if longest < most:
         say(f"The cost is measured at {longest} tokens: too few documents have {2 * longest}.")
     cost = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
     factory = LiveReaderFactory(loading)

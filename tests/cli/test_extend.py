@@ -4,7 +4,6 @@ import errno
 import json
 import re
 import shutil
-from collections import defaultdict
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +14,7 @@ import ropecli
 from ropecli import resume
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import driver
+from ropecli.evaluation.progress import Speed
 from ropecli.evaluation.report import Cell, Change
 from ropecli.reporting import page
 from ropecli.tuning import extension
@@ -143,6 +143,7 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from
     for number, name in enumerate("abcd"):  # 241 tokens
         (tmp_path / "short" / name).with_suffix(".txt").write_text(f"{name} = {number}\n" * 60)
     dry = extend("--dry-run", "--json", "--data", tmp_path / "short").succeeds()
+    assert "Estimating the time from passes of up to 128 tokens." in dry.err
     assert "Measuring takes some" in dry.err
     assert "The cost is measured at 128 tokens: too few documents have 256." in dry.err
     assert json.loads(dry.out)["short_length"] == 128
@@ -170,7 +171,10 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from
 
 def test_a_budget_keeps_what_fits_or_names_the_least_time(ropecli, tmp_path, monkeypatch):
     """A pass takes a millisecond per token."""
-    monkeypatch.setattr(Extension, "_pass_seconds", lambda search: defaultdict(int, {256: 0.256, 512: 0.512}))
+    speed = Speed()
+    speed.add(512, 1000, 1)
+    speed.add(256, 1000, 1)
+    monkeypatch.setattr(Extension, "_speeds", lambda search: [speed] * len(search.candidates))
     command = ("extend", "demo", "--length", 512, "--max-documents", 8, "-o", tmp_path / "out")
     whole = ropecli(*command, "--dry-run", "--json").json()
     kept = [

@@ -9,9 +9,10 @@ import torch
 from completions_server import CompletionsServer
 
 from ropecli.errors import DataError
-from ropecli.evaluation.driver import score_samples
+from ropecli.evaluation.driver import Store, score_samples
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
+from ropecli.evaluation.tasks import recall as recall_module
 from ropecli.evaluation.tasks.recall import Recall
 
 LENGTHS = [270, 400]
@@ -55,6 +56,109 @@ def test_the_losses_of_every_arm_equal_those_of_transformers(checkpoint, loaded,
     ]
 
 
+LEAD = 43
+"""Tokens of the lead-in of a model that was pretrained on 700."""
+
+
+def passes_laid_out(documents, length, arm, first, last):
+    """The ids of the pass of the documents first to last; and document, start and repetition of each passage."""
+    texts = [document.ids[1:].tolist() for document in documents.kept]
+    halves = [
+        (document, half.tolist()) for document in range(first, last) for half in np.array_split(texts[document], 2)
+    ]
+    passages = [half[(len(half) - 80) // 2 :][:80] for _, half in halves]
+    following = [texts[number % len(texts)] for number in range(last, first + len(texts))]
+    preceding = [token for text in following for token in text]  # round about, they are also before it
+    size = length - LEAD - 160 * len(passages)
+    filler = (preceding * 9)[-size:]
+    order = np.random.default_rng(2 * first).permutation(len(passages))
+    others = [text[(len(text) - 80) // 2 :][:80] for text in following[: len(passages)]]
+    slots = {"far": [*passages, filler], "absent": [*others, filler], "near": [filler[:-80], *passages, filler[-80:]]}
+    ids = [token for part in (*slots[arm], *(passages[place] for place in order)) for token in part]
+    repeated = {int(place): length - 80 * (len(order) - number) for number, place in enumerate(order)}
+    starts = [(document, LEAD + 80 * place, repeated[place]) for place, (document, _) in enumerate(halves)]
+    return [0, *following[0][: LEAD - 1], *ids], starts
+
+
+@pytest.fixture
+def short_share(monkeypatch):
+    """Passes of two documents from 700 tokens on."""
+    monkeypatch.setattr(recall_module, "_OF_LENGTH", 1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_pass_asks_many_passages(build, loaded, uneven, plain_nll, short_share, batch_size):
+    checkpoint = build("llama", head_dim=32, max_position_embeddings=1024)
+    documents = uneven(*range(250, 320, 10))
+    task = Recall(documents, [700, 1100], 700)
+    assert task.lead == LEAD
+    assert task.settings["passages_per_pass"] == 4
+    values = score_samples(task, LiveReader(loaded(checkpoint), batch_size=batch_size))
+    model = loaded(checkpoint)
+    for cell in task.cells(values):
+        sums, by_distance = np.zeros(7), []
+        for first in (0, 2, 4, 6):
+            ids, starts = passes_laid_out(documents, cell.length, cell.task, first, min(first + 2, 7))
+            assert len(ids) == cell.length
+            losses = plain_nll(model, ids)  # of ids[1:]
+            for document, start, repetition in starts:
+                assert cell.task != "far" or ids[start : start + 80] == ids[repetition : repetition + 80]
+                loss = losses[repetition + 15 : repetition + 79].sum()
+                sums[document] += loss
+                by_distance.append((repetition - start, loss / 64))
+        assert cell.sums == pytest.approx(sums, abs=1e-2)
+        assert (cell.weights, cell.passes) == ((128.0,) * 7, (0, 0, 4, 4, 8, 8, 12))
+        assert sum(bucket.tokens for bucket in cell.by_context) == (0 if cell.task == "near" else 14 * 64)
+        for bucket in cell.by_context:
+            inside = [loss for distance, loss in by_distance if bucket.start <= distance < bucket.stop]
+            assert (len(inside) * 64, np.mean(inside)) == (bucket.tokens, pytest.approx(bucket.nll, abs=1e-3))
+        if cell.length == 1100:
+            assert min(distance for distance, _ in by_distance) >= task.settings["least_distance"]
+
+
+def test_passes_take_an_eighth_of_the_shortest_length_and_a_third_of_the_documents(uneven):
+    def passages(length, documents, tokenizer=None):
+        return Recall(uneven(*[300] * documents), [length, 9000], 8192, tokenizer=tokenizer).passages
+
+    assert [passages(*asked) for asked in ((2559, 9), (2560, 9), (8192, 12), (8192, 8), (8192, 5), (8192, 2))] == [
+        *(1, 2, 6, 4, 2, 1)
+    ]
+    assert passages(8192, 12, tokenizer=object()) == 1  # copied greedily, a pass has one passage
+
+
+def test_a_pass_needs_as_many_other_documents_as_its_own(uneven):
+    """Five documents repeat each other."""
+    documents = uneven(*[300] * 6)
+    kept = [replace(documents.kept[0], ids=documents.kept[0].ids.copy()) for _ in range(5)]
+    task = Recall(replace(documents, kept=(*kept, *documents.kept[5:])), [8192], 8192)
+    assert task.passages == 2
+
+
+def test_the_first_documents_are_whole_passes_and_resume_in_the_middle(build, loaded, uneven, short_share, tmp_path):
+    model = loaded(build("llama", head_dim=32, max_position_embeddings=1024))
+    task = Recall(uneven(*range(250, 320, 10)), [700], 700)
+    fewer = task.of_first(3)
+    assert (fewer.count, {*fewer.samples(one_pass=True)} < {*task.samples(one_pass=True)}) == (4, True)
+    expected = score_samples(task, LiveReader(model))
+    reader = LiveReader(model)
+    score, read = Recall.score, []
+
+    class Stopped(Recall):
+        def score(self, reader, batch):
+            read.append(batch)
+            if len(read) == 5:
+                raise KeyboardInterrupt
+            return score(self, reader, batch)
+
+    task.__class__ = Stopped
+    with pytest.raises(KeyboardInterrupt):
+        score_samples(task, reader, Store(tmp_path))
+    values = score_samples(task, reader, Store(tmp_path))
+    assert (len(read), values) == (5 + len(expected) - 4, expected)
+    cells = [cell.of_samples([0, 1, 2, 3]) for cell in task.cells(values)]
+    assert [(cell.sums, cell.passes) for cell in fewer.cells(values)] == [(cell.sums, cell.passes) for cell in cells]
+
+
 def test_a_longer_filler_begins_earlier_and_is_repeated_if_it_is_short(uneven):
     documents = uneven(241, 250, 260)
     task = Recall(documents, [256, 1024], 256)
@@ -78,7 +182,7 @@ def test_a_document_that_repeats_the_passage_is_no_filler(uneven, caplog):
     assert "leaving out 2 of 4" in caplog.text
     samples = task.samples(one_pass=True)
     assert samples == [(256, arm, number) for arm in ("absent", "far", "near") for number in (1, 3)]
-    for cell in task.cells({sample: float(sample[2]) for sample in samples}):
+    for cell in task.cells({sample: [float(sample[2])] for sample in samples}):
         assert (cell.sums, cell.weights) == ((1.0, 3.0), (64.0, 64.0))
     with pytest.raises(DataError, match="These documents repeat each other"):
         Recall(replace(documents, kept=(first, first)), [256], 256)
@@ -92,9 +196,9 @@ def test_what_a_window_does_not_reach_gains_nothing(checkpoint, patched, uneven,
     model = load_model(open_checkpoint(patched(checkpoint, method, window=100)))
     task = Recall(uneven(300, 300, 300), [256, 512], 256)
     values = score_samples(task, LiveReader(model))
-    for (length, arm, number), loss in values.items():
+    for (length, arm, number), [loss] in values.items():
         if arm == "far":  # two layers reach 200 tokens
-            assert (loss == pytest.approx(values[length, "absent", number], abs=1e-3)) is (length == 512)
+            assert ([loss] == pytest.approx(values[length, "absent", number], abs=1e-3)) is (length == 512)
 
 
 def test_random_weights_gain_nothing(checkpoint, loaded, corpus, tokenizer):
@@ -114,16 +218,19 @@ def test_random_weights_gain_nothing(checkpoint, loaded, corpus, tokenizer):
 
 
 @pytest.mark.parametrize("like", ["vllm", "llama"])
-def test_a_server_gives_the_losses_or_the_copies_of_transformers(checkpoint, loaded, uneven, tokenizer, like):
+def test_a_server_gives_the_losses_or_the_copies_of_transformers(build, loaded, uneven, tokenizer, short_share, like):
     from ropecli.evaluation.endpoint import Endpoint
     from ropecli.evaluation.readers.endpoint import EndpointReader
 
+    checkpoint = build("llama", head_dim=32, max_position_embeddings=1024)
+    copies = like == "llama"
     task = Recall(
-        uneven(241, 260),
-        LENGTHS[:1] if like == "llama" else LENGTHS,
-        270,
-        tokenizer=tokenizer if like == "llama" else None,
+        uneven(241, 260, *[250] * 4 * (not copies)),
+        [270 if copies else 700],
+        700 if not copies else 270,
+        tokenizer=tokenizer if copies else None,
     )
+    assert task.passages == (1 if copies else 4)
     expected = score_samples(task, LiveReader(loaded(checkpoint)))
     model = loaded(checkpoint)
 
@@ -131,7 +238,7 @@ def test_a_server_gives_the_losses_or_the_copies_of_transformers(checkpoint, loa
         with torch.inference_mode():
             return model(torch.tensor([ids])).logits[0]
 
-    with CompletionsServer(logits, like=like, most=512, tokenizer=tokenizer).running() as server:
+    with CompletionsServer(logits, like=like, most=1024, tokenizer=tokenizer).running() as server:
         reader = EndpointReader(Endpoint(server.url), tokenizer, in_flight=3)
         values = score_samples(task, reader)
     for sample, losses in expected.items():
@@ -150,7 +257,7 @@ def test_a_greedy_copy_counts_up_to_its_first_wrong_character(uneven, tokenizer)
             assert done(0, [*half, 1, 2])
             return [[*half, 1, 2], [], [5]]
 
-    half, nothing, wrong = task.score(Copies(), [(256, "far", 0), (256, "far", 1), (256, "far", 2)])
+    [half], [nothing], [wrong] = task.score(Copies(), [(256, "far", 0), (256, "far", 1), (256, "far", 2)])
     passage = tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:64])
     copied = len(tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:32]))
     assert half == pytest.approx(64 * (1 - copied / len(passage)))

@@ -55,6 +55,19 @@ def test_recall_refers_to_the_first_report(recalled):
     assert [row["value"] for row in base.as_json()["rows"]] == [base.recall(length).change for length in (256, 512)]
 
 
+@pytest.mark.parametrize(
+    ("sums", "passes", "expected"),
+    [
+        ((1.0, 1, 5, 5), (0, 0, 4, 4), ((2.0, 10), (2.0, 2))),  # passes differ, their documents do not
+        ((1.0, 5, 1, 5), (0, 0, 4, 4), ((1.0, 5, 1, 5), (1.0,) * 4)),  # documents differ more than passes
+        ((1.0, 5, 1, 5), (0, 0, 0, 0), ((6.0,), (2.0,))),  # a single pass has no interval
+    ],
+)
+def test_documents_of_a_pass_are_not_independent(sums, passes, expected):
+    interval = ratio_interval(np.array(sums), np.ones(4), passes)
+    assert interval == pytest.approx(ratio_interval(*map(np.array, expected)))
+
+
 @pytest.mark.parametrize("near", [(3.0, 3.3, 3.0, 2.9), (0.0, 5.0, 4.0, 1.0)])
 def test_a_first_report_that_does_not_copy_from_near_is_refused(recalled, near):
     with pytest.raises(DataError, match=r"folder gains .* from a near copy at 256 tokens, which is not certain"):

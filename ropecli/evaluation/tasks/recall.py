@@ -1,21 +1,23 @@
-"""Recall: whether a model uses far text. A passage is repeated at the end of a sample, and its loss tells.
+"""Recall: whether a model uses far text. Passages are repeated at the end of a pass, and their loss tells.
 
-A sample has arms of one length, with the same scored tokens and the same filler:
+A pass is read in arms of one length, with the same scored tokens and the same filler:
 
-- absent: lead-in, another passage, filler, cue, rest
-- far: lead-in, passage, filler, cue, rest
-- near: lead-in, beginning of the filler, passage, its last 80 tokens, cue, rest
+- absent: lead-in, other passages, filler, repetitions
+- far: lead-in, passages, filler, repetitions
+- near: lead-in, beginning of the filler, passages, its last 80 tokens, repetitions
 
-The passage is the cue and the rest. Only the rest is scored: no model can know that a repetition begins. The lead-in
-is longer than the sinks that a method keeps (4 to 100 tokens), which would be read at any distance. Filler is text of
-other documents; a longer one begins earlier, so that what stands before the cue is the same at every length.
+The repetitions are shuffled. Each begins with its cue, which is not scored: no model can know that a repetition
+begins. A pass has the passages of as many whole documents as fit twice into an eighth of the shortest length, and of no
+more than a third of the documents; else one passage. The lead-in is longer than the sinks that a method keeps (4 to 100
+tokens), which would be read at any distance. Filler is text of other documents; a longer one begins earlier, so that
+what stands before the repetitions is the same at every length.
 
 This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import groupby, takewhile
+from itertools import chain, groupby, islice, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import ARMS, Cell
 from ropecli.evaluation.request import PerplexityOptions, document_source
+from ropecli.evaluation.statistics import Bucket
 from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.tasks.perplexity import have_same_tokens, refuse_overflow
 from ropecli.evaluation.texts import read_texts
@@ -35,18 +38,24 @@ from ropecli.live.loading import load_tokenizer
 from ropecli.messages import warn
 
 _PASSAGES = 2
-"""Samples per document."""
+"""Passages per document."""
+_OF_LENGTH, _OF_DOCUMENTS = 8, 3
+"""Passages and repetitions take an eighth of the shortest length at most, and passages a third of the documents."""
 _SCORED = PASSAGE - CUE
 _GAP = 80
-"""Tokens between the passage and its repetition in the near arm."""
+"""Tokens between the passages and their repetitions in the near arm."""
 _SHORTEST_LEAD, _LONGEST_LEAD = 16, 128
 """Tokens of the lead-in; between them, a sixteenth of the pretraining length."""
 _RUN = 8
 """A document that shares this many tokens in a row with a passage is not used around it."""
+_DISTANCES = 3
+"""Parts of the range of distances, for the mean loss of each."""
 
 
 class Recall(Task):
     """Raises DataError for lengths that do not fit, for a single document, and for documents that repeat each other.
+
+    A sample is (length, arm, number of the first passage of the pass); its value has the loss of each passage.
 
     lengths: tokens. pretraining_length: of the first subject, tokens; the longest length within it has a near arm.
     tokenizer: to compare greedy copies by their text; None to score losses.
@@ -80,6 +89,7 @@ class Recall(Task):
         self._texts = [documents.special.bare(document.ids) for document in documents.kept]
         self._runs: dict[int, np.ndarray] = {}  # by document
         self._alone = self._find_alone()
+        self._passes = self._make_passes()
 
     def up_to(self, length: int) -> "Recall":
         """The same samples at the lengths up to `length`, and at that of the near arm."""
@@ -88,9 +98,10 @@ class Recall(Task):
         return task
 
     def of_first(self, count: int) -> "Recall":
-        """The samples of the first documents, among the text of all."""
+        """The passes of the first documents, among the text of all. They may need a few documents more."""
         task = copy(self)
-        task.count = min(count, self.count)
+        last = [numbers[-1] // _PASSAGES + 1 for first, numbers in self._passes.items() if first // _PASSAGES < count]
+        task.count = min(max([count, *last]), self.count)
         return task
 
     def only(self, *arms: str) -> "Recall":
@@ -104,21 +115,27 @@ class Recall(Task):
         return not self.answers
 
     @property
+    def passages(self) -> int:
+        """The most passages of a pass."""
+        return max(map(len, self._passes.values()))
+
+    @property
     def settings(self) -> dict[str, Any]:
         sizes = {"passage": PASSAGE, "cue": CUE, "passages_per_document": _PASSAGES, "lead_in": self.lead}
-        return {**sizes, "near": self.near, "mode": "generate" if self.answers else "losses"}
+        per_pass = {"passages_per_pass": self.passages, "least_distance": self._filler_size(self.lengths[-1]) + PASSAGE}
+        return {**sizes, **per_pass, "near": self.near, "mode": "generate" if self.answers else "losses"}
 
     def request(self) -> dict[str, Any]:
         return {"protocol": self.name, "lengths": self.lengths, "data": self.fingerprint({}), **self.settings}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         largest = max(int(document.ids.max()) for document in self.documents.kept)
-        longest = self._arm(self.lengths[-1], "absent", 0)
+        longest = self._arm(self.lengths[-1], "absent", next(iter(self._passes)))
         return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
-        numbers = self._numbers()
-        return [(length, arm, number) for length in self.lengths for arm in self._arms_at(length) for number in numbers]
+        firsts = [first for first in self._passes if first // _PASSAGES < self.count]
+        return [(length, arm, first) for length in self.lengths for arm in self._arms_at(length) for first in firsts]
 
     def _numbers(self) -> list[int]:
         """The numbers of the passages."""
@@ -128,6 +145,19 @@ class Recall(Task):
         """The numbers of the passages of each document that has one."""
         return {document: list(numbers) for document, numbers in groupby(self._numbers(), lambda n: n // _PASSAGES)}
 
+    def _make_passes(self) -> dict[int, list[int]]:
+        """The numbers of the passages of each pass, by the first of them: of whole documents, or of one passage.
+
+        Each pass has as many other documents as its own.
+        """
+        documents = list(self._by_document().values())
+        most = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
+        for size in range(0 if self.answers else most, 0, -1):
+            passes = [[*chain(*documents[first : first + size])] for first in range(0, len(documents), size)]
+            if all(len([*islice(self._others(numbers, 1), size)]) == size for numbers in passes):
+                return {numbers[0]: numbers for numbers in passes}
+        return {number: [number] for number in self._numbers()}
+
     def _arms_at(self, length: int) -> list[str]:
         return [arm for arm in self.arms if arm != "near" or length == self.near]
 
@@ -135,13 +165,19 @@ class Recall(Task):
         return int(sample[0])
 
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
-        """The loss of each sample, summed over the scored tokens."""
+        """The losses of each sample's passages, each summed over the scored tokens."""
         ids = [self._arm(*sample) for sample in batch]
-        return self._copying(reader, ids) if self.answers else self._losses(reader, ids)
-
-    def _losses(self, reader: Reader, samples: Sequence[np.ndarray]) -> list[float]:
-        windows = (Window(ids, _SCORED, len(ids), reads_last=False) for ids in samples)
-        return [float(losses.sum()) for losses in reader.losses(windows)]
+        if self.answers:
+            return [[loss] for loss in self._copying(reader, ids)]
+        orders = [self._order(first) for _, _, first in batch]
+        windows = (
+            Window(sample, len(order) * PASSAGE - CUE, len(sample), reads_last=False)
+            for sample, order in zip(ids, orders, strict=True)
+        )
+        return [
+            [float(losses[place * PASSAGE :][:_SCORED].sum()) for place in np.argsort(order)]
+            for losses, order in zip(reader.losses(windows), orders, strict=True)
+        ]
 
     def _copying(self, reader: Reader, samples: Sequence[np.ndarray]) -> list[float]:
         """The scored tokens after the first wrong one of a greedy copy, by the share of its characters."""
@@ -160,48 +196,68 @@ class Recall(Task):
         shares = [right(index, tokens)[0] / len(expected[index]) for index, tokens in enumerate(answers)]
         return [_SCORED * (1 - share) for share in shares]
 
-    def _arm(self, length: int, arm: str, number: int) -> np.ndarray:
+    def _arm(self, length: int, arm: str, first: int) -> np.ndarray:
         """Ids, shape (length,)."""
-        document, passage = self._passage(number)
-        following = next(self._others(document, passage, step=1))
+        numbers = self._passes[first]
+        passages = [self._passage(number) for number in numbers]
+        following = [*islice(self._others(numbers, step=1), len(numbers))]
+        parts = -(-len(numbers) // len(following))
+        absent = [_middle(part) for text in following for part in np.array_split(text, parts)][: len(numbers)]
         prefix = self.documents.special.prefix
-        lead = np.concatenate([prefix, np.resize(following, self.lead - len(prefix))]).astype(np.int64)
-        filler = self._filler(document, passage, length - self.lead - 2 * PASSAGE)
+        lead = np.concatenate([prefix, np.resize(following[0], self.lead - len(prefix))]).astype(np.int64)
+        filler = self._filler(numbers, self._filler_size(length, len(numbers)))
         begin, end = np.split(filler, [max(0, len(filler) - _GAP)])
-        before = {"absent": [_middle(following), filler], "far": [passage, filler], "near": [begin, passage, end]}
-        return np.concatenate([lead, *before[arm], passage])
+        before = {"absent": [*absent, filler], "far": [*passages, filler], "near": [begin, *passages, end]}
+        return np.concatenate([lead, *before[arm], *(passages[place] for place in self._order(first))])
 
-    def _passage(self, number: int) -> tuple[int, np.ndarray]:
-        """The document of a passage, and its ids."""
+    def _order(self, first: int) -> np.ndarray:
+        """The indices of a pass's passages in the order of their repetitions."""
+        return np.random.default_rng(first).permutation(len(self._passes[first]))
+
+    def _passage(self, number: int) -> np.ndarray:
         document, part = divmod(number, _PASSAGES)
-        return document, _middle(np.array_split(self._texts[document], _PASSAGES)[part])
+        return _middle(np.array_split(self._texts[document], _PASSAGES)[part])
 
-    def _filler(self, document: int, passage: np.ndarray, size: int) -> np.ndarray:
-        """Text of the documents before this one, repeated if they are too short; shape (size,)."""
+    def _filler_size(self, length: int, passages: int | None = None) -> int:
+        """passages: of the pass; default: the most."""
+        return length - self.lead - 2 * PASSAGE * (passages or self.passages)
+
+    def _distances(self, first: int, length: int) -> np.ndarray:
+        """Tokens from each passage of a pass to its repetition, in the arm `far`; shape (passages,)."""
+        passages = len(self._passes[first])
+        places = np.argsort(self._order(first)) + passages - np.arange(passages)
+        return self._filler_size(length, passages) + PASSAGE * places
+
+    def _filler(self, numbers: Sequence[int], size: int) -> np.ndarray:
+        """Text of the documents before these passages, repeated if they are too short; shape (size,)."""
         parts: list[np.ndarray] = []
         missing = size
         while missing > 0:
-            for text in self._others(document, passage, step=-1):
+            for text in self._others(numbers, step=-1):
                 parts.insert(0, text[max(0, len(text) - missing) :])
                 missing -= len(parts[0])
                 if missing <= 0:
                     break
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def _others(self, document: int, passage: np.ndarray, step: int) -> Iterator[np.ndarray]:
-        """The texts of the other documents that do not repeat the passage, in both directions round about."""
+    def _others(self, numbers: Sequence[int], step: int) -> Iterator[np.ndarray]:
+        """The texts of other documents that do not repeat these passages, in both directions round about."""
+        own = {number // _PASSAGES for number in numbers}
+        runs = np.concatenate([_runs_of(self._passage(number)) for number in numbers])
         for distance in range(1, len(self._texts)):
-            index = (document + step * distance) % len(self._texts)
+            index = ((max(own) if step > 0 else min(own)) + step * distance) % len(self._texts)
+            if index in own:
+                continue
             if index not in self._runs:
                 self._runs[index] = np.unique(_runs_of(self._texts[index]))
-            first, end = (np.searchsorted(self._runs[index], _runs_of(passage), side) for side in ("left", "right"))
+            first, end = (np.searchsorted(self._runs[index], runs, side) for side in ("left", "right"))
             if (first == end).all():  # in none of them; faster than np.isin, which would sort the document's again
                 yield self._texts[index]
 
     def _find_alone(self) -> set[int]:
         """The passages that every other document repeats, which are left out. Raises DataError if those are all."""
         numbers = range(_PASSAGES * self.count)
-        alone = {number for number in numbers if next(self._others(*self._passage(number), step=1), None) is None}
+        alone = {number for number in numbers if next(self._others([number], step=1), None) is None}
         what = f"recall needs passages without {_RUN} tokens in a row that every other document has"
         if len(alone) == len(numbers):
             raise DataError(f"{what}. These documents repeat each other: use others.")
@@ -211,21 +267,49 @@ class Recall(Task):
 
     def cells(self, values: Values) -> list[Cell]:
         """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
-        passages = self._by_document()
-        names, cells = [self.documents.names[document] for document in passages], []
-        weights = np.array([float(len(numbers) * _SCORED) for numbers in passages.values()])
-        for length in self.lengths:
-            for arm in self._arms_at(length):
-                losses = [[values[length, arm, number] for number in numbers] for numbers in passages.values()]
-                sums = np.array([sum(of_document) for of_document in losses], dtype=float)
-                refuse_overflow(sums, weights, length, names)
-                cells.append(
-                    Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), tokens=int(weights.sum()))
-                )
+        documents, cells = self._by_document(), []
+        names = [self.documents.names[document] for document in documents]
+        weights = np.array([float(len(numbers) * _SCORED) for numbers in documents.values()])
+        pass_of = {number: first for first, numbers in self._passes.items() for number in numbers}
+        passes = [pass_of[numbers[0]] for numbers in documents.values()] if self.passages > 1 else []
+        for length, arm, firsts in self._grouped():
+            losses = {
+                number: loss
+                for first in firsts
+                for number, loss in zip(self._passes[first], values[length, arm, first], strict=True)
+            }
+            sums = np.array([sum(losses[number] for number in numbers) for numbers in documents.values()])
+            refuse_overflow(sums, weights, length, names)
+            buckets = self._by_distance(length, firsts, losses) if passes and arm != "near" else ()
+            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes), "by_context": buckets}
+            cells.append(Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), **shared))
         return cells
 
+    def _grouped(self) -> Iterator[tuple[int, str, list[int]]]:
+        """Each length and arm, with the first passage of each of its passes."""
+        for (length, arm), samples in groupby(self.samples(one_pass=True), lambda sample: sample[:2]):
+            yield length, arm, [first for _, _, first in samples]
+
+    def _by_distance(self, length: int, firsts: Sequence[int], losses: dict[int, float]) -> tuple[Bucket, ...]:
+        """The mean loss by the distance from a passage to its repetition, in thirds of its range."""
+        distances = np.concatenate([self._distances(first, length) for first in firsts])
+        values = np.array([losses[number] for first in firsts for number in self._passes[first]])
+        edges = np.linspace(distances.min(), distances.max() + 1, _DISTANCES + 1).astype(int)
+        parts = [(low, high, values[(low <= distances) & (distances < high)]) for low, high in pairwise(edges)]
+        return tuple(
+            Bucket(int(low), int(high), len(part) * _SCORED, float(part.mean() / _SCORED))
+            for low, high, part in parts
+            if len(part)
+        )
+
     def identities(self) -> list[str]:
-        return [digest(*(self._passage(number)[1] for number in numbers)) for numbers in self._by_document().values()]
+        """With the other passages of the pass, if there are any."""
+        digests = []
+        for numbers in self._by_document().values():
+            of_pass = next(each for each in self._passes.values() if numbers[0] in each)
+            shared = [*numbers, *of_pass] if self.passages > 1 else numbers
+            digests.append(digest(*(self._passage(number) for number in shared)))
+        return digests
 
     def fingerprint(self, values: Values) -> str:
         return digest(self.documents.fingerprint(), self.lead)
