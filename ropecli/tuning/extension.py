@@ -51,8 +51,6 @@ ENOUGH = 8
 _SHARES_TO_TIME = (16, 8, 4)
 """Parts of the length, to estimate the time from."""
 _PLAN, _PLAN_KEY = "budget", ("documents and candidates",)
-_SHOWN = 2
-"""Candidates on the page, with all arms and lengths: the chosen one, and the best of the others."""
 
 
 def make_candidates(
@@ -144,7 +142,7 @@ class Measured:
 @dataclass(frozen=True)
 class Choice:
     """chosen: None if no candidate reads far within the cost. measured: those of the last round first, best first.
-    reports: the base, the chosen candidate and the best of the others; recall, then perplexity.
+    reports: the base and the chosen candidate, or else the best; recall, then perplexity.
     """
 
     chosen: Measured | None
@@ -224,9 +222,8 @@ class Extension:
                 add(task(count), left)
                 add(task(before), -left)
             before, left = count, (left + 1) // 2
-        shown = min(_SHOWN, len(self.candidates))
-        add(self._recall.of_first(before), shown)
-        add(self._recall.of_first(before).only("far"), -shown)
+        add(self._recall.of_first(before).only("absent", "far", shorter=True), 1)
+        add(self._recall.of_first(before).only("far"), -1)
         return work
 
     def fit(self, store: Store, budget: float | None = None) -> float:
@@ -345,9 +342,8 @@ class Extension:
             level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
             within = sorted(level, key=lambda candidate: candidate.cost.change)
         by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
-        shown = [*dict.fromkeys([*within[:1], *by_loss, *dropped])][:_SHOWN]
-        recall = self._recall.of_first(count)
-        subjects = [candidate.subject for candidate in shown if candidate.subject is not self.base]
+        recall = self._recall.of_first(count).only("absent", "far", shorter=True)  # the near arm is the base's
+        subjects = [each.subject for each in [*within, *by_loss][:1] if each.subject is not self.base]
         reports = [*chain(*self._measure(subjects, recall, "all lengths, "))]
         reference = reference_of(reports[0], certain=False)
         recalls = [replace(report, reference=reference) for report in reports[::2]]

@@ -104,10 +104,10 @@ class Recall(Task):
         task.count = min(max([count, *last]), self.count)
         return task
 
-    def only(self, *arms: str) -> "Recall":
-        """The samples of some arms at the longest length."""
+    def only(self, *arms: str, shorter: bool = False) -> "Recall":
+        """The samples of some arms, at the longest length. shorter: at all lengths."""
         task = copy(self)
-        task.lengths, task.arms = self.lengths[-1:], arms
+        task.lengths, task.arms = self.lengths if shorter else self.lengths[-1:], arms
         return task
 
     @property
