@@ -72,7 +72,9 @@ def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "R
         if protocol.name == "recall":
             made = make_recall(measured, subjects[0], shared)
         else:
-            made = make_perplexity(measured, shared, protocol, factory, workers, outputs.keys, outputs.report)
+            made = make_perplexity(
+                measured, subjects[0], shared, protocol, factory, workers, outputs.keys, outputs.report
+            )
         if not baseline:
             return made
         task, tokenizer = made[0]

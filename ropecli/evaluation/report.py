@@ -58,11 +58,11 @@ class Cell:
     fingerprint can be paired. low, high: 95% interval of the perplexity (None for a single document) or of the score.
 
     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), mean loss by the number of
-    tokens before the scored one; wall time of the passes, which may serve other lengths too, tokens read per second,
-    peak memory in bytes (of the process on a CPU, of torch on a GPU). Of recall: mean loss by the distance, the pass of
-    each document if a pass has several. Of a score: chance, the mean score of guessing;
-    if answers were ranked, the mean rank of the right one (1 is best), and its log-probability minus that of the best
-    other one, nats.
+    tokens before the scored one, and cells by class of what the text repeats (evaluation/copies.py); wall time of the
+    passes, which may serve other lengths too, tokens read per second, peak memory in bytes (of the process on a CPU, of
+    torch on a GPU). Of recall: mean loss by the distance, the pass of each document if a pass has several. Of a score:
+    chance, the mean score of guessing; if answers were ranked, the mean rank of the right one (1 is best), and its
+    log-probability minus that of the best other one, nats.
     """
 
     task: str
@@ -79,6 +79,7 @@ class Cell:
     bits_per_byte: Amount | None = None
     by_context: tuple[Bucket, ...] = ()
     passes: tuple[Count, ...] = ()
+    by_class: tuple["Cell", ...] = ()
     # cost of the run, not part of the measurement
     seconds: Amount = field(default=0.0, compare=False)
     tokens_per_second: Amount = field(default=0.0, compare=False)
@@ -113,6 +114,7 @@ class Cell:
             bits_per_byte=None,
             by_context=(),
             passes=passes,
+            by_class=tuple(part for cell in self.by_class if sum((part := cell.of_samples(numbers)).weights)),
         )
 
 
@@ -150,6 +152,40 @@ def _difference(cell: Cell, other: Cell, weights: tuple[float, ...]) -> Change:
     """Σ (loss of `cell` − loss of `other`) / Σ weights. weights: of each document."""
     sums, each = np.array(cell.sums) - np.array(other.sums), np.array(weights)
     return Change(float(sums.sum() / each.sum()), *ratio_interval(sums, each, cell.passes))
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The scored tokens of one class (evaluation/copies.py), read by a model at its longest length.
+
+    share: of all scored tokens. loss, base_loss: mean, nats; of the base at its own length. gain: base_loss − loss.
+    tokens: of each document.
+    """
+
+    name: str
+    share: float
+    loss: float
+    base_loss: float
+    gain: Change
+    tokens: tuple[float, ...]
+
+
+def copies_of(report: "Report", base: "Report") -> list[Copies]:
+    """The classes of a perplexity, against the base at its own length; none without both on the same tokens."""
+    length, reference = report.lengths[-1], report.settings.get("reference_length")
+    known = report.kind == "perplexity" and report.task in SAME_TOKENS and reference in base.lengths
+    if not known or not reference or length <= reference or not report.is_comparable(base):
+        return []
+    [cell, of_base] = report.cells_at(length)[0], base.cells_at(reference)[0]
+    pairs = zip(cell.by_class, of_base.by_class, strict=False)
+    return [
+        Copies(
+            *(each.task, each.tokens / cell.tokens, each.value, other.value),
+            *(_difference(other, each, each.weights), each.weights),
+        )
+        for each, other in pairs
+        if each.weights == other.weights
+    ]
 
 
 @dataclass(frozen=True)
@@ -255,7 +291,7 @@ class Report:
 
     def is_comparable(self, other: "Report") -> bool:
         """Whether both scored the same tokens or prompts in the same way."""
-        settings = ("mode", "stride", "targets", "passages_per_pass")
+        settings = ("mode", "stride", "targets", "passages_per_pass", "reference_length")
         keys = [
             (one.kind, one.task, one.fingerprint, one.reference, *map(one.settings.get, settings))
             for one in (self, other)
@@ -332,10 +368,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The fields, and what follows from them: rows by length, how far recall reads, RULER's effective length."""
         value = asdict(self)
-        defaults = {entry.name: entry.default for entry in fields(Cell)}
-        value["cells"] = [
-            {key: entry for key, entry in cell.items() if entry != defaults[key]} for cell in value["cells"]
-        ]
+        value["cells"] = [*map(_without_defaults, value["cells"])]
         value["rows"] = [{"length": length, **self._row(length)} for length in self.lengths]
         if self.kind == "recall":
             value |= {"reads_to": self.reads_to(), "reads_to_half": self.reads_to(0.5)}
@@ -360,6 +393,12 @@ class Report:
             **{"value": cell.ppl, "low": cell.low, "high": cell.high, **row, "ppl": cell.ppl},
             **{"documents": cell.samples, **{name: getattr(cell, name) for name in names}},
         }
+
+
+def _without_defaults(cell: dict[str, Any]) -> dict[str, Any]:
+    defaults = {entry.name: entry.default for entry in fields(Cell)}
+    kept = {key: value for key, value in cell.items() if value != defaults[key]}
+    return kept | ({"by_class": [*map(_without_defaults, cell["by_class"])]} if cell["by_class"] else {})
 
 
 @dataclass(frozen=True)

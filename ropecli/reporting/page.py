@@ -17,7 +17,7 @@ from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import panels
 from ropecli.reporting.lines import base_of, sets_of
 from ropecli.reporting.report_files import AnyReport
-from ropecli.reporting.report_tables import Percent, numbers_table, ppl_words, set_table, tuning_table
+from ropecli.reporting.report_tables import Percent, copies_tables, numbers_table, ppl_words, set_table, tuning_table
 from ropecli.reporting.summary import Summary
 from ropecli.reporting.wording import reference_sentence, sample_count, task_name
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
@@ -54,6 +54,7 @@ def render_page(reports: Sequence[AnyReport], record: Mapping[str, Any] | None =
     folded: dict[str, list[Table]] = {
         "Tuning": [*map(tuning_table, tunings)],
         "All lengths": [set_table(lines, verbose=True) for lines in sets if len(lines) > 1],
+        "Copies in the text": [table for lines in sets for table in copies_tables(lines, verbose=True)],
         "By depth and task": [numbers_table(lines) for lines in sets if lines[0].report.kind == "scores"],
         "All numbers": [numbers_table(lines) for lines in sets if lines[0].report.kind != "scores"],
     }

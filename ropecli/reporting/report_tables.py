@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from ropecli.evaluation.report import Cell, Report
+from ropecli.evaluation.copies import CONTEXT
+from ropecli.evaluation.report import Cell, Report, copies_of
 from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.messages import duration, size
 from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, best_of, lengths_of, sets_of, title_of
 from ropecli.reporting.summary import Summary
 from ropecli.reporting.wording import (
+    copies_sentences,
     number,
     reads_words,
     recall_words,
@@ -67,6 +69,7 @@ def measured_tables(reports: Sequence[Report], *, verbose: bool = False) -> list
             tables.append(numbers_table(lines, verbose=verbose))
         if len(lines) > 1:
             tables.append(set_table(lines, verbose=verbose, verdict=Summary([lines]).sentences()))
+        tables += copies_tables(lines, verbose=verbose)
     several = [DATA_NOTE] if len(sets) > 1 else []
     return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, *several])]
 
@@ -151,6 +154,33 @@ def set_table(lines: Sequence[Line], *, verbose: bool = False, verdict: Sequence
     later = range(1, len(lines))
     sections = frozenset(row for row in later if lines[row].report.digest != lines[row - 1].report.digest)
     return Table(title_of(lines, f": {task_name(report)} by length"), columns, rows, notes, sections=sections)
+
+
+def copies_tables(lines: Sequence[Line], *, verbose: bool = False) -> list[Table]:
+    """The loss by what the text repeats, at the longest length, against the base at its own; none if that is unknown.
+
+    verbose: also where another token follows.
+    """
+    base = (base_of(lines) or lines[0]).report
+    copies = {line: found for line in lines if (found := copies_of(line.report, base))}
+    if not copies:
+        return []
+    reference, longest = base.settings["reference_length"], max(line.report.lengths[-1] for line in copies)
+    copies = {line: found for line, found in copies.items() if line.report.lengths[-1] == longest}
+    best = Summary([lines]).best[0]
+    told = best if best in copies else next(iter(copies))
+    shown = [each for each in copies[told] if verbose or "false" not in each.name]
+    rows = [[f"{base.label} at {reference}", *(f"{each.base_loss:.2f}" for each in shown)]]
+    for line, found in copies.items():
+        rows.append([line.name, *(f"{each.loss:.2f}, {recall_words(each.gain)}" for each in found[: len(shown)])])
+    named = f"{told.name}: " * (len(copies) > 1)
+    notes = [
+        *(f"{named}{sentence}" for sentence in copies_sentences(copies[told], reference)),
+        f"far: tokens whose {CONTEXT} preceding tokens stood last more than {reference} tokens back; near: within; "
+        "ordinary: the others. Loss in nats, and the gain over the base with its 95% interval.",
+    ]
+    heads = ["model", *(f"{each.name}, {each.share:.1%}" for each in shown)]
+    return [Table(title_of(lines, f": loss by what the text repeats, at {longest} tokens"), heads, rows, notes)]
 
 
 def tuning_table(report: TuneReport) -> Table:

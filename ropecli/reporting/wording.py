@@ -1,15 +1,20 @@
 """Formats parts of reports as text: protocols, changes, numbers."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.evaluation.protocols import PASSAGE, YARN_NOTE
 from ropecli.table import clean
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.report import Change, Report
+    from ropecli.evaluation.report import Change, Copies, Report
 
 
+_HARDLY = 0.001
+"""Share of the scored tokens."""
+_ENOUGH_TOKENS, MIN_DOCUMENTS = 10, 8
+"""Fewer tokens of a class in fewer documents are few."""
 RECALL_NOTE = "recall 1: as good as a copy nearby; 0: no better than without the far text"
 
 
@@ -76,6 +81,28 @@ def reference_sentence(report: "Report") -> str:
     assert reference is not None
     where = f"at {reference.near.length} tokens in {clean(reference.name)}"
     return f"Recall 1: as good as a near copy {where}. 0: no better than there without the passage."
+
+
+def copies_sentences(copies: Sequence["Copies"], reference: int) -> list[str]:
+    """What the text needs from far, and what reading it gains. reference: tokens that the base reads."""
+    by_name = {each.name: each for each in copies}
+    ordinary, far = by_name.get("ordinary"), by_name.get("far")
+    if far is None or far.share < _HARDLY:
+        return [f"The text hardly repeats anything from more than {reference} tokens back (references are no copies)."]
+    holding = [count for count in far.tokens if count]
+    words = "falls" if far.gain.change > 0 else "rises"
+    sentences = [
+        f"{far.share:.1%} of the scored tokens continue what stood last more than {reference} tokens back, in "
+        f"{len(holding)} of {len(far.tokens)} documents. On them the loss {words} from {far.base_loss:.2f} to "
+        f"{far.loss:.2f}, a gain of {recall_words(far.gain)} nats per token"
+        + (f"; on ordinary tokens {recall_words(ordinary.gain)}." if ordinary else ".")
+    ]
+    if (enough := sum(count >= _ENOUGH_TOKENS for count in holding)) < MIN_DOCUMENTS:
+        most = max(holding) / sum(holding)
+        sentences.append(
+            f"Few: {enough} documents have {_ENOUGH_TOKENS} such tokens or more, and one has {most:.0%} of them."
+        )
+    return sentences
 
 
 def score_words(report: "Report", length: int) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, NotFiniteError
+from ropecli.evaluation.copies import CLASSES, COUNT, classes_of
 from ropecli.evaluation.driver import SampleId, Task, Values
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import SAME_TOKENS, YARN_STRIDE, Protocol, Window
@@ -39,7 +40,8 @@ class Tally:
 
     nll: nats. bytes: bytes of the scored text; None if unknown. window_means: sum of the windows' mean losses. windows:
     number of windows. read: tokens the model read. seconds: wall time. peak_memory: bytes. context_nll, context_tokens:
-    losses and tokens by the number of tokens before them, in the buckets of _EDGES.
+    losses and tokens by the number of tokens before them, in the buckets of _EDGES. class_nll, class_tokens: by the
+    numbers of CLASSES; empty if there are none.
     """
 
     nll: float = 0.0
@@ -52,9 +54,13 @@ class Tally:
     peak_memory: int = 0
     context_nll: list[float] = field(default_factory=list)
     context_tokens: list[int] = field(default_factory=list)
+    class_nll: list[float] = field(default_factory=list)
+    class_tokens: list[int] = field(default_factory=list)
 
-    def add(self, nll: np.ndarray, contexts: np.ndarray, scored_bytes: int | None) -> None:
-        """Add one window. nll: nats. contexts: number of tokens before each target. Both have shape (targets,)."""
+    def add(
+        self, nll: np.ndarray, contexts: np.ndarray, scored_bytes: int | None, classes: np.ndarray | None = None
+    ) -> None:
+        """Add one window. nll: nats. contexts: number of tokens before each target. All have shape (targets,)."""
         if not len(nll):
             return
         self.nll += float(nll.sum())
@@ -65,6 +71,9 @@ class Tally:
         buckets = np.searchsorted(_EDGES, contexts, side="right") - 1
         self.context_nll = _sums([self.context_nll, np.bincount(buckets, weights=nll).tolist()])
         self.context_tokens = _sums([self.context_tokens, np.bincount(buckets).tolist()])
+        if classes is not None:
+            self.class_nll = _sums([self.class_nll, np.bincount(classes, nll, COUNT).tolist()])
+            self.class_tokens = _sums([self.class_tokens, np.bincount(classes, minlength=COUNT).tolist()])
 
 
 def _sums(lists: Iterable[list]) -> list:
@@ -75,6 +84,7 @@ class Perplexity(Task):
     """Raises DataError for settings that do not fit.
 
     lengths: tokens; `prefix` and `tail` require the longest of each document. source, key_tokens: for the report.
+    pretraining_length: of the first subject; the loss is then split by what the text repeats (evaluation/copies.py).
     """
 
     kind = "perplexity"
@@ -88,10 +98,14 @@ class Perplexity(Task):
         protocol: str | Protocol = "prefix",
         source: str = "",
         key_tokens: KeyTokens | None = None,
+        pretraining_length: int | None = None,
     ) -> None:
         self.documents, self.source, self.key_tokens = documents, source, key_tokens
         self.lengths = sorted(set(lengths))
         self._end = self.lengths[-1]  # of the documents
+        within = [length for length in self.lengths if pretraining_length and length <= pretraining_length]
+        self.reference_length = max(within, default=pretraining_length)
+        self._classes: dict[int, np.ndarray] = {}
         protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
         self.protocol = protocol.for_lengths(self.lengths, documents.special)
         self.name = self.protocol.name
@@ -114,10 +128,12 @@ class Perplexity(Task):
     @property
     def settings(self) -> dict[str, Any]:
         key_tokens = {"key_tokens": self.key_tokens.settings} if self.key_tokens else {}
-        return {"stride": self.protocol.stride, "targets": self.protocol.targets, **key_tokens}
+        chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets}
+        return {**chosen, "reference_length": self.reference_length, **key_tokens}
 
     def request(self) -> dict[str, Any]:
         chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "end": self._end}
+        chosen["reference"] = self.reference_length
         data = {"documents": len(self.documents.kept), "data": self._digest}
         return {"protocol": self.name, "lengths": self.lengths, **chosen, **data}
 
@@ -154,10 +170,28 @@ class Perplexity(Task):
         with reader.measured() as cost:
             losses = reader.losses(window for _, window in read)
             for (index, window), nll in zip(windows, losses, strict=True):
-                _enter(tallies[index], window, nll, documents[index])
+                _enter(tallies[index], window, nll, documents[index], self._classes_of(batch[index][1]))
         for tally in (tally for by_length in tallies for tally in by_length.values()):
             tally.seconds, tally.peak_memory = cost.seconds / len(documents), cost.peak_memory
         return [{str(length): asdict(tally) for length, tally in by_length.items()} for by_length in tallies]
+
+    def _classes_of(self, index: int) -> np.ndarray | None:
+        """The class of each token of a document: the same at every length."""
+        if (reference := self.reference_length) is None:
+            return None
+        if index not in self._classes:
+            document = self.documents.kept[index]
+            ids = self.documents.special.ended(document.ids) if self._whole else document.ids[: self._end]
+            self._classes[index] = classes_of(ids, self._starts(document, len(ids)), reference)
+        return self._classes[index]
+
+    def _starts(self, document: Document, tokens: int) -> np.ndarray:
+        """The first position that a reader of the longest length has before each token; shape (tokens,)."""
+        starts, special = np.zeros(tokens, dtype=np.int64), self.documents.special
+        for window in self.protocol.windows(document, special, self._end, self._end):
+            first = window.stop - len(window.ids)
+            starts[window.stop - window.targets : window.stop] = first + len(special.prefix) if first > 0 else 0
+        return starts
 
     def cells(self, values: Values) -> list[Cell]:
         """Raises NotFiniteError for a loss that is not finite, DataError if there are no tokens."""
@@ -179,7 +213,9 @@ class Perplexity(Task):
         return self._digest
 
 
-def _enter(tallies: dict[int, Tally], window: Window, nll: np.ndarray, document: Document) -> None:
+def _enter(
+    tallies: dict[int, Tally], window: Window, nll: np.ndarray, document: Document, classes: np.ndarray | None
+) -> None:
     """Add one window's losses to its document's tallies; a window may serve several lengths."""
     first = len(window.ids) - window.targets
     if window.picked is not None:
@@ -192,7 +228,8 @@ def _enter(tallies: dict[int, Tally], window: Window, nll: np.ndarray, document:
         # a window that serves several lengths begins at the document's beginning
         scored = nll if len(tallies) == 1 else nll[: length - first]
         stop = window.stop if len(tallies) == 1 else length
-        tally.add(scored, first + np.arange(len(scored)), document.bytes_of(stop - len(scored), stop))
+        of_scored = None if classes is None else classes[stop - len(scored) : stop]
+        tally.add(scored, first + np.arange(len(scored)), document.bytes_of(stop - len(scored), stop), of_scored)
         tally.read += window.read
 
 
@@ -223,10 +260,22 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
             for i, count in enumerate(context_tokens)
             if count
         ),
+        by_class=_by_class(length, tallies),
         seconds=seconds,
         tokens_per_second=sum(tally.read for tally in tallies) / seconds if seconds else 0.0,
         peak_memory=max(tally.peak_memory for tally in tallies),
     )
+
+
+def _by_class(length: int, tallies: Sequence[Tally]) -> tuple[Cell, ...]:
+    """The cells of the classes that have tokens."""
+    cells = []
+    for name, numbers in CLASSES.items() if all(tally.class_tokens for tally in tallies) else ():
+        sums = [sum(tally.class_nll[number] for number in numbers) for tally in tallies]
+        tokens = [sum(tally.class_tokens[number] for number in numbers) for tally in tallies]
+        if sum(tokens):
+            cells.append(Cell(name, length, tuple(sums), tuple(map(float, tokens)), tokens=sum(tokens)))
+    return tuple(cells)
 
 
 def refuse_overflow(sums: np.ndarray, weights: np.ndarray, length: int, names: Sequence[str]) -> None:
@@ -242,6 +291,7 @@ def refuse_overflow(sums: np.ndarray, weights: np.ndarray, length: int, names: S
 
 def make_perplexity(
     subjects: Sequence[Subject],
+    first: Subject,
     options: PerplexityOptions,
     protocol: Protocol,
     factory: ReaderFactory,
@@ -251,8 +301,8 @@ def make_perplexity(
 ) -> list[tuple[Perplexity, Any]]:
     """A task and its tokenizer for each subject, on the documents that its tokenizer reads.
 
-    Sizes of one model share a tokenizer, and so the task. key_file, output: of the protocol longppl, see
-    get_key_tokens. Raises DataError, MethodError, CheckpointError.
+    Sizes of one model share a tokenizer, and so the task. first: the base. key_file, output: of the protocol longppl,
+    see get_key_tokens. Raises DataError, MethodError, CheckpointError.
     """
     chosen = choose_lengths(options["lengths"], subjects)
     checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
@@ -271,7 +321,8 @@ def make_perplexity(
             else:
                 drop_rare = options["lengths"] is None and not tasks
                 documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare)
-            task = Perplexity(documents, chosen, protocol, document_source(options).place, key_tokens)
+            place, pretraining_length = document_source(options).place, first.positions.pretraining_length
+            task = Perplexity(documents, chosen, protocol, place, key_tokens, pretraining_length)
         tasks[key] = task, tokenizer
     return [tasks[id(subject.checkpoint)] for subject in subjects]
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from ropecli.data.documents import Documents
 from ropecli.errors import DataError
+from ropecli.evaluation.copies import runs_of
 from ropecli.evaluation.driver import SampleId, Task, Values
 from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
@@ -243,13 +244,13 @@ class Recall(Task):
     def _others(self, numbers: Sequence[int], step: int) -> Iterator[np.ndarray]:
         """The texts of other documents that do not repeat these passages, in both directions round about."""
         own = {number // _PASSAGES for number in numbers}
-        runs = np.concatenate([_runs_of(self._passage(number)) for number in numbers])
+        runs = np.concatenate([runs_of(self._passage(number), _RUN) for number in numbers])
         for distance in range(1, len(self._texts)):
             index = ((max(own) if step > 0 else min(own)) + step * distance) % len(self._texts)
             if index in own:
                 continue
             if index not in self._runs:
-                self._runs[index] = np.unique(_runs_of(self._texts[index]))
+                self._runs[index] = np.unique(runs_of(self._texts[index], _RUN))
             first, end = (np.searchsorted(self._runs[index], runs, side) for side in ("left", "right"))
             if (first == end).all():  # in none of them; faster than np.isin, which would sort the document's again
                 yield self._texts[index]
@@ -326,12 +327,6 @@ def shortest_length(pretraining_length: int) -> int:
 def _middle(text: np.ndarray) -> np.ndarray:
     start = (len(text) - PASSAGE) // 2
     return text[start : start + PASSAGE]
-
-
-def _runs_of(ids: np.ndarray) -> np.ndarray:
-    """A hash of each run of tokens."""
-    powers = np.uint64(0x9E3779B97F4A7C15) ** np.arange(_RUN, dtype=np.uint64)
-    return np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint64) + np.uint64(1), _RUN) @ powers
 
 
 def make_recall(
