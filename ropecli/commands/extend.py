@@ -67,9 +67,21 @@ class Extended:
             "output": str(self.output) if self.output else None,
             "page": str(self.page) if self.page else None,
             "command": self.export.command if self.export else None,
+            "copies": self._copies(),
             "measured": [self._row(measured) for measured in choice.measured] if choice else [],
             **as_json(choice.reports if choice else []),
         }
+
+    def _copies(self) -> dict[str, Any] | None:
+        """What the long texts repeat from far, and the chosen candidate's gain on it; None if none are long enough."""
+        from ropecli.evaluation.report import copies_of
+
+        reports = [report for report in (self.choice.reports if self.choice else ()) if report.task == "tail"]
+        if len(reports) < 2:
+            return None
+        base, chosen = reports
+        classes = [asdict(each) for each in copies_of(chosen, base)]
+        return {"reference_length": base.lengths[-1], "classes": classes}
 
     def _row(self, measured: "Measured") -> dict[str, Any]:
         from ropecli.checkpoint.provenance import patch_command

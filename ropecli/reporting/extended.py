@@ -5,9 +5,9 @@ from math import ceil
 from typing import Any
 
 from ropecli.errors import quoted
-from ropecli.evaluation.report import Change
+from ropecli.evaluation.report import Change, Copies
 from ropecli.reporting.lines import MIN_SAMPLES
-from ropecli.reporting.wording import RECALL_NOTE, change_words, recall_words
+from ropecli.reporting.wording import RECALL_NOTE, change_words, copies_sentences, recall_words
 from ropecli.table import Bold, Table
 
 
@@ -23,7 +23,7 @@ def candidates_table(record: Mapping[str, Any]) -> Table:
 
 
 def verdict(record: Mapping[str, Any]) -> list[str]:
-    """What was chosen with its cost, and why; or why nothing was."""
+    """What was chosen with its cost, why, and what the text gains; or why nothing was chosen."""
     length, limit, rows = record["length"], record["max_short_cost"], record["measured"]
     within = "" if limit is None else f" at a cost of {limit:g}% or less"
     chosen = _chosen(record)
@@ -31,12 +31,19 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
         return [f"No candidate certainly gains from text {length:,} tokens back{within}: nothing is written."]
     cost = f"{_cost(chosen)} of perplexity at {record['short_length']:,}"
     first = f"Chosen: {chosen['label']}. Recall at {length:,} tokens {_recall(chosen)}, cost {cost}."
-    if chosen["documents"] < MIN_SAMPLES:
-        return [first, f"It is the best of {len(rows)} on {chosen['documents']} documents, which are few."]
     why = (
         f"No other of {len(rows)} candidates is certainly better{within}; of those that may be as good it costs least."
     )
-    return [first, why]
+    if chosen["documents"] < MIN_SAMPLES:
+        why = f"It is the best of {len(rows)} on {chosen['documents']} documents, which are few."
+    return [first, why, *_text_sentences(record["copies"])]
+
+
+def _text_sentences(copies: Mapping[str, Any] | None) -> list[str]:
+    if copies is None:
+        return []
+    classes = [Copies(**(each | {"gain": Change(**each["gain"])})) for each in copies["classes"]]
+    return copies_sentences(classes, copies["reference_length"])
 
 
 def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:

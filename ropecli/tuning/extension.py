@@ -142,7 +142,7 @@ class Measured:
 @dataclass(frozen=True)
 class Choice:
     """chosen: None if no candidate reads far within the cost. measured: those of the last round first, best first.
-    reports: the base and the chosen candidate, or else the best; recall, then perplexity.
+    reports: the base and the chosen candidate, or else the best; recall, then perplexity, then that of long texts.
     """
 
     chosen: Measured | None
@@ -169,7 +169,10 @@ def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[M
 
 
 class Extension:
-    """A search. recall, cost: tasks on all documents. most_cost: allowed relative change of perplexity, or infinity."""
+    """A search. recall, cost: tasks on all documents. most_cost: allowed relative change of perplexity, or infinity.
+
+    text: `tail` on the documents that have the length, for the base and the chosen candidate; None if there are none.
+    """
 
     def __init__(
         self,
@@ -178,11 +181,13 @@ class Extension:
         tokenizer: Any,
         recall: Recall,
         cost: Perplexity,
+        text: Perplexity | None,
         factory: LiveReaderFactory,
         most_cost: float,
     ) -> None:
         self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
-        self._recall, self._cost, self._factory, self._most_cost = recall, cost, factory, most_cost
+        self._recall, self._cost, self._text = recall, cost, text
+        self._factory, self._most_cost = factory, most_cost
         self._store, self.short_length = Store(), cost.lengths[-1]
         self._progress = Progress([], " An interrupted run continues with --resume.")
         self._request = self._make_request()
@@ -204,6 +209,7 @@ class Extension:
     def _make_request(self) -> dict[str, Any]:
         subjects = [subject.request() for subject in (self.base, *self.candidates)]
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
+        tasks["text"] = self._text.request() if self._text else {}
         return {"subjects": subjects, **tasks, **self._factory.request()}
 
     def _work(self, rounds: Sequence[int], left: int, before: int = 0) -> Counter[int]:
@@ -224,6 +230,8 @@ class Extension:
             before, left = count, (left + 1) // 2
         add(self._recall.of_first(before).only("absent", "far", shorter=True), 1)
         add(self._recall.of_first(before).only("far"), -1)
+        if self._text:
+            add(self._text, 1)
         return work
 
     def fit(self, store: Store, budget: float | None = None) -> float:
@@ -289,6 +297,10 @@ class Extension:
                     speed.add(length, length, time.monotonic() - started)
         return [speeds[remapping] for remapping in remaps]
 
+    @property
+    def _text_lengths(self) -> list[int]:
+        return self._text.lengths if self._text else [0]
+
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
 
@@ -344,22 +356,30 @@ class Extension:
         by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
         recall = self._recall.of_first(count).only("absent", "far", shorter=True)  # the near arm is the base's
         subjects = [each.subject for each in [*within, *by_loss][:1] if each.subject is not self.base]
-        reports = [*chain(*self._measure(subjects, recall, "all lengths, "))]
-        reference = reference_of(reports[0], certain=False)
-        recalls = [replace(report, reference=reference) for report in reports[::2]]
-        return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *reports[1::2]])
+        measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=True))
+        recalls, *others = zip(*measured, strict=True)
+        reference = reference_of(recalls[0], certain=False)
+        reports = [*(replace(report, reference=reference) for report in recalls), *chain(*others)]
+        return Choice(within[0] if within else None, [*by_loss, *dropped], reports)
 
     def _measure(
-        self, subjects: Sequence[Subject], recall: Recall, bar: str = "", later: Work | None = None
+        self,
+        subjects: Sequence[Subject],
+        recall: Recall,
+        bar: str = "",
+        later: Work | None = None,
+        *,
+        last: bool = False,
     ) -> Iterator[list[Report]]:
         """The reports of the base, then of each subject; none if it overflows. What was measured is not read again.
 
-        recall: with its documents and arms; the base has all arms. later: work to expect after this. Raises
-        NotFiniteError if the base overflows.
+        recall: with its documents and arms; the base has all arms. later: work to expect after this. last: whether to
+        measure long texts too. Raises NotFiniteError if the base overflows.
         """
         cost = self._cost_of(recall.count)
-        steps = [(self.base, [self._of_base().of_first(recall.count), cost])]
-        steps += [(subject, [recall, cost]) for subject in subjects]
+        texts = [[self._text.only(length)] if self._text and last and subjects else [] for length in self._text_lengths]
+        steps = [(self.base, [self._of_base().of_first(recall.count), cost, *texts[0]])]
+        steps += [(subject, [recall, cost, *texts[-1]]) for subject in subjects]
         for number, (subject, tasks) in enumerate(steps):
             ahead = [(task, self._part(each, task)) for each, of_each in steps[number:] for task in of_each]
             self._progress.expect(*(self._store.unread(*job) for job in ahead), later or {})
@@ -377,7 +397,8 @@ class Extension:
 
     def _part(self, subject: Subject, task: Task) -> str:
         label = "base" if subject is self.base else label_of(subject)
-        return f"{label}, {'recall' if isinstance(task, Recall) else 'cost'}"
+        kind = "recall" if isinstance(task, Recall) else "text" if task.name == "tail" else "cost"
+        return f"{label}, {kind}"
 
 
 def make_extension(
@@ -404,5 +425,9 @@ def make_extension(
     if longest < most:
         say(f"The cost is measured at {longest} tokens: too few documents have {2 * longest}.")
     cost = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
+    long, text = documents.first(length), None
+    if long.kept and length > short:
+        long = replace(long, kept=long.kept[:ENOUGH])
+        text = Perplexity(long, [short, length], "tail", texts["data"], pretraining_length=short)
     factory = LiveReaderFactory(loading)
-    return Extension(base, candidates, tokenizer, recall, cost, factory, most_cost)
+    return Extension(base, candidates, tokenizer, recall, cost, text, factory, most_cost)

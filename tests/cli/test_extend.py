@@ -37,6 +37,7 @@ def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_
     assert "Candidates that vllm runs: yarn ×4, yarn ×2." in outcome.err
     first = outcome.out.splitlines()[0]
     assert re.fullmatch(r"Chosen: yarn ×4\. Recall at 512 tokens 0.* cost \+.*% \(.*\) of perplexity at 256\.", first)
+    assert "of the scored tokens continue what stood last more than 256 tokens back" in outcome.out
     assert f"Wrote {out}, proved." in outcome.out
     assert f"vllm serve {out}" in outcome.out
     config = AutoConfig.from_pretrained(out)
@@ -46,8 +47,9 @@ def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_
     kinds = [(report["kind"], report["method"], report["factor"]) for report in result["reports"]]
     assert kinds[0] == ("recall", "none", 1.0)
     assert ("recall", "yarn", 4.0) in kinds
-    [cost] = [report for report in result["reports"] if "headlines" in report and report["factor"] == 4]
+    cost, text = [report for report in result["reports"] if "headlines" in report and report["factor"] == 4]
     assert cost["headlines"][0]["name"] == "short-context cost"
+    assert (text["task"], result["copies"]["classes"][2]["name"]) == ("tail", "far")
     page = (out / "extend.html").read_text()
     for part in ("Chosen: yarn ×4.", "yarn ×2", f"vllm serve {out}", "recall 1: as good as a copy nearby"):
         assert part in page

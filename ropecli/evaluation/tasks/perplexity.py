@@ -119,10 +119,12 @@ class Perplexity(Task):
         Protocols that do not score the same tokens at every length keep all lengths.
         """
         lengths = [shorter for shorter in self.lengths if shorter <= length] if self.name in SAME_TOKENS else []
-        if lengths in ([], self.lengths):
-            return self
+        return self if lengths in ([], self.lengths) else self.only(*lengths)
+
+    def only(self, *lengths: int) -> "Perplexity":
+        """The same documents and target tokens at some of the lengths."""
         task = copy(self)
-        task.lengths = lengths
+        task.lengths = list(lengths)
         return task
 
     @property
