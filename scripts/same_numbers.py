@@ -73,9 +73,6 @@ EVALUATIONS = {
 }  # fmt: skip
 RESUMED = ("baseline", "sliding in batches", "ruler", "ruler generate")
 TWO_PROCESSES = ("prefix", "ruler")
-LONGPPL = (
-    "eval-ppl", "demo", "--protocol", "longppl", *SIX, "--lengths", "256,512", "--method", "yarn", "--factor", "4",
-)  # fmt: skip
 OF_REPORT = ("fingerprint", "too_short", "threshold", "effective_length")
 """Compared fields of a report that belong to no length."""
 UNEQUAL = "differs from an uninterrupted run of one process"
@@ -209,16 +206,6 @@ def two_processes(name: str) -> Any:
     return shared if is_close(shared, evaluated(*EVALUATIONS[name])["cells"]) else UNEQUAL
 
 
-def key_tokens(evaluator: str) -> Any:
-    """LongPPL of a patched model: with the key tokens that the evaluator finds, then with those of the file."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*LONGPPL, "--keys", Path(folder) / "keys.json"]
-        found = evaluated(*command, "--evaluator", evaluator)
-        read = evaluated(*command)
-        keys = json.loads((Path(folder) / "keys.json").read_text())
-    return {"found": found, "read": read, "keys": keys} if is_close(found["cells"], read["cells"]) else UNEQUAL
-
-
 def theory(name: str) -> Any:
     return call(*THEORY[name], "--json")
 
@@ -268,7 +255,6 @@ PARTS: dict[str, tuple[Callable[[str], Any], Callable[[], list[str]]]] = {
     "evaluations": (evaluations, lambda: list(EVALUATIONS)),
     "evaluations resumed": (resumed, lambda: list(RESUMED)),
     "evaluations in two processes": (two_processes, lambda: list(TWO_PROCESSES)),
-    "evaluations of key tokens": (key_tokens, lambda: ["demo"]),
     "distances": (distances, lambda: list(DISTANCE)),
     "theory": (theory, lambda: list(THEORY)),
     "types": (types, all_types),

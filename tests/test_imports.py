@@ -150,7 +150,7 @@ REFUSED = {
     "number": ["patch demo --method yarn --factor four -o out", "eval-ppl demo --data demo --lengths 1q",
                "passkey demo --samples 0", "plan demo --length 1q", "extend demo --length 1 -o out"],
     "usage": ["eval-ppl demo", "eval-ppl demo --data demo --dat x", "patch demo -o out", "evalppl", "recipe yarn-12k",
-              "patch demo --method yarn -o out", "passkey demo --evaluator x", "finetune", "tune demo --factor"],
+              "patch demo --method yarn -o out", "passkey demo --targets 3", "finetune", "tune demo --factor"],
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ropecli.commands import options
-from ropecli.errors import MethodError
 from ropecli.evaluation import request
 from ropecli.signature import command
 
@@ -52,11 +51,6 @@ def compare(
 
 
 def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "Reports":
-    if shared["protocol"] == "longppl" and not (shared["evaluator"] or shared["keys"]):
-        raise MethodError(
-            "The protocol longppl needs --evaluator CHECKPOINT, which finds the key tokens, or --keys FILE, which an "
-            "earlier run wrote."
-        )
     options.begin_measuring(checkpoints, shared)
     from ropecli.evaluation.protocols import Protocol
     from ropecli.evaluation.tasks.perplexity import Perplexity, make_perplexity, refuse_another_vocabulary
@@ -64,17 +58,15 @@ def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "R
     from ropecli.reporting.outputs import measure
 
     protocol, baseline = Protocol(shared["protocol"], shared["stride"], shared["targets"]), shared["baseline"]
-    factory = options.reader_factory_of(shared, shared["batch_size"], shared["evaluator"])
+    factory = options.reader_factory_of(shared, shared["batch_size"])
 
-    def make(subjects: Any, workers: Any, outputs: Any) -> Sequence[tuple[Perplexity | Recall, Any]]:
+    def make(subjects: Any) -> Sequence[tuple[Perplexity | Recall, Any]]:
         measured = subjects[1:] if baseline else subjects
         made: Sequence[tuple[Perplexity | Recall, Any]]
         if protocol.name == "recall":
             made = make_recall(measured, subjects[0], shared)
         else:
-            made = make_perplexity(
-                measured, subjects[0], shared, protocol, factory, workers, outputs.keys, outputs.report
-            )
+            made = make_perplexity(measured, subjects[0], shared, protocol)
         if not baseline:
             return made
         task, tokenizer = made[0]

@@ -45,7 +45,7 @@ OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc(
 
 def begin_measuring(checkpoints: Sequence[str], options: Mapping[str, Any]) -> None:
     """Refuse what is wrong with methods and outputs before torch is imported. Raises MethodError, OutputError."""
-    names = ("output", "plot", "keys")
+    names = ("output", "plot")
     if options["methods"] is not None or any(options.get(name) for name in names):
         from ropecli.checkpoint.scalings import method_specs
         from ropecli.reporting.outputs import Outputs
@@ -62,8 +62,8 @@ def say_opening(*names: object) -> None:
     say(f"Opening {', '.join(map(str, names))} ...")
 
 
-def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_options: object) -> "ReaderFactory":
-    """A model in this process, or a server. model_options: further ones that need a model here; None if not set.
+def reader_factory_of(options: MeasuringOptions, batch_size: int = 1) -> "ReaderFactory":
+    """A model in this process, or a server.
 
     Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
     """
@@ -78,15 +78,12 @@ def reader_factory_of(options: MeasuringOptions, batch_size: int = 1, *model_opt
     if engine and (dtype := loading.pop("dtype")) != "auto":
         arguments["dtype"] = dtype
     if (
-        any(
-            value not in ("auto", None)
-            for value in (*loading.values(), options["chunk"], options["baseline"], *model_options)
-        )
+        any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], options["baseline"]))
         or batch_size > 1
     ):
         raise MethodError(
             f"With {'--engine' if engine else '--endpoint'} ropecli loads no model. Remove the options for loading, "
-            "--chunk, --batch-size, --baseline and --evaluator."
+            "--chunk, --batch-size and --baseline."
         )
     if url is None:
         from ropecli.engines.engine_export import vllm_overrides

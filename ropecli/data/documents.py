@@ -19,16 +19,14 @@ _CHARACTERS = 8
 class Document:
     """name: file or row. ids: shape (tokens,), int64.
 
-    ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. keys: shape (keys,),
-    int64, positions of the tokens that the protocol longppl scores. trained: shape (tokens,), bool, whether to train on
-    each token; None for all. turns: of a conversation, shape (turns,), int64, the first token of each; None of a text.
-    compression: compressed size ÷ size of the text; None if not measured.
+    ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. trained: shape
+    (tokens,), bool, whether to train on each token; None for all. turns: of a conversation, shape (turns,), int64, the
+    first token of each; None of a text. compression: compressed size ÷ size of the text; None if not measured.
     """
 
     name: str
     ids: np.ndarray
     ends: np.ndarray | None = None
-    key_tokens: np.ndarray | None = None
     trained: np.ndarray | None = None
     turns: np.ndarray | None = None
     compression: float | None = None
@@ -38,10 +36,6 @@ class Document:
         if self.ends is None:
             return None
         return int(self.ends[stop - 1] - (self.ends[start - 1] if start else 0)) if start < stop else 0
-
-    def bytes_at(self, positions: np.ndarray) -> int | None:
-        """Bytes of text in the tokens at these positions."""
-        return None if self.ends is None else int(np.diff(self.ends, prepend=0)[positions].sum())
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,8 @@ class Documents:
         return replace(self, kept=kept, too_short=self.count - len(kept))
 
     def fingerprint(self, length: int | None = None) -> str:
-        """sha256 over the first `length` token ids of every document, or over all of them, and over the key tokens."""
-        return digest(*(part for document in self.kept for part in (document.ids[:length], document.key_tokens)))
+        """sha256 over the first `length` token ids of every document, or over all of them."""
+        return digest(*(document.ids[:length] for document in self.kept))
 
 
 def read_documents(

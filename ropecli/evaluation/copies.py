@@ -13,7 +13,7 @@ CONTEXT = 4
 CLASSES = {"ordinary": (0,), "near": (1, 2), "far": (3, 4), "near, false": (2,), "far, false": (4,)}
 """The numbers of each class. false: another token followed."""
 COUNT = 5
-"""Of numbers."""
+"""How many numbers there are."""
 
 
 def runs_of(ids: np.ndarray, tokens: int) -> np.ndarray:

@@ -49,24 +49,17 @@ PROTOCOLS = {
         "ppl = exp(mean over windows of each window's mean nll), however many tokens a window scores. The same as "
         "eval/perplexity.py of github.com/jquesnelle/yarn.",
     ),
-    "longppl": ProtocolDescription(
-        "only the tokens that need a long context, found by --evaluator or read from --keys",
-        "LongPPL: only key tokens are scored, the same ones at every length. An evaluator model found them: a long "
-        "context instead of a short one raises their log-probability by more than 2 nats, and their loss with the long "
-        "context is below 2 nats. Windows of N tokens, N/2 apart: the model reads all tokens before a key token, or "
-        "the last N/2 to N − 1. ppl = exp(Σ nll / Σ key tokens). Shows whether a model uses its long context. "
-        "Comparable only with the same evaluator. Fang et al. 2025 (arXiv:2410.23771), section 3.",
-    ),
     "recall": ProtocolDescription(
         "what a passage gains from its first occurrence, N tokens back; 1: as much as from a near one",
-        f"A passage of {PASSAGE} tokens is repeated at the end of N tokens, after text of other documents. Its first "
-        f"{CUE} tokens are the cue, the others are scored. far: the passage also stands near the beginning. absent: "
-        "another passage stands there. near: it stands shortly before its repetition, within the pretraining length. "
+        f"Passages of {PASSAGE} tokens are repeated at the end of N tokens, after text of other documents. Their first "
+        f"{CUE} tokens are the cue, the others are scored. far: the passages also stand near the beginning. absent: "
+        "others stand there. near: they stand shortly before their repetitions, within the pretraining length. "
         "Far gain = absent − far, nats per token of one model. Recall = Σ(absent₀ − far) / Σ(absent₀ − near₀), where ₀ "
         "is the first model at a length within its pretraining length. 1: as good as a near copy in the first model; "
-        "0: no better than the first model without the passage; below 0: worse. Intervals are paired by document. "
-        "This is literal copying, the least that the use of far text needs. It is not understanding.",
+        "0: no better than the first model without the passage; below 0: worse. Intervals are paired by document, "
+        "or by pass where that is wider. This is literal copying, the least that the use of far text needs. It is not "
+        "understanding.",
     ),
 }
-SAME_TOKENS = ("tail", "sliding", "disjoint", "longppl")
+SAME_TOKENS = ("tail", "sliding", "disjoint")
 """The protocols that score the same tokens at every length, so that lengths can be compared with each other."""

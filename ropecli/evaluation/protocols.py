@@ -4,7 +4,7 @@ N is a length in tokens. Except for yarn, ppl = exp(Σ nll / Σ tokens) over all
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,15 +22,13 @@ class Window:
     """One span of a document.
 
     ids: shape (tokens,), int64. targets: number of scored tokens, the last ones. stop: position in the document after
-    the last scored token. reads_last: whether the model also reads the last token, which no target depends on. picked:
-    indices of the only targets that count; None for all.
+    the last scored token. reads_last: whether the model also reads the last token, which no target depends on.
     """
 
     ids: np.ndarray
     targets: int
     stop: int
     reads_last: bool = True
-    picked: np.ndarray | None = None
 
     @property
     def read(self) -> int:
@@ -96,8 +94,6 @@ class Protocol:
                 yield from _disjoint(special, document.ids, length, self.inserted(special))
             case "yarn":
                 yield from _yarn(special, document.ids, length, self.inserted(special))
-            case "longppl":
-                yield from _longppl(document, special, length)
 
 
 def _sliding(ids: np.ndarray, special: SpecialTokens, length: int, stride: int) -> Iterator[Window]:
@@ -133,18 +129,9 @@ def _yarn(special: SpecialTokens, ids: np.ndarray, length: int, first: int | Non
             return
 
 
-def _longppl(document: Document, special: SpecialTokens, length: int) -> Iterator[Window]:
-    assert document.key_tokens is not None
-    for window in _sliding(special.ended(document.ids), special, length, length // 2):
-        scored = document.key_tokens - (window.stop - window.targets)
-        picked = scored[(scored >= 0) & (scored < window.targets)]
-        if len(picked):
-            yield replace(window, picked=picked)
-
-
 @dataclass(frozen=True)
 class ShortContext:
-    """The short context of LongPPL and LongCE (Fang et al. 2025, arXiv:2410.23771).
+    """The short context of LongCE (Fang et al. 2025, arXiv:2410.23771).
 
     tokens: minimum number of tokens before a scored one. stride: number of tokens that one window scores, the last
     ones.

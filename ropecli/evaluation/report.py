@@ -172,9 +172,9 @@ class Copies:
 
 def copies_of(report: "Report", base: "Report") -> list[Copies]:
     """The classes of a perplexity, against the base at its own length; none without both on the same tokens."""
-    length, reference = report.lengths[-1], report.settings.get("reference_length")
-    known = report.kind == "perplexity" and report.task in SAME_TOKENS and reference in base.lengths
-    if not known or not reference or length <= reference or not report.is_comparable(base):
+    length, reference = report.lengths[-1], report.settings.get("reference_length") or 0
+    known = report.task in SAME_TOKENS and reference in base.lengths and length > reference
+    if not known or reference != base.settings.get("reference_length") or not report.is_comparable(base):
         return []
     [cell, of_base] = report.cells_at(length)[0], base.cells_at(reference)[0]
     pairs = zip(cell.by_class, of_base.by_class, strict=False)
@@ -291,7 +291,7 @@ class Report:
 
     def is_comparable(self, other: "Report") -> bool:
         """Whether both scored the same tokens or prompts in the same way."""
-        settings = ("mode", "stride", "targets", "passages_per_pass", "reference_length")
+        settings = ("mode", "stride", "targets", "passages_per_pass")
         keys = [
             (one.kind, one.task, one.fingerprint, one.reference, *map(one.settings.get, settings))
             for one in (self, other)

@@ -261,20 +261,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
         Only("protocol", ("tail",)),
         Doc("Tokens to score per document. Default: half the shortest length."),
     ]
-    evaluator: Annotated[
-        str | None,
-        Default(None),
-        Only("protocol", ("longppl",)),
-        Doc("Checkpoint, with the same tokenizer, that finds the key tokens. Compare only results of one."),
-        IS_CHECKPOINT,
-    ]
-    keys: Annotated[
-        str | Path | None,
-        Default(None),
-        Flag("--keys", metavar="FILE"),
-        Only("protocol", ("longppl",)),
-        Doc("File of key tokens to read; with --evaluator, to write if it does not exist."),
-    ]
     batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
     generate: Annotated[
         bool,

@@ -155,9 +155,7 @@ def _joined(reports: list[Report]) -> list[Report]:
             common = [document for document in shared[group[0]] if document in digests]
             first = reports[group[0]]
             enough = len(common) >= min(MIN_SAMPLES, len(digests), len(shared[group[0]]))
-            # with the same documents, other tokens of them may be scored, as by longppl
-            same_data = (digests == first.documents) == (report.fingerprint == first.fingerprint)
-            if enough and same_data and _weigh_alike(first, report, common):
+            if enough and _weigh_alike(first, report, common):
                 group.append(place)
                 shared[group[0]] = common
                 break

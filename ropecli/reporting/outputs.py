@@ -11,7 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropecli.atomic import optional_path, refuse_unwritable, sibling
+from ropecli.atomic import optional_path, refuse_unwritable
 from ropecli.errors import OutputError
 from ropecli.evaluation.report import Report, as_json, write_report
 from ropecli.reporting.figures.style import refuse_unknown_ending, save
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ropecli.evaluation.processes import Workers
     from ropecli.evaluation.subject import ReaderFactory, Subject
 
-    MakeTasks = Callable[[Sequence[Subject], Workers, "Outputs"], Sequence[tuple[Task, Any]]]
+    MakeTasks = Callable[[Sequence[Subject]], Sequence[tuple[Task, Any]]]
 
 _LARGEST = 256 * 2**20
 _MARKS = {
@@ -48,11 +48,10 @@ class Reports:
 
 @dataclass(frozen=True)
 class Outputs:
-    """report: a JSON file. plot: a picture. keys: of key tokens, which are read if the file exists."""
+    """report: a JSON file. plot: a picture."""
 
     report: Path | None = None
     plot: Path | None = None
-    keys: Path | None = None
 
     def refuse_overwriting(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputError for outputs that cannot be written, and for the state of an interrupted run to resume.
@@ -60,15 +59,13 @@ class Outputs:
         overwrite: whether they may replace those of a finished run.
         """
         refuse_unknown_ending(self.plot)
-        refuse_unusable(self.report, self.plot, self.keys)
+        refuse_unusable(self.report, self.plot)
         for path in (self.report, self.plot):
             if path and not overwrite and path.exists() and path.stat().st_size:
                 raise OutputError(
                     f"{path} exists: it is of a finished run. Choose another name, or replace it with --overwrite."
                 )
-        refuse_interrupted(self.report, resume and (self.report is not None or self.keys is None))
-        for key_file in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
-            refuse_interrupted(key_file, resume)
+        refuse_interrupted(self.report, resume)
 
     def write(self, reports: Sequence[Report], workers: "Workers") -> Reports:
         """Write the reports and the plot, and remove the saved progress. Only the first process of a launch writes."""
@@ -82,7 +79,6 @@ class Outputs:
         if self.report:
             write_report(self.report, result.as_json())
             remove_state(self.report)
-            remove_state(sibling(self.report, ".keys"))
         return result
 
 
@@ -100,12 +96,12 @@ def measure(
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.subject import open_subjects
 
-    outputs = Outputs(*(optional_path(options.get(name)) for name in ("output", "plot", "keys")))
+    outputs = Outputs(*(optional_path(options.get(name)) for name in ("output", "plot")))
     outputs.refuse_overwriting(resume=options["resume"], overwrite=options["overwrite"])
     baseline = options["baseline"]
     subjects = open_subjects(names, options, baseline=baseline, weights=factory.loads_weights)
     workers = join_workers()
-    made = make_tasks(subjects, workers, outputs)
+    made = make_tasks(subjects)
     jobs = [Job(subject, task, tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]
     if baseline is not None:
         jobs[0] = replace(jobs[0], optional=jobs[0].task.kind == "perplexity")
@@ -118,7 +114,7 @@ def by_checkpoint(make: "Callable[[Sequence[Subject]], tuple[Task, Any]]") -> "M
     make: takes these scalings, then all other subjects, since default lengths are the same for all.
     """
 
-    def make_tasks(subjects: "Sequence[Subject]", workers: "Workers", outputs: Outputs) -> "list[tuple[Task, Any]]":
+    def make_tasks(subjects: "Sequence[Subject]") -> "list[tuple[Task, Any]]":
         scalings: dict[int, list[Subject]] = {}
         for subject in subjects:
             scalings.setdefault(id(subject.checkpoint), []).append(subject)
@@ -131,15 +127,13 @@ def by_checkpoint(make: "Callable[[Sequence[Subject]], tuple[Task, Any]]") -> "M
     return make_tasks
 
 
-def refuse_unusable(
-    report: Path | None = None, drawn: Path | None = None, keys: Path | None = None, card: Path | None = None
-) -> None:
+def refuse_unusable(report: Path | None = None, drawn: Path | None = None, card: Path | None = None) -> None:
     """Raise OutputError for outputs that cannot be written, exclude each other, or exist as another kind of file.
 
-    report: a JSON file. drawn: a picture or a page, with a known ending. keys: a file that is read if it exists. card:
-    a model card, which is not written through a link, since the user did not choose its name.
+    report: a JSON file. drawn: a picture or a page, with a known ending. card: a model card, which is not
+    written through a link, since the user did not choose its name.
     """
-    outputs = [path for path in (report, drawn, card, keys) if path and not (path is keys and path.exists())]
+    outputs = [path for path in (report, drawn, card) if path]
     for output in outputs:
         refuse_unwritable(output)
     for first, second in permutations(outputs, 2):

@@ -88,8 +88,7 @@ def numbers_table(lines: Sequence[Line], *, verbose: bool = True) -> Table:
         notes = [reads_words(report)] * (len(lines) == 1) + [reference_sentence(report)]
         notes.append("In brackets: 95% interval over documents.")
     table = _of_lines(title_of(lines, f": {report.kind} by length"), ["length", *columns], texts, notes)
-    few = [*_FEW, *["tokens"] * (report.task == "longppl")]  # the number of key tokens
-    return table if verbose else table.only(*few)
+    return table if verbose else table.only(*_FEW)
 
 
 def _of_lines(title: str, heads: list[str], texts: dict[Line, list[list[str]]], notes: Sequence[str]) -> Table:

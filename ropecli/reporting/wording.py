@@ -43,8 +43,7 @@ def sample_count(report: "Report") -> str:
         count, what = max(cell.samples for cell in report.cells), "document"
     else:
         count, what = sum(cell.samples for cell in report.cells), "prompt"
-    key_tokens = f", {report.cells[0].tokens} key tokens" if report.task == "longppl" else ""
-    return f"{count} {what}{'s'[: count != 1]}{key_tokens}"
+    return f"{count} {what}{'s'[: count != 1]}"
 
 
 def change_words(change: "Change", unit: str = "", *, places: int | None = None, sign: str = "+") -> str:

@@ -24,7 +24,7 @@ def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
     assert set(report) == set(FIELDS.split())
     assert (report["method"], report["task"]) == ("none", "prefix")
     settings = {"stride": None, "targets": None, "chunk": None, "batch_size": 1, "attn": "auto", "processes": 1}
-    assert report["settings"] == settings
+    assert report["settings"] == {**settings, "reference_length": 64}
     options = ["--data", str(corpus), "--lengths", "24,64", "--max-documents", "4", "--json"]
     assert report["command"] == ["ropecli", "eval-ppl", str(llama), *options]
     assert (report["checkpoint"], report["source"]) == (str(llama), str(corpus))

@@ -27,7 +27,6 @@ def names(folder: Path) -> set[str]:
 
 EVAL = "eval-ppl checkpoint --lengths 32 --max-documents 1 --data data "
 COMPARE = "compare checkpoint --lengths 32 --max-documents 1 --methods none --data data "
-KEYS = "--evaluator checkpoint --keys "
 SEARCH = "checkpoint --lengths 64 --depths 0.5 --samples 1 "
 
 

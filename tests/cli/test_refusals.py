@@ -121,7 +121,6 @@ LONGROPE = "patch source -o out --method longrope --factor 4 "
 FILE = "--factors-file factors.json"
 FACTORS = [1.0 + index / 4 for index in range(16)]
 EVAL = "eval-ppl source --data data.txt "
-LONGPPL = EVAL + "--protocol longppl --lengths 64 "
 COMPARE = "compare source --data data.txt "
 NEEDLE = "needle source --lengths 80,150 "
 RULER = "ruler demo --mode rank --samples 2 --lengths "
@@ -259,12 +258,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (EVAL + "--revision v1", "--revision is v1, but source is a local checkpoint"),
     ("eval-ppl source --data rows.jsonl", "rows.jsonl, line 1: no column 'text'. Columns: body.",
      write("rows.jsonl", {"body": "a"})),
-    (LONGPPL, "needs --evaluator CHECKPOINT"),
-    (LONGPPL + "--keys keys.json", "To find key tokens and write them there, add --evaluator"),
-    (LONGPPL + "--evaluator source", "needs more than 80, because"),
-    (LONGPPL + "--evaluator source --min-tokens 9", "--min-tokens applies only to"),
-    (LONGPPL + "--evaluator source --keys text/keys.json", "text is not a writable folder", write("text", "x")),
-    (EVAL + "--evaluator source", "--evaluator applies only to --protocol longppl"),
     (COMPARE + "--methods ,", "list of methods is empty"),
     (COMPARE + "--set beta_fast=8", "METHOD.KEY=VALUE"),
     (COMPARE + "--methods longrope", "long_factor"),

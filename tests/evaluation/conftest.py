@@ -23,9 +23,9 @@ def documents(corpus, tokenizer):
 
 @pytest.fixture(scope="session")
 def uneven(corpus, tokenizer):
-    """uneven(tokens, ..., prefix=(0,)) -> documents with these numbers of tokens; prefix: their first tokens, like <s>.
+    """uneven(tokens, ..., prefix=(0,)) -> documents of so many tokens.
 
-    Every seventh token is a key token.
+    prefix: their first tokens, like <s>.
     """
     from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
     from ropecli.data.sources import Source
@@ -37,7 +37,7 @@ def uneven(corpus, tokenizer):
         for one, count in zip(whole, tokens, strict=False):
             ids = np.concatenate([prefix, one.ids]).astype(np.int64)[:count]
             ends = np.concatenate([np.zeros(len(prefix), dtype=np.int64), one.ends])[:count]
-            kept.append(Document(one.name, ids, ends, key_tokens=np.arange(7, count, 7)))
+            kept.append(Document(one.name, ids, ends))
         assert [len(one.ids) for one in kept] == list(tokens)
         return Documents(tuple(kept), 0, SpecialTokens(tuple(prefix), 0, 0))
 

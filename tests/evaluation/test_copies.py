@@ -45,7 +45,7 @@ def test_a_split_perplexity_is_that_of_a_loop(build, loaded, uneven, plain_nll, 
     random = np.random.default_rng(0)
     for document in documents.kept:  # few different tokens: they repeat
         document.ids[1:] = random.integers(3, 6, len(document.ids) - 1)
-    task = Perplexity(documents, [64, 192], Protocol(name, targets=40 if name == "tail" else None), "", None, 64)
+    task = Perplexity(documents, [64, 192], Protocol(name, targets=40 if name == "tail" else None), "", 64)
     plain = Perplexity(documents, [64, 192], Protocol(name, targets=40 if name == "tail" else None))
     cells = task.cells(score_samples(task, LiveReader(model)))
     for cell, unsplit in zip(cells, plain.cells(score_samples(plain, LiveReader(model))), strict=True):

@@ -13,17 +13,14 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import progress
 from ropecli.evaluation.driver import Job, Task, collect, score_samples
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.protocols import ShortContext
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
-from ropecli.evaluation.tasks.key_tokens import FindKeyTokens
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.retrieval import Retrieval
 from ropecli.live.lm_head import SplitModel
 from ropecli.resume import read_records, state_folder
 
-SHORT = ShortContext(32, 8)
-TASKS = {"prefix": 2, "sliding": 12, "retrieval": 8, "retrieval, generate": 4, "key tokens": 14}
+TASKS = {"prefix": 2, "sliding": 12, "retrieval": 8, "retrieval, generate": 4}
 """The interrupted pass of each."""
 COST = ("seconds", "peak_memory")
 
@@ -67,13 +64,11 @@ def documents(uneven):
 
 
 @pytest.fixture
-def make(documents, uneven, prompts):
+def make(documents, prompts):
     def make(name) -> Task:
         match name.split(", "):
             case "retrieval", *mode:
                 return Retrieval(prompts, [80, 100], [0, 1], samples=3, mode=mode[0] if mode else "rank")
-            case "key tokens", *_:
-                return FindKeyTokens(uneven(150, 150, 150, 150, 150), SHORT, 150)
         return Perplexity(documents, [24, 64], name)
 
     return make
@@ -134,7 +129,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, p
     assert passes == []
 
 
-@pytest.mark.parametrize("name", ["sliding", "key tokens"])
+@pytest.mark.parametrize("name", ["sliding"])
 def test_a_flipped_bit_in_a_record_costs_its_batch_only(name, run, passes, output):
     """The batch is the same as before, so the values are the same to the bit."""
     values = run(name, output)
@@ -163,7 +158,7 @@ class OneOf(Workers):
         return items
 
 
-@pytest.mark.parametrize("name", ["sliding", "retrieval"])
+@pytest.mark.parametrize("name", ["sliding"])
 def test_processes_share_the_samples_and_their_number_may_change(name, run, passes, output):
     """Two processes are stopped, three continue, of which one is killed before it begins, and one ends it."""
     values = run(name, batch_size=1)
@@ -270,12 +265,6 @@ def test_one_pass_serves_all_lengths_of_prefix(llama, patched, loaded, uneven, e
         passes.counting = False
         evaluate(loaded(folder), documents, [24, 66, 200], batch_size=3)
         assert passes == [(count, length) for length in lengths for count in (3, 1)]
-
-
-def test_key_tokens_take_a_pass_per_window(make, llama, loaded, passes):
-    score_samples(make("key tokens"), LiveReader(loaded(llama), batch_size=3))
-    # 14 windows of 40 tokens, of which the last has 38
-    assert passes == [(1, 150), *[(3, 40)] * 4, (1, 40), (1, 38)] * 5
 
 
 @pytest.mark.parametrize("method", [None, "dynamic"])

@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import tee, zip_longest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,12 @@ from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, NotFiniteError
 from ropecli.evaluation.copies import CLASSES, COUNT, classes_of
 from ropecli.evaluation.driver import SampleId, Task, Values
-from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import SAME_TOKENS, YARN_STRIDE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.request import PerplexityOptions, document_source
 from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
-from ropecli.evaluation.subject import ReaderFactory, Subject, choose_lengths
-from ropecli.evaluation.tasks.key_tokens import KeyTokens, get_key_tokens, read_marked
+from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.texts import read_texts
 from ropecli.hashing import digest
 from ropecli.live.loading import load_tokenizer
@@ -83,7 +80,7 @@ def _sums(lists: Iterable[list]) -> list:
 class Perplexity(Task):
     """Raises DataError for settings that do not fit.
 
-    lengths: tokens; `prefix` and `tail` require the longest of each document. source, key_tokens: for the report.
+    lengths: tokens; `prefix` and `tail` require the longest of each document. source: for the report.
     pretraining_length: of the first subject; the loss is then split by what the text repeats (evaluation/copies.py).
     """
 
@@ -97,10 +94,9 @@ class Perplexity(Task):
         lengths: Iterable[int],
         protocol: str | Protocol = "prefix",
         source: str = "",
-        key_tokens: KeyTokens | None = None,
         pretraining_length: int | None = None,
     ) -> None:
-        self.documents, self.source, self.key_tokens = documents, source, key_tokens
+        self.documents, self.source = documents, source
         self.lengths = sorted(set(lengths))
         self._end = self.lengths[-1]  # of the documents
         within = [length for length in self.lengths if pretraining_length and length <= pretraining_length]
@@ -109,7 +105,7 @@ class Perplexity(Task):
         protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
         self.protocol = protocol.for_lengths(self.lengths, documents.special)
         self.name = self.protocol.name
-        self._whole = self.protocol.reads_whole_documents or self.name == "longppl"
+        self._whole = self.protocol.reads_whole_documents
         if self.name == "yarn" and self.lengths[0] <= YARN_STRIDE:
             say(f"At {self.lengths[0]} tokens the protocol yarn skips tokens between windows, as YaRN's script does.")
 
@@ -129,9 +125,8 @@ class Perplexity(Task):
 
     @property
     def settings(self) -> dict[str, Any]:
-        key_tokens = {"key_tokens": self.key_tokens.settings} if self.key_tokens else {}
         chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets}
-        return {**chosen, "reference_length": self.reference_length, **key_tokens}
+        return {**chosen, "reference_length": self.reference_length}
 
     def request(self) -> dict[str, Any]:
         chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "end": self._end}
@@ -220,12 +215,6 @@ def _enter(
 ) -> None:
     """Add one window's losses to its document's tallies; a window may serve several lengths."""
     first = len(window.ids) - window.targets
-    if window.picked is not None:
-        [tally] = tallies.values()
-        text = document.bytes_at(window.stop - window.targets + window.picked)
-        tally.add(nll[window.picked], first + window.picked, text)
-        tally.read += window.read
-        return
     for length, tally in tallies.items():
         # a window that serves several lengths begins at the document's beginning
         scored = nll if len(tallies) == 1 else nll[: length - first]
@@ -296,35 +285,22 @@ def make_perplexity(
     first: Subject,
     options: PerplexityOptions,
     protocol: Protocol,
-    factory: ReaderFactory,
-    workers: Workers,
-    key_file: Path | None = None,
-    output: Path | None = None,
 ) -> list[tuple[Perplexity, Any]]:
     """A task and its tokenizer for each subject, on the documents that its tokenizer reads.
 
-    Sizes of one model share a tokenizer, and so the task. first: the base. key_file, output: of the protocol longppl,
-    see get_key_tokens. Raises DataError, MethodError, CheckpointError.
+    Sizes of one model share a tokenizer, and so the task. first: the base. Raises DataError, MethodError,
+    CheckpointError.
     """
-    chosen = choose_lengths(options["lengths"], subjects)
+    chosen, place = choose_lengths(options["lengths"], subjects), document_source(options).place
     checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
-    tokenizers = {key: load_tokenizer(checkpoint) for key, checkpoint in checkpoints.items()}
-    key_tokens: KeyTokens | None = None
-    if protocol.name == "longppl":
-        judged = {checkpoints[key].name: tokenizer for key, tokenizer in tokenizers.items()}
-        key_tokens = get_key_tokens(options, key_file, chosen, factory, workers, judged, output)
-        chosen = [length for length in chosen if length <= key_tokens.length] or [key_tokens.length]
     tasks: dict[int, tuple[Perplexity, Any]] = {}
-    for key, tokenizer in tokenizers.items():
+    for key, checkpoint in checkpoints.items():
+        tokenizer = load_tokenizer(checkpoint)
         task = next((task for task, known in tasks.values() if have_same_tokens(tokenizer, known)), None)
         if task is None:
-            if key_tokens:
-                documents = read_marked(options, tokenizer, key_tokens)
-            else:
-                drop_rare = options["lengths"] is None and not tasks
-                documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare)
-            place, pretraining_length = document_source(options).place, first.positions.pretraining_length
-            task = Perplexity(documents, chosen, protocol, place, key_tokens, pretraining_length)
+            drop_rare = options["lengths"] is None and not tasks
+            documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare)
+            task = Perplexity(documents, chosen, protocol, place, first.positions.pretraining_length)
         tasks[key] = task, tokenizer
     return [tasks[id(subject.checkpoint)] for subject in subjects]
 
