@@ -23,12 +23,12 @@ def runs_of(ids: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def classes_of(ids: np.ndarray, starts: np.ndarray, reference: int, context: int = CONTEXT) -> np.ndarray:
-    """The number of each token in CLASSES; shape (tokens,).
+    """The number of each token in CLASSES; shape (tokens,), int8.
 
     ids: of a document, shape (tokens,). starts: the first position that the reader has before each token, shape
     (tokens,). reference: tokens that the reference reads.
     """
-    classes = np.zeros(len(ids), dtype=np.int64)
+    classes = np.zeros(len(ids), dtype=np.int8)
     if len(ids) <= context:
         return classes
     runs = runs_of(ids[:-1], context)

@@ -90,11 +90,13 @@ def copies_sentences(copies: Sequence["Copies"], reference: int) -> list[str]:
         return [f"The text hardly repeats anything from more than {reference} tokens back (references are no copies)."]
     holding = [count for count in far.tokens if count]
     words = "falls" if far.gain.change > 0 else "rises"
+    unsure = far.gain.low is None or far.gain.high is None or far.gain.low <= 0 <= far.gain.high
     sentences = [
         f"{far.share:.1%} of the scored tokens continue what stood last more than {reference} tokens back, in "
         f"{len(holding)} of {len(far.tokens)} documents. On them the loss {words} from {far.base_loss:.2f} to "
         f"{far.loss:.2f}, a gain of {recall_words(far.gain)} nats per token"
-        + (f"; on ordinary tokens {recall_words(ordinary.gain)}." if ordinary else ".")
+        f"{', which is not certain' * unsure}"
+        f"{f'; on ordinary tokens {recall_words(ordinary.gain)}' if ordinary else ''}."
     ]
     if (enough := sum(count >= _ENOUGH_TOKENS for count in holding)) < MIN_DOCUMENTS:
         most = max(holding) / sum(holding)

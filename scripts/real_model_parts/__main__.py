@@ -113,16 +113,16 @@ STEPS = {
     "versions-12k-trained-base": Step(2, f"eval-ppl {WORK}/control {_VERSIONS}/12k --lengths 8k"),
     "versions-16k-x2-trained": Step(4, f"eval-ppl {WORK}/yarn-x2-trained {_AT_16K}"),
     "versions-12k-trained": Step(3, f"{_TRAINED} {_VERSIONS}/12k --lengths 12k"),
-    "recall-base": Step(11, f"eval-ppl {_MODEL} {_RECALL.replace('8k,12k,16k', '8k')}"),
-    "recall-yarn-x2": Step(34, f"{_YARN} --factors 2 {_RECALL}"),
-    "recall-yarn-x3": Step(34, f"{_YARN} --factors 3 {_RECALL}"),
-    "recall-yarn-x4": Step(34, f"{_YARN} --factors 4 {_RECALL}"),
-    "recall-llama3": Step(34, f"eval-ppl {_MODEL} --methods llama3 --factors 2 {_RECALL}"),
-    "recall-distance": Step(750, f"eval-ppl {_MODEL} --methods dual-chunk,rerope,streaming --factors 2 {_RECALL}"),
-    "recall-trained-base": Step(11, f"eval-ppl {WORK}/control {_RECALL.replace('8k,12k,16k', '8k')}"),
-    "recall-trained": Step(34, f"{_TRAINED} {_RECALL}"),
+    "recall-base": Step(6, f"eval-ppl {_MODEL} {_RECALL.replace('8k,12k,16k', '8k')}"),
+    "recall-yarn-x2": Step(17, f"{_YARN} --factors 2 {_RECALL}"),
+    "recall-yarn-x3": Step(17, f"{_YARN} --factors 3 {_RECALL}"),
+    "recall-yarn-x4": Step(17, f"{_YARN} --factors 4 {_RECALL}"),
+    "recall-llama3": Step(17, f"eval-ppl {_MODEL} --methods llama3 --factors 2 {_RECALL}"),
+    "recall-distance": Step(375, f"eval-ppl {_MODEL} --methods dual-chunk,rerope,streaming --factors 2 {_RECALL}"),
+    "recall-trained-base": Step(6, f"eval-ppl {WORK}/control {_RECALL.replace('8k,12k,16k', '8k')}"),
+    "recall-trained": Step(17, f"{_TRAINED} {_RECALL}"),
     "extend-16k": Step(
-        190, f"extend {_MODEL} {_HELD_OUT} --length 16k --serve llama.cpp --max-short-cost 20 --resume", "SmolLM2-16k"
+        30, f"extend {_MODEL} {_HELD_OUT} --length 16k --serve llama.cpp --max-short-cost 20 --resume", "SmolLM2-16k"
     ),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(

@@ -132,6 +132,9 @@ def test_a_pass_needs_as_many_other_documents_as_its_own(uneven):
     kept = [replace(documents.kept[0], ids=documents.kept[0].ids.copy()) for _ in range(5)]
     task = Recall(replace(documents, kept=(*kept, *documents.kept[5:])), [8192], 8192)
     assert task.passages == 2
+    first, second, *others = uneven(*[300] * 6).kept  # and of contracts that say the same, but for a line, one passage
+    second = replace(second, ids=np.concatenate([second.ids[:40], first.ids[40:280], second.ids[280:]]))
+    assert Recall(replace(documents, kept=(first, second, *others)), [8192], 8192).passages == 2
 
 
 def test_the_first_documents_are_whole_passes_and_resume_in_the_middle(build, loaded, uneven, short_share, tmp_path):

@@ -149,15 +149,20 @@ class Recall(Task):
     def _make_passes(self) -> dict[int, list[int]]:
         """The numbers of the passages of each pass, by the first of them: of whole documents, or of one passage.
 
-        Each pass has as many other documents as its own.
+        Each pass has as many other documents as its own, and passages that hardly repeat each other.
         """
         documents = list(self._by_document().values())
         most = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
         for size in range(0 if self.answers else most, 0, -1):
             passes = [[*chain(*documents[first : first + size])] for first in range(0, len(documents), size)]
-            if all(len([*islice(self._others(numbers, 1), size)]) == size for numbers in passes):
+            if all(len([*islice(self._others(each, 1), size)]) == size and self._differ(each) for each in passes):
                 return {numbers[0]: numbers for numbers in passes}
         return {number: [number] for number in self._numbers()}
+
+    def _differ(self, numbers: Sequence[int]) -> bool:
+        """Whether the passages share no more than an eighth of their runs."""
+        runs = [np.unique(runs_of(self._passage(number), _RUN)) for number in numbers]
+        return len(np.unique(np.concatenate(runs))) >= 7 / 8 * sum(map(len, runs))
 
     def _arms_at(self, length: int) -> list[str]:
         return [arm for arm in self.arms if arm != "near" or length == self.near]
