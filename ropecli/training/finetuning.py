@@ -271,7 +271,7 @@ def _make_loss(
     options: dict[str, Any] = {"offload": recipe.offload_activations, "like": small}
     loss_of = NextTokenLoss(model, **options)
     if recipe.loss == "longce":
-        loss_of = LongContextLoss(model, short_context(pretraining_length), **options)
+        loss_of = LongContextLoss(model, short_context(pretraining_length), recipe.longce_cap, **options)
     if packed or recipe.positions != "full":
         prove_positions(small or loss_of, recipe.positions, packed)
     model.train()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _CHUNK = 512
 """Maximum number of tokens whose logits exist at once; fewer for a large vocabulary."""
 _LOGITS = 2**25
-LARGEST_WEIGHT = 5.0
 _HALF = 8
 _GAP = 5
 _ROUNDINGS = 16
@@ -75,7 +74,7 @@ class NextTokenLoss(torch.nn.Module):
         only to itself; otherwise tokens attend across such gaps. There is no padding. Returns Σ nll, nats.
         document_labels: see Batch. With them, the gradient is that of Σ nll ÷ document_labels.
         """
-        weigh = self._weighting(ids, labels, document_labels)
+        weigh = self._weighting(ids, labels, positions if packed else None, document_labels)
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
         # logits in the head's dtype, the loss in float32
@@ -97,9 +96,13 @@ class NextTokenLoss(torch.nn.Module):
         return self._split.decode(ids, **options)
 
     def _weighting(
-        self, ids: torch.Tensor, labels: torch.Tensor, document_labels: torch.Tensor | None
+        self,
+        ids: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None,
+        document_labels: torch.Tensor | None,
     ) -> Weighting | None:
-        """The weights of the gradient; None if all are 1."""
+        """The weights of the gradient; None if all are 1. positions: of packed documents."""
         return None if document_labels is None else lambda losses, chunk: 1 / document_labels[:, chunk]
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
@@ -152,40 +155,48 @@ class LongContextLoss(NextTokenLoss):
     """LongCE: the next-token loss with more weight on tokens that need a long context.
 
     Fang et al. 2025, arXiv:2410.23771, section 4, as in the authors' finetune.py: a token's weight is
-    min(p(token | long context) / p(token | short context), 5), worked out by the trained model in the same step, and a
-    constant for the gradient. Tokens with no more than a short context before them have weight 1. The weighted losses
-    are divided by the number of tokens, not by the sum of the weights. The value is the plain loss, so that runs and
-    lengths can be compared; without gradients it is a NextTokenLoss.
+    min(p(token | long context) / p(token | short context), cap), worked out by the trained model in the same step, and
+    a constant for the gradient; the paper's cap is 5. Tokens with no more than a short context before them have weight
+    1. The weighted losses are divided by the number of tokens, not by the sum of the weights. The value is the plain
+    loss, so that runs and lengths can be compared; without gradients it is a NextTokenLoss.
 
-    short_context: how each sequence is read again, without gradients, before each pass. Sequences are whole, with
-    positions 0, 1, 2 ...
+    short_context: how each sequence is read again, without gradients, before each pass: in windows, in which packed
+    documents do not see one another. Sequences are whole, without gaps.
     """
 
-    def __init__(self, model: "PreTrainedModel", short_context: ShortContext, **options: Any) -> None:
+    def __init__(self, model: "PreTrainedModel", short_context: ShortContext, cap: float, **options: Any) -> None:
         super().__init__(model, **options)
-        self._context = short_context
+        self._context, self._cap = short_context, cap
 
     def _weighting(
-        self, ids: torch.Tensor, labels: torch.Tensor, document_labels: torch.Tensor | None
+        self,
+        ids: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None,
+        document_labels: torch.Tensor | None,
     ) -> Weighting | None:
         if not torch.is_grad_enabled():
             return None
-        short = self._short_losses(ids, labels)
+        short = self._short_losses(ids, labels, positions)
 
         def weigh(losses: torch.Tensor, chunk: slice) -> torch.Tensor:
-            weights = (short[:, chunk] - losses.detach()).clamp(max=math.log(LARGEST_WEIGHT)).exp()
+            weights = (short[:, chunk] - losses.detach()).clamp(max=math.log(self._cap)).exp()
             weights = torch.where(short[:, chunk].isnan(), 1.0, weights)
             return weights if document_labels is None else weights / document_labels[:, chunk]
 
         return weigh
 
     @torch.no_grad()
-    def _short_losses(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Loss of each label with a short context, nats, shape (batch, tokens); NaN where all of it is short."""
+    def _short_losses(self, ids: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """Loss of each label with a short context, nats, shape (batch, tokens); NaN where all of it is short.
+
+        Reads the same windows whatever the documents are, since processes that share weights read together.
+        """
         losses = torch.full(ids.shape, math.nan, device=ids.device)
         first = self._context.tokens - 1
         for start, stop in self._context.windows(ids.shape[1]):
-            outputs = self._split.decode(ids[:, start:stop])
+            part = None if positions is None else _from_zero(positions[:, start:stop])
+            outputs = self.hidden(ids[:, start:stop], part, packed=part is not None)
             scored = slice(start + first, stop - 1)
             with torch.autocast(ids.device.type, enabled=False):
                 hidden = outputs.last_hidden_state[:, first:-1].to(self._split.head.weight.dtype)
@@ -194,7 +205,16 @@ class LongContextLoss(NextTokenLoss):
                     for chunk in self._chunks(hidden)
                 ]
             losses[:, scored] = torch.cat(parts, dim=1)
+            if positions is not None:  # a document that begins within the window is read whole
+                whole = positions[:, scored] <= torch.arange(first, stop - 1 - start, device=ids.device)
+                losses[:, scored] = losses[:, scored].masked_fill(whole, math.nan)
         return losses
+
+
+def _from_zero(positions: torch.Tensor) -> torch.Tensor:
+    """The positions of a part of packed documents, whose first document may have begun before it."""
+    restarts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
+    return torch.where(restarts.cumsum(1) > 0, positions, positions - positions[:, :1])
 
 
 def _weighted_sum(losses: torch.Tensor, weigh: Weighting, chunk: slice) -> torch.Tensor:

@@ -135,7 +135,10 @@ class Recipe(_Text):
     context_parallel_size: int = Field(1, ge=1, le=_MOST, description="processes that share each sequence")
     loss: Literal["next-token", "longce"] = Field(
         "next-token",
-        description="longce: more weight on tokens that need a long context, up to 5; a step takes about twice as long",
+        description="longce: more weight on tokens that need a long context; a step takes about twice as long",
+    )
+    longce_cap: Annotated[float, Only("loss", ("longce",))] = Field(
+        5.0, gt=1, allow_inf_nan=False, description="largest weight of a token; 5 in the paper"
     )
     loss_weighting: Literal["tokens", "documents"] = Field(
         "tokens", description="what counts the same in a step: each scored token, or each document, as in LongAlign"
@@ -219,8 +222,8 @@ class Recipe(_Text):
             raise ValueError(" ".join(messages.values()))
         if any((source.keep_short < 1) != (source.long_from is not None) for source in self.sources):
             raise ValueError("long_from, the minimum length of long documents, and keep_short below 1 need each other")
-        if (self.positions != "full") + self.packs + (self.loss == "longce") > 1:
-            raise ValueError("any two of positions with gaps, sequences: packed and loss: longce cannot be combined")
+        if self.positions != "full" and (self.packs or self.loss == "longce"):
+            raise ValueError("positions with gaps cannot be combined with sequences: packed or loss: longce")
         return self
 
     @property

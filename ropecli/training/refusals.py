@@ -116,8 +116,6 @@ def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping
     """Why this recipe, model or launch cannot pack conversations side by side; empty if nothing is known against it."""
     if recipe.positions != "full":
         return f"positions: {recipe.positions}"
-    if recipe.loss == "longce":
-        return "loss: longce"
     if saved is not None:
         return f"{saved.method} does not support packed documents"
     if recipe.context_parallel_size > 1 and "flash" not in recipe.attn:

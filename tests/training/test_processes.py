@@ -98,9 +98,11 @@ def assert_same(metrics):
     return check
 
 
+PACKED_LONGCE = {"loss": "longce", "longce_cap": 2, "length": 96, "sequences": "packed", "end_token": "<s>"}
 LOSSES = {
     "next-token": {},
     "longce": {"loss": "longce", "length": 96},
+    "longce, packed": PACKED_LONGCE,
     "by document": {"loss_weighting": "documents"},
 }
 
@@ -124,12 +126,16 @@ def test_data_parallel_run_stopped_and_resumed_equals_one_process(
 
 @slow
 @pytest.mark.parametrize(
-    "kind", ["whole", "tied, in several files", "experts that transformers merges", "adapter", "tiled"]
+    "kind", ["whole", "longce", "tied, in several files", "experts that transformers merges", "adapter", "tiled"]
 )
 def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_same, kind):
     from transformers import AutoModelForCausalLM
 
-    others = {"adapter": {"adapter": "lora-plus"}, "tiled": {"tiled_mlp": True, "gradient_checkpointing": True}}
+    others = {
+        "longce": PACKED_LONGCE,
+        "adapter": {"adapter": "lora-plus"},
+        "tiled": {"tiled_mlp": True, "gradient_checkpointing": True},
+    }
     keys = {**KEYS, **others.get(kind, {})}
     folder = patched_llama
     if kind.startswith("tied"):
