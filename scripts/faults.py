@@ -84,7 +84,6 @@ FAULTS: list[tuple[str, str]] = [
     ("parts.append(logits.logsumexp(-1) - chosen)", "parts.append(logits.logsumexp(-1) - chosen.max())"),
     ("return math.fsum(self.sums) / math.fsum(self.weights)", "return math.fsum(x / y for x, y in zip(self.sums, self.weights) if y) / len(self.sums)"),
     ("for tally in tallies) / math.log(2) / sum(text)", "for tally in tallies) / sum(text)"),
-    ("tally.window_means if by_windows else tally.nll", "tally.nll"),
     ("np.quantile(_resampled_means(sums, weights), (0.025, 0.975))", "np.quantile(_resampled_means(sums, weights), (0.05, 0.95))"),
     ("np.array(cell.sums) - np.array(base.sums)", "np.array(base.sums) - np.array(cell.sums)"),
     ("if length <= pretraining_length and length in report.lengths", "if length in report.lengths"),
@@ -98,7 +97,7 @@ FAULTS: list[tuple[str, str]] = [
     ("if note.values and value not in note.values:", "if note.values and value is None:"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
-    ("rank, margin = 1 + int((wrong >= right).sum())", "rank, margin = 1 + int((wrong > right).sum())"),
+    ("int((wrong >= value).sum()) < right", "int((wrong > value).sum()) < right"),
     # data
     ("text[ahead], text[ahead + 1], positions", "text[ahead], text[ahead], positions"),
     ("trained[begin] = False", "pass"),
@@ -108,7 +107,7 @@ FAULTS: list[tuple[str, str]] = [
     ("ranked[best : len(ranked) - worst]", "ranked[worst : len(ranked) - best]"),
     ("draw.integers(bias, context_length - length, endpoint=True)", "draw.integers(0, context_length - length, endpoint=True)"),
     # finetune
-    ("clamp(max=math.log(LARGEST_WEIGHT)).exp()", "exp()"),
+    ("clamp(max=math.log(self._cap)).exp()", "exp()"),
     ("short[:, chunk] - losses.detach()", "short[:, chunk] - losses"),
     ("scale = self.launch.world * len(batches) / weight", "scale = self.launch.world / weight"),
     ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),

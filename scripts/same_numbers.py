@@ -40,8 +40,6 @@ EVALUATIONS = {
     "prefix in chunks": ["eval-ppl", "demo", *DEMO, "--lengths", "512", "--chunk", "100"],
     "tail": ["eval-ppl", "demo", *DEMO, "--lengths", "128,512", "--protocol", "tail"],
     "sliding": ["eval-ppl", "demo", *DEMO, "--lengths", "256", "--protocol", "sliding", "--max-tokens", "1000"],
-    "disjoint": ["eval-ppl", "demo", *DEMO, "--lengths", "256", "--protocol", "disjoint", "--max-tokens", "1000"],
-    "yarn": ["eval-ppl", "demo", *DEMO, "--lengths", "256", "--protocol", "yarn", "--max-tokens", "1000"],
     "in memory": ["eval-ppl", "demo", *DEMO, "--lengths", "512", "--method", "yarn", "--factor", "2"],
     "baseline": [
         "eval-ppl", "demo", *DEMO, "--lengths", "128,512", "--protocol", "tail", "--method", "ntk", "--factor", "4",

@@ -336,8 +336,6 @@ def report_of(
     """The report of a job; recall without a reference. reader: its properties. Raises NotFiniteError, DataError."""
     task = job.task
     settings = {**task.settings, "chunk": reader["chunk"], **factory.settings, "processes": processes}
-    if task.answers:
-        settings["prompts_read_once"] = reader["cache_is_exact"]
     documents = task.documents or Documents((), 0)
     return Report(
         kind=task.kind,  # type: ignore[arg-type]

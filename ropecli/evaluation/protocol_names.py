@@ -2,10 +2,8 @@
 
 from typing import NamedTuple
 
-YARN_STRIDE = 256
 PASSAGE, CUE = 80, 16
 """recall: tokens of a passage, and of its beginning, which is repeated but not scored."""
-YARN_NOTE = "YaRN's script: unweighted window means; not comparable with other protocols"
 
 
 class ProtocolDescription(NamedTuple):
@@ -36,19 +34,6 @@ PROTOCOLS = {
         "ppl = exp(Σ nll / Σ tokens). Good for the perplexity of whole documents; a smaller S gives more context and "
         "takes longer. Press et al. 2022 (arXiv:2012.15409), section 2.",
     ),
-    "disjoint": ProtocolDescription(
-        "non-overlapping windows, like lm-eval's rolling log-likelihood",
-        "Non-overlapping windows of N tokens; every token is scored once, with N/2 tokens of context on average. "
-        "ppl = exp(Σ nll / Σ tokens). The same as the rolling log-likelihood of lm-evaluation-harness (with "
-        "add_bos_token=False if the tokenizer would add a second <s>): the last window is extended to the left to N "
-        "tokens. Good for comparisons with that tool.",
-    ),
-    "yarn": ProtocolDescription(
-        "like YaRN's script, to compare with its tables",
-        f"{YARN_NOTE}. Windows of N tokens, 256 tokens apart, each starting with a beginning-of-sequence token. "
-        "ppl = exp(mean over windows of each window's mean nll), however many tokens a window scores. The same as "
-        "eval/perplexity.py of github.com/jquesnelle/yarn.",
-    ),
     "recall": ProtocolDescription(
         "what a passage gains from its first occurrence, N tokens back; 1: as much as from a near one",
         f"Passages of {PASSAGE} tokens are repeated at the end of N tokens, after text of other documents. Their first "
@@ -61,5 +46,5 @@ PROTOCOLS = {
         "understanding.",
     ),
 }
-SAME_TOKENS = ("tail", "sliding", "disjoint")
+SAME_TOKENS = ("tail", "sliding")
 """The protocols that score the same tokens at every length, so that lengths can be compared with each other."""

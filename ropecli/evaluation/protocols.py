@@ -1,6 +1,6 @@
 """Protocols: which windows of a document the model reads, and which tokens are scored.
 
-N is a length in tokens. Except for yarn, ppl = exp(Σ nll / Σ tokens) over all scored tokens.
+N is a length in tokens. ppl = exp(Σ nll / Σ tokens) over all scored tokens.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,9 @@ import numpy as np
 from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError
 from ropecli.evaluation.protocol_names import CUE as CUE
-from ropecli.evaluation.protocol_names import PASSAGE, YARN_STRIDE
+from ropecli.evaluation.protocol_names import PASSAGE
 from ropecli.evaluation.protocol_names import PROTOCOLS as PROTOCOLS
 from ropecli.evaluation.protocol_names import SAME_TOKENS as SAME_TOKENS
-from ropecli.evaluation.protocol_names import YARN_NOTE as YARN_NOTE
 
 
 @dataclass(frozen=True)
@@ -50,23 +49,15 @@ class Protocol:
 
     @property
     def reads_whole_documents(self) -> bool:
-        return self.name in ("sliding", "disjoint", "yarn", "recall")
+        return self.name in ("sliding", "recall")
 
     def least_tokens(self, special: SpecialTokens) -> int:
         """Tokens that a document needs, if whole documents are read."""
         return 3 * PASSAGE if self.name == "recall" else special.first_scored + 1 + len(special.suffix)
 
-    def inserted(self, special: SpecialTokens) -> int | None:
-        """The token that the protocol puts before a text; None if it adds none or the tokenizer has none."""
-        if self.name == "yarn":
-            return special.bos
-        if self.name == "disjoint":
-            return special.eos if special.bos is None else special.bos
-        return None
-
     def for_lengths(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
         """Return the protocol with stride and targets set. lengths: ascending. Raises DataError if they do not fit."""
-        unscored = 1 if self.name in ("disjoint", "yarn") else special.first_scored
+        unscored = special.first_scored
         if not lengths or lengths[0] <= unscored:
             raise DataError(
                 f"The lengths are {lengths}; expected at least {unscored + 1} tokens, so that one can be scored."
@@ -90,10 +81,6 @@ class Protocol:
                 yield Window(ids, self.targets or 0, longest)
             case "sliding":
                 yield from _sliding(special.ended(document.ids), special, length, self.stride or length // 2)
-            case "disjoint":
-                yield from _disjoint(special, document.ids, length, self.inserted(special))
-            case "yarn":
-                yield from _yarn(special, document.ids, length, self.inserted(special))
 
 
 def _sliding(ids: np.ndarray, special: SpecialTokens, length: int, stride: int) -> Iterator[Window]:
@@ -103,29 +90,6 @@ def _sliding(ids: np.ndarray, special: SpecialTokens, length: int, stride: int) 
         yield Window(_with_prefix(special.prefix, ids[start:stop]) if start else ids[:stop], stop - scored, stop)
         scored = stop
         if stop == len(ids):
-            return
-
-
-def _disjoint(special: SpecialTokens, ids: np.ndarray, length: int, first: int | None) -> Iterator[Window]:
-    skipped = len(special.prefix)
-    text = np.concatenate([[first], special.bare(ids)])
-    for scored in range(0, len(text) - 1, length):
-        stop = min(scored + length, len(text) - 1)
-        yield Window(text[max(0, stop - length) : stop + 1], stop - scored, stop + skipped, reads_last=False)
-
-
-def _yarn(special: SpecialTokens, ids: np.ndarray, length: int, first: int | None) -> Iterator[Window]:
-    skipped = len(special.prefix)
-    text = special.bare(ids)
-    begin = [] if first is None else [first]
-    scored = 1 - len(begin)
-    for start in range(0, len(text), YARN_STRIDE):
-        stop = min(start + length - len(begin), len(text))
-        # at lengths of 256 or less the stride skips tokens, as in YaRN's script
-        targets = min(stop - scored, stop - start - 1 + len(begin))
-        yield Window(np.concatenate([begin, text[start:stop]]).astype(np.int64), targets, stop + skipped)
-        scored = stop
-        if stop == len(text):
             return
 
 

@@ -53,16 +53,14 @@ def environment() -> dict[str, str]:
 class Cell:
     """The result of a task at one length, and at one depth of the key (0: start, 1: end).
 
-    sums, weights: shape (samples,), of each document or prompt. Σ sums / Σ weights is the mean loss in nats per token
-    (of the windows' means for the protocol `yarn`), or the mean score, 0 to 1. Cells of reports with the same
-    fingerprint can be paired. low, high: 95% interval of the perplexity (None for a single document) or of the score.
+     sums, weights: shape (samples,), of each document or prompt. Σ sums / Σ weights is the mean loss in nats per token
+    , or the mean score, 0 to 1. Cells of reports with the same
+     fingerprint can be paired. low, high: 95% interval of the perplexity (None for a single document) or of the score.
 
-    Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), mean loss by the number of
-    tokens before the scored one, and cells by class of what the text repeats (evaluation/copies.py); wall time of the
-    passes, which may serve other lengths too, tokens read per second, peak memory in bytes (of the process on a CPU, of
-    torch on a GPU). Of recall: mean loss by the distance, the pass of each document if a pass has several. Of a score:
-    chance, the mean score of guessing; if answers were ranked, the mean rank of the right one (1 is best), and its
-    log-probability minus that of the best other one, nats.
+     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), cells by class of what the
+    text repeats (evaluation/copies.py); wall time of the passes, which may serve other lengths too, tokens read per
+    second, peak memory in bytes (of the process on a CPU, of torch on a GPU). Of recall: mean loss by the distance,
+    and the pass of each document if a pass has several. Of a score: chance, the mean score of guessing.
     """
 
     task: str
@@ -73,11 +71,9 @@ class Cell:
     high: Annotated[float, Interval(ge=0)] | None = None
     depth: Fraction | None = None
     chance: Fraction | None = None
-    rank: float | None = None
-    margin: float | None = None
     tokens: Count = 0
     bits_per_byte: Amount | None = None
-    by_context: tuple[Bucket, ...] = ()
+    by_distance: tuple[Bucket, ...] = ()
     passes: tuple[Count, ...] = ()
     by_class: tuple["Cell", ...] = ()
     # cost of the run, not part of the measurement
@@ -112,7 +108,7 @@ class Cell:
             high=interval[1],
             tokens=int(weights.sum()),
             bits_per_byte=None,
-            by_context=(),
+            by_distance=(),
             passes=passes,
             by_class=tuple(part for cell in self.by_class if sum((part := cell.of_samples(numbers)).weights)),
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCALING, DATA, OUTPUT, ENGINE = Panel("Scaling"), Panel("Data"), Panel("Output"), Panel("Engine")
 TOKENS = InTokens()
-_WHOLE = Only("protocol", ("sliding", "disjoint", "yarn", "recall"))
+_WHOLE = Only("protocol", ("sliding", "recall"))
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
 IS_CHECKPOINT, IS_METHOD = Check(check_checkpoint), Check(check_method)

@@ -25,7 +25,7 @@ Fraction = Annotated[float, Interval(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Scored tokens with start ≤ context < stop tokens before them. nll: mean loss, nats."""
+    """Scored tokens with start ≤ distance < stop tokens. nll: mean loss, nats."""
 
     start: TokenCount
     stop: Annotated[int, Interval(gt=1, le=10**12)]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ropecli.evaluation.protocols import PASSAGE, YARN_NOTE
+from ropecli.evaluation.protocols import PASSAGE
 from ropecli.table import clean
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def measured_by(report: "Report") -> str:
     if report.kind == "perplexity":
         given = {key: report.settings.get(key) for key in ("stride", "targets")}
         settings = [f"{key} {value}" for key, value in given.items() if value is not None]
-        settings += [YARN_NOTE] * (report.task == "yarn")
         return clean(f"protocol {report.task}" + (f" ({', '.join(settings)})" if settings else ""), 130)
     if report.kind == "recall":
         passages, least = (report.settings.get(key) for key in ("passages_per_pass", "least_distance"))

@@ -85,17 +85,15 @@ def test_skipped_documents_are_counted_in_a_warning(evaluate, few):
     assert "2 documents" in outcome.err
 
 
-@pytest.mark.parametrize("protocol", ["sliding", "disjoint"])
-def test_whole_documents_are_all_scored_and_short_ones_are_named(evaluate, few, tokenizer, protocol):
+def test_whole_documents_are_all_scored_and_short_ones_are_named(evaluate, few, tokenizer):
     tokens = [len(tokenizer((few / f"{name}.txt").read_text())["input_ids"]) for name in "abc"]
     assert tokens[0] > 100 > 64 > tokens[1] > 24 > tokens[2] >= 2
-    outcome = evaluate("--json", "--protocol", protocol, data=few, lengths="24,100")
+    outcome = evaluate("--json", "--protocol", "sliding", data=few, lengths="24,100")
     report = outcome.report()
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt", "c.txt"], 0)
     assert "2 documents shorter than 100 tokens: scored with less context" in outcome.said
-    first = protocol == "sliding"
-    assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
-    assert report["cells"][0]["weights"] == [count - first for count in tokens]
+    assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3] * 2
+    assert report["cells"][0]["weights"] == [count - 1 for count in tokens]
 
 
 def test_whole_documents_can_be_skipped_and_cut(evaluate, few):

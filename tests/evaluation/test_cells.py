@@ -5,21 +5,17 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import RopecliError
 from ropecli.evaluation.report import loss_change
 from ropecli.evaluation.tasks.perplexity import Perplexity, Tally
 
-EDGES = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
-
 
 def tally_of(*windows, scored_bytes=7):
     tally = Tally()
-    for nll, first_context in windows:
-        tally.add(np.array(nll, dtype=np.float64), first_context + np.arange(len(nll)), scored_bytes)
+    for nll in windows:
+        tally.add(np.array(nll, dtype=np.float64), scored_bytes)
     return tally
 
 
@@ -33,50 +29,16 @@ def summarise(*tallies, protocol="prefix"):
 
 def cell_of(sums, weights):
     """A cell with these documents."""
-    return summarise(*(tally_of(([total / weight] * weight, 1)) for total, weight in zip(sums, weights, strict=True)))
+    return summarise(*(tally_of([total / weight] * weight) for total, weight in zip(sums, weights, strict=True)))
 
 
 def test_a_cell_by_hand():
-    cell = summarise(tally_of(([1.0, 2.0], 1), ([3.0], 6)), tally_of(([4.0, 0.5], 1)))
+    cell = summarise(tally_of([1.0, 2.0], [3.0]), tally_of([4.0, 0.5]))
     assert cell.value == 10.5 / 5
     assert cell.ppl == math.exp(10.5 / 5)
     assert (cell.length, cell.tokens, cell.samples) == (512, 5, 2)
     assert (cell.sums, cell.weights) == ((6.0, 4.5), (3.0, 2.0))
     assert cell.bits_per_byte == pytest.approx(10.5 / math.log(2) / 21)
-    assert [(one.start, one.stop, one.tokens, one.nll) for one in cell.by_context] == [
-        (1, 2, 2, 2.5),
-        (2, 3, 2, 1.25),
-        (6, 8, 1, 3.0),
-    ]
-
-
-def test_by_windows_every_window_counts_alike():
-    windows = [([1.0, 2.0, 3.0], 1), ([8.0], 6)], [([4.0, 0.0], 1)]
-    cell = summarise(*(tally_of(*own) for own in windows), protocol="yarn")
-    assert cell.value == (2.0 + 8.0 + 2.0) / 3
-    assert (cell.sums, cell.weights) == ((10.0, 2.0), (2.0, 1.0))
-    assert cell.tokens == 6
-    assert cell.bits_per_byte == pytest.approx(18.0 / math.log(2) / 21)  # of the text, however it is averaged
-
-
-windows_of_losses = st.lists(
-    st.tuples(st.lists(st.floats(0, 20), min_size=1, max_size=80), st.integers(1, 400)), min_size=1, max_size=5
-)
-
-
-@given(st.lists(windows_of_losses, min_size=1, max_size=4))
-def test_losses_by_context_are_those_of_a_plain_loop(documents):
-    cell = summarise(*(tally_of(*windows) for windows in documents))
-    expected: dict[tuple[int, int], list[float]] = {}
-    for nll, first in (window for windows in documents for window in windows):
-        for offset, loss in enumerate(nll):
-            start = max(edge for edge in EDGES if edge <= first + offset)
-            expected.setdefault((start, EDGES[EDGES.index(start) + 1]), []).append(loss)
-    assert [(one.start, one.stop) for one in cell.by_context] == sorted(expected)
-    for one in cell.by_context:
-        losses = expected[one.start, one.stop]
-        assert one.tokens == len(losses)
-        assert one.nll == pytest.approx(np.mean(losses), abs=1e-9)
 
 
 TEXT = "ba de fi 🦜🦜 κάτι ba ﬁ 日本 go ku\n" * 6
@@ -99,7 +61,7 @@ def test_bits_per_byte_are_over_the_bytes_of_the_text(llama, loaded, plain_nll, 
 
 
 def test_a_loss_that_is_not_finite_names_its_document():
-    tallies = [tally_of(([1.0], 1)), tally_of(([1.0, float("nan")], 1)), tally_of(([float("inf")], 1))]
+    tallies = [tally_of([1.0]), tally_of([1.0, float("nan")]), tally_of([float("inf")])]
     with pytest.raises(RopecliError, match=r"not finite, or above 700 nats, at length 512 in b and 1 more"):
         summarise(*tallies)
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ropecli.data.documents import Document, Documents, SpecialTokens
+from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.protocols import PROTOCOLS, Protocol
-from ropecli.evaluation.tasks.perplexity import Perplexity
 
 LENGTHS = [24, 64, 100]
 LONGROPE = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.5, 16).tolist()}
@@ -35,7 +34,7 @@ def losses(model, window):
     return -logits[first - 1 :].double().log_softmax(-1)[torch.arange(len(targets)), targets].numpy()
 
 
-@pytest.mark.parametrize("protocol", ["prefix", "tail", "sliding", "disjoint", "yarn"])
+@pytest.mark.parametrize("protocol", ["prefix", "tail", "sliding"])
 def test_losses_equal_those_of_a_fresh_model_for_every_window(checkpoint, protocol, loaded, uneven, evaluate):
     """Also if the tables follow the length: they must not remember a longer window."""
     documents = uneven(130, 101)
@@ -45,20 +44,18 @@ def test_losses_equal_those_of_a_fresh_model_for_every_window(checkpoint, protoc
         for document in documents.kept:
             windows = definition.windows(document, documents.special, cell.length, LENGTHS[-1])
             passes = [losses(loaded(checkpoint), window) for window in windows if window.targets]
-            sums.append(sum(nll.mean() if protocol == "yarn" else nll.sum() for nll in passes))
-            weights.append(len(passes) if protocol == "yarn" else sum(map(len, passes)))
+            sums.append(sum(nll.sum() for nll in passes))
+            weights.append(sum(map(len, passes)))
         np.testing.assert_allclose(cell.sums, sums, rtol=1e-4)
         assert cell.weights == tuple(weights)
         assert cell.ppl == pytest.approx(np.exp(sum(cell.sums) / sum(weights)), rel=1e-9)
 
 
-@pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
-def test_every_byte_of_the_scored_text_counts_once(llama, loaded, uneven, protocol, evaluate):
+def test_every_byte_of_the_scored_text_counts_once(llama, loaded, uneven, evaluate):
     documents = uneven(150, 64, 41)
-    (cell,) = evaluate(loaded(llama), documents, [64 if protocol != "yarn" else 300], protocol)
+    (cell,) = evaluate(loaded(llama), documents, [64], "sliding")
     text = sum(int(document.ends[-1]) for document in documents.kept)
-    nats = sum(bucket.nll * bucket.tokens for bucket in cell.by_context)
-    assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / text, rel=1e-9)
+    assert cell.bits_per_byte == pytest.approx(sum(cell.sums) / np.log(2) / text, rel=1e-9)
 
 
 def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
@@ -74,16 +71,5 @@ def test_unknown_ids_are_refused(llama, loaded, documents, evaluate):
     ids = documents.kept[0].ids.copy()
     ids[30] = 512
     foreign = Documents((Document("foreign", ids),), 0)
-    inserted = Documents(documents.kept, 0, SpecialTokens((), bos=700))
-    for unknown, protocol, number in ((foreign, "prefix", 512), (inserted, "disjoint", 700)):
-        with pytest.raises(DataError, match=rf"id {number}.*below 512"):
-            evaluate(loaded(llama), unknown, [64], protocol)
-
-
-def test_yarn_says_where_it_skips_tokens(documents, caplog):
-    Perplexity(documents, [300], "yarn")
-    assert not caplog.records
-    Perplexity(documents, [24, 300], "yarn")
-    (sentence,) = caplog.messages
-    assert "24 tokens" in sentence
-    assert "skips" in sentence
+    with pytest.raises(DataError, match=r"id 512.*below 512"):
+        evaluate(loaded(llama), foreign, [64], "prefix")

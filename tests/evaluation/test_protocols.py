@@ -1,7 +1,7 @@
 """The windows of each protocol, as numbers alone: against its source, from which they are written a second time here.
 
-`sliding`, `rolling` and `yarn_script` give, per window, the ids that the model reads and those that are scored: the
-last id that it reads predicts the last scored one.
+`sliding` gives, per window, the ids that the model reads and those that are scored: the last id that it reads predicts
+the last scored one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,38 +32,6 @@ def sliding(ids: Sequence[int], prefix: Sequence[int], length: int, stride: int)
     for start, scored in by_start.items():
         begun = list(prefix) if start else list(ids[: len(prefix)])
         yield [*begun, *ids[start + len(prefix) : scored[-1]]], [ids[index] for index in scored]
-
-
-def rolling(text: Sequence[int], prefix_token: int, length: int) -> Windows:
-    """lm-eval's rolling windows. The first: the prefix token and length - 1 tokens, which predict length tokens. Then
-    length tokens that predict the next length, and the last window reaches back so that it too reads length tokens."""
-    text = list(text)
-    if not text:
-        return
-    yield [prefix_token, *text[: min(length, len(text)) - 1]], text[:length]
-    done = min(length, len(text))
-    while done < len(text):
-        end = min(done + length, len(text))
-        yield text[end - length - 1 : end - 1], text[done:end]
-        done = end
-
-
-def yarn_script(text: Sequence[int], bos: int | None, length: int) -> Windows:
-    """eval/perplexity.py: labels masked by `[:, :-trg_len]`, and Hugging Face's own shift of labels."""
-    text = list(text)
-    most = length - 1 if bos is not None else length
-    previous_end = 0
-    for begin in range(0, len(text), 256):
-        end = min(begin + most, len(text))
-        trg_len = end - previous_end
-        input_ids = ([bos] if bos is not None else []) + text[begin:end]
-        labels = list(input_ids)
-        labels[:-trg_len] = [-100] * len(labels[:-trg_len])
-        targets = [label for label in labels[1:] if label != -100]
-        yield input_ids[:-1], targets
-        previous_end = end
-        if end == len(text):
-            return
 
 
 BOS, EOS = 1, 2
@@ -107,29 +75,6 @@ def test_sliding_scores_each_token_in_its_first_window(case):
     ids = document(tokens, special).ids.tolist()
     expected = list(sliding(ids, special.prefix, length, stride))
     assert [read_and_scored(window) for window in windows] == expected
-
-
-@given(specials, st.integers(0, 250), st.integers(2, 60))
-def test_disjoint_is_the_rolling_likelihood_of_lm_eval(special, text, length):
-    windows = windows_of(Protocol("disjoint"), special, text + len(special.prefix), length)
-    expected = list(rolling(1000 + np.arange(text), BOS, length))
-    assert [read_and_scored(window) for window in windows] == expected
-    assert [window.read for window in windows] == [len(read) for read, _ in expected]
-    assert all(window.read <= length for window in windows)
-
-
-def test_disjoint_takes_the_end_token_where_there_is_no_beginning():
-    first = next(Protocol("disjoint").windows(document(9), SpecialTokens((), None, EOS), 4, 4))
-    assert first.ids.tolist() == [EOS, 1000, 1001, 1002, 1003]
-
-
-@given(st.sampled_from([(), (BOS,)]), st.sampled_from([BOS, None]), st.integers(2, 1500), st.integers(2, 700))
-def test_yarn_is_the_window_loop_of_its_script(prefix, bos, text, length):
-    special = SpecialTokens(prefix, bos, EOS)
-    windows = windows_of(Protocol("yarn"), special, text + len(prefix), length)
-    expected = list(yarn_script((1000 + np.arange(text)).tolist(), bos, length))
-    assert [read_and_scored(window) for window in windows] == expected
-    assert all(len(window.ids) <= length for window in windows)
 
 
 @given(specials, st.lists(st.integers(8, 90), min_size=1, max_size=4, unique=True), st.integers(1, 4))

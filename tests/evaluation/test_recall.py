@@ -108,8 +108,8 @@ def test_a_pass_asks_many_passages(build, loaded, uneven, plain_nll, short_share
                 by_distance.append((repetition - start, loss / 64))
         assert cell.sums == pytest.approx(sums, abs=1e-2)
         assert (cell.weights, cell.passes) == ((128.0,) * 7, (0, 0, 4, 4, 8, 8, 12))
-        assert sum(bucket.tokens for bucket in cell.by_context) == (0 if cell.task == "near" else 14 * 64)
-        for bucket in cell.by_context:
+        assert sum(bucket.tokens for bucket in cell.by_distance) == (0 if cell.task == "near" else 14 * 64)
+        for bucket in cell.by_distance:
             inside = [loss for distance, loss in by_distance if bucket.start <= distance < bucket.stop]
             assert (len(inside) * 64, np.mean(inside)) == (bucket.tokens, pytest.approx(bucket.nll, abs=1e-3))
         if cell.length == 1100:

@@ -11,7 +11,6 @@ def report():
     import math
 
     from ropecli.evaluation.report import Cell, Report
-    from ropecli.evaluation.statistics import Bucket
 
     def make(
         *ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo", shares=_SHARES, **others
@@ -26,7 +25,6 @@ def report():
                 high=ppl * 1.1,
                 tokens=4 * (length - 1),
                 bits_per_byte=math.log2(ppl) / 3,
-                by_context=(Bucket(1, 2, 4, 6.0), Bucket(2, 3, 4, 5.0), Bucket(64, 96, 128, math.log(ppl))),
                 seconds=2.0,
                 tokens_per_second=2.0 * length,
                 peak_memory=3 * 2**20,

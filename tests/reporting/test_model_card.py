@@ -68,7 +68,7 @@ def test_the_perplexities_are_those_of_the_report(card, of, with_baseline, writt
 def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, report, written):
     extended = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
-    cells = [replace(other.cells[0], task=arm, low=None, high=None, by_context=()) for arm in ARMS]
+    cells = [replace(other.cells[0], task=arm, low=None, high=None) for arm in ARMS]
     reference = Reference("/home/someone/base, none", cells[0], replace(cells[2], sums=(1.0,) * 4))
     recall = replace(extended, kind="recall", task="recall", cells=cells, reference=reference)
     made = card(written([extended, other, recall]))

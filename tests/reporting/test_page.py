@@ -27,7 +27,7 @@ def rows_of(tree):
 
 @pytest.fixture(scope="module")
 def page(report, with_baseline, retrieval):
-    yarn = report(30.0, 31.0, 32.0, task="yarn")
+    yarn = report(30.0, 31.0, 32.0, task="sliding")
     passkey = retrieval({(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1})
     linear = report(19.0, 19.5, 30.0, method="linear", factor=4.0)
     return ET.fromstring(render_page([*with_baseline, linear, yarn, passkey]))
@@ -59,7 +59,7 @@ def test_one_verdict_one_table_and_one_figure_come_first(page, with_baseline):
     alternatives = [picture.get("aria-label") for picture in page.iter(f"{SVG}svg")]
     assert alternatives[0] == "perplexity at 1024 tokens: base (base) 47.00, extended (yarn ×4) 17.00"
     assert "change from the base: extended (yarn ×4) -63.8%" in alternatives[1]
-    assert {f"Protocol {name}: {PROTOCOLS[name].definition}" for name in ("prefix", "yarn")} <= set(texts(page, "p"))
+    assert {f"Protocol {name}: {PROTOCOLS[name].definition}" for name in ("prefix", "sliding")} <= set(texts(page, "p"))
     assert {with_baseline[1].fingerprint, "12 prompts"} <= set(texts(page, "dd"))
     assert any(with_baseline[1].digest in text for text in texts(page, "dd"))
     assert "ropecli eval-ppl extended --data demo" in texts(page, "code")
@@ -135,7 +135,7 @@ def test_runs_of_one_job_are_one_comparison(report, changed):
     linear = replace(changed(few, "linear", SMALL, SMALL, SMALL), model="linear")
     tuned = replace(changed(many, "yarn", NONE * 2, LOWER * 2, LOWEST * 2), checkpoint="y4-finetuned")
     tuned = replace(tuned, model="tuned", digest="tuned", in_memory=False)
-    other = report(9.0, 9.0, 9.0, task="yarn", checkpoint="another", model="other", digest="other")
+    other = report(9.0, 9.0, 9.0, task="sliding", checkpoint="another", model="other", digest="other")
     tree = ET.fromstring(render_page([few, patched, linear, many, saved, tuned, other]))
     assert verdict_of(tree)[0] == "Best: y4-finetuned (yarn ×4)."
     assert texts(tree, "h1") == ["./folder, 256 → 1024 tokens"]

@@ -17,7 +17,7 @@ from ropecli.tuning.task import Score
 
 def test_reports_round_trip(report, with_baseline, retrieval, tuning, written):
     first, scores = report(18.0, 25.0, 47.0), retrieval({(256, 0.0): 4})
-    ranked = replace(scores, cells=[replace(scores.cells[0], rank=1.5, margin=-0.5)])
+    ranked = replace(scores, cells=[replace(scores.cells[0], chance=0.1)])
     runs = [tuning(level) for level in ("grid", "heads")]
     files = [written([first, *with_baseline], "several.json"), written(ranked)]
     files += [written(run, f"{run.level}.json") for run in runs]

@@ -64,7 +64,7 @@ class Asking(Task):
         return int(sample[1])
 
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
-        """[score, digest, chance, rank, margin] of each. chance: the score of guessing. rank, margin: as in Cell."""
+        """[score, digest, chance] of each. chance: the score of guessing."""
         questions = [self.question(sample) for sample in batch]
         if self.mode == "rank":
             answers = [question.answers() for question in questions]
@@ -78,7 +78,7 @@ class Asking(Task):
         limit = max(question.limit for question in questions)
         generated = reader.generate([question.ids for question in questions], limit, done)
         return [
-            [question.grade(tokens[: question.limit])[0], question.digest, self.guess, None, None]
+            [question.grade(tokens[: question.limit])[0], question.digest, self.guess]
             for question, tokens in zip(questions, generated, strict=True)
         ]
 
@@ -92,21 +92,14 @@ class Asking(Task):
             )
         if self.per_token:
             values = values / [len(answer) for answer in answers]
-        right, wrong = values[: question.right], values[question.right :]
-        score, rank, margin = score_of_ranks(values, question.right), None, None
-        if question.right == 1 and not self.per_token:  # a margin is in nats, not in nats per token
-            rank, margin = 1 + int((wrong >= right).sum()), float(right[0] - wrong.max())
-        return [score, question.digest, question.right / len(values), rank, margin]
+        return [score_of_ranks(values, question.right), question.digest, question.right / len(values)]
 
     def cells(self, values: Values) -> list[Cell]:
         cells = []
         for (task, length, depth), samples in groupby(values, key=lambda sample: sample[:-1]):
-            scores, _, chances, ranks, margins = zip(*(values[sample] for sample in samples), strict=True)
-            means = {  # all samples of a cell have a number, or none has
-                name: None if numbers[0] is None else float(np.mean(numbers))
-                for name, numbers in (("chance", chances), ("rank", ranks), ("margin", margins))
-            }
-            cells.append(score_cell(task, length, scores, depth=depth, **means))
+            scores, _, chances = zip(*(values[sample] for sample in samples), strict=True)
+            chance = None if chances[0] is None else float(np.mean(chances))  # of all samples of a cell, or of none
+            cells.append(score_cell(task, length, scores, depth=depth, chance=chance))
         return cells
 
     def fingerprint(self, values: Values) -> str:

@@ -14,19 +14,16 @@ from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, NotFiniteError
 from ropecli.evaluation.copies import CLASSES, COUNT, classes_of
 from ropecli.evaluation.driver import SampleId, Task, Values
-from ropecli.evaluation.protocols import SAME_TOKENS, YARN_STRIDE, Protocol, Window
+from ropecli.evaluation.protocols import SAME_TOKENS, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.request import PerplexityOptions, document_source
-from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
+from ropecli.evaluation.statistics import LARGEST_NLL, bootstrap_interval
 from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.texts import read_texts
 from ropecli.hashing import digest
 from ropecli.live.loading import load_tokenizer
-from ropecli.messages import say
 
-_EDGES = np.array(sorted({2**power for power in range(40)} | {3 * 2**power for power in range(39)}))
-"""Edges of the context buckets, tokens: 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
 _ALL = "all"
 """The length of samples that are read once for all lengths."""
 
@@ -35,39 +32,26 @@ _ALL = "all"
 class Tally:
     """Sums over the scored tokens of one document at one length. Holds only numbers, so that it can be saved as JSON.
 
-    nll: nats. bytes: bytes of the scored text; None if unknown. window_means: sum of the windows' mean losses. windows:
-    number of windows. read: tokens the model read. seconds: wall time. peak_memory: bytes. context_nll, context_tokens:
-    losses and tokens by the number of tokens before them, in the buckets of _EDGES. class_nll, class_tokens: by the
-    numbers of CLASSES; empty if there are none.
+    nll: nats. bytes: bytes of the scored text; None if unknown. read: tokens the model read. seconds: wall time.
+    peak_memory: bytes. class_nll, class_tokens: losses and tokens by the numbers of CLASSES; empty if there are none.
     """
 
     nll: float = 0.0
     tokens: int = 0
     bytes: int | None = 0
-    window_means: float = 0.0
-    windows: int = 0
     read: int = 0
     seconds: float = 0.0
     peak_memory: int = 0
-    context_nll: list[float] = field(default_factory=list)
-    context_tokens: list[int] = field(default_factory=list)
     class_nll: list[float] = field(default_factory=list)
     class_tokens: list[int] = field(default_factory=list)
 
-    def add(
-        self, nll: np.ndarray, contexts: np.ndarray, scored_bytes: int | None, classes: np.ndarray | None = None
-    ) -> None:
-        """Add one window. nll: nats. contexts: number of tokens before each target. All have shape (targets,)."""
+    def add(self, nll: np.ndarray, scored_bytes: int | None, classes: np.ndarray | None = None) -> None:
+        """Add one window. nll: nats. nll, classes: shape (targets,)."""
         if not len(nll):
             return
         self.nll += float(nll.sum())
         self.tokens += len(nll)
         self.bytes = None if self.bytes is None or scored_bytes is None else self.bytes + scored_bytes
-        self.window_means += float(nll.mean())
-        self.windows += 1
-        buckets = np.searchsorted(_EDGES, contexts, side="right") - 1
-        self.context_nll = _sums([self.context_nll, np.bincount(buckets, weights=nll).tolist()])
-        self.context_tokens = _sums([self.context_tokens, np.bincount(buckets).tolist()])
         if classes is not None:
             self.class_nll = _sums([self.class_nll, np.bincount(classes, nll, COUNT).tolist()])
             self.class_tokens = _sums([self.class_tokens, np.bincount(classes, minlength=COUNT).tolist()])
@@ -106,8 +90,6 @@ class Perplexity(Task):
         self.protocol = protocol.for_lengths(self.lengths, documents.special)
         self.name = self.protocol.name
         self._whole = self.protocol.reads_whole_documents
-        if self.name == "yarn" and self.lengths[0] <= YARN_STRIDE:
-            say(f"At {self.lengths[0]} tokens the protocol yarn skips tokens between windows, as YaRN's script does.")
 
     def up_to(self, length: int) -> "Perplexity":
         """The same target tokens at the lengths up to `length`; the task itself if it has none, or none beyond.
@@ -138,8 +120,7 @@ class Perplexity(Task):
         cut = None if self._whole else self._end
         largest = max(int(document.ids[:cut].max(initial=0)) for document in self.documents.kept)
         longest = max(self.documents.kept, key=lambda document: len(document.ids))
-        inserted = self.protocol.inserted(self.documents.special) or 0
-        return longest.ids[: self.lengths[-1]], self.lengths[-1], max(largest, inserted)
+        return longest.ids[: self.lengths[-1]], self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
         lengths: Sequence[Any] = (_ALL,) if one_pass and self.name == "prefix" else self.lengths
@@ -220,21 +201,18 @@ def _enter(
         scored = nll if len(tallies) == 1 else nll[: length - first]
         stop = window.stop if len(tallies) == 1 else length
         of_scored = None if classes is None else classes[stop - len(scored) : stop]
-        tally.add(scored, first + np.arange(len(scored)), document.bytes_of(stop - len(scored), stop), of_scored)
+        tally.add(scored, document.bytes_of(stop - len(scored), stop), of_scored)
         tally.read += window.read
 
 
 def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[str]) -> Cell:
-    by_windows = protocol == "yarn"  # the unweighted mean over windows, like YaRN's script
-    sums = np.array([tally.window_means if by_windows else tally.nll for tally in tallies])
-    weights = np.array([tally.windows if by_windows else tally.tokens for tally in tallies], dtype=np.float64)
+    sums = np.array([tally.nll for tally in tallies])
+    weights = np.array([tally.tokens for tally in tallies], dtype=np.float64)
     if not weights.sum():
         raise DataError(f"No tokens to score at length {length}: the documents are too short.")
     refuse_overflow(sums, weights, length, names)
     low, high = bootstrap_interval(sums, weights)
     seconds = sum(tally.seconds for tally in tallies)
-    context_nll = _sums(tally.context_nll for tally in tallies)
-    context_tokens = _sums(tally.context_tokens for tally in tallies)
     text = [tally.bytes for tally in tallies if tally.bytes is not None]
     known = len(text) == len(tallies) and sum(text) > 0
     return Cell(
@@ -244,13 +222,8 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         tuple(weights.tolist()),
         low and max(low, 1.0),  # no loss is below zero
         high,
-        tokens=sum(tally.tokens for tally in tallies),
-        bits_per_byte=sum(tally.nll for tally in tallies) / math.log(2) / sum(text) if known else None,
-        by_context=tuple(
-            Bucket(int(_EDGES[i]), int(_EDGES[i + 1]), count, context_nll[i] / count)
-            for i, count in enumerate(context_tokens)
-            if count
-        ),
+        tokens=int(weights.sum()),
+        bits_per_byte=float(sums.sum()) / math.log(2) / sum(text) if known else None,
         by_class=_by_class(length, tallies),
         seconds=seconds,
         tokens_per_second=sum(tally.read for tally in tallies) / seconds if seconds else 0.0,

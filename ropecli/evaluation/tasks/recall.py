@@ -287,7 +287,7 @@ class Recall(Task):
             sums = np.array([sum(losses[number] for number in numbers) for numbers in documents.values()])
             refuse_overflow(sums, weights, length, names)
             buckets = self._by_distance(length, firsts, losses) if passes and arm != "near" else ()
-            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes), "by_context": buckets}
+            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes), "by_distance": buckets}
             cells.append(Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), **shared))
         return cells
 
