@@ -115,11 +115,13 @@ def _first_sequences(opened: "Checkpoint", stage: "Stage", count: int) -> list[l
     """The first sequences of a stage."""
     from ropecli.data.stream import open_stream
     from ropecli.live.loading import load_tokenizer
+    from ropecli.training.refusals import weighed_from
 
     with progress_bar("tokenizing", None):
         tokenizer = load_tokenizer(opened)
         stream = open_stream(stage.recipe, tokenizer, stage.length, stage.position_span, unpackable=stage.unpackable)
-    for sentence in stream.summary(stage.pretraining_length, stage.context_length):
+    weighed = weighed_from(stage.recipe, stage.pretraining_length)
+    for sentence in stream.summary(stage.pretraining_length, stage.context_length, weighed):
         say(sentence)
     return stream.shown(count)
 

@@ -152,17 +152,21 @@ class Stream:
         of_mixture = self._mixture.shares, list(self._made_of)
         return digest(_FORMAT, self.length, recipe.seed, gaps, recipe.position_parts or None, *of_mixture)
 
-    def summary(self, pretraining_length: int, context_length: int) -> list[str]:
+    def summary(self, pretraining_length: int, context_length: int, weighed_from: int | None = None) -> list[str]:
         """A sentence per source, and the share of the labels that need a longer context than the pretraining length.
 
-        context_length: tokens that the checkpoint reads. The first sentence is a warning if what is trained on is
-        shorter, or needs no longer context than the pretraining length.
+        context_length: tokens that the checkpoint reads. weighed_from: tokens before a token from which the loss weighs
+        it. The first sentence is a warning if what is trained on is shorter, or needs no longer context than the
+        pretraining length, or if nothing is weighed.
         """
         shares = self._mixture.shares
         sentences = [
             describe_source(source.data, part, kind, share / sum(shares) if len(shares) > 1 else None)
             for source, part, kind, share in zip(self._recipe.sources, self._parts, self._kinds, shares, strict=True)
         ]
+        if weighed_from and not self._far_share(weighed_from):
+            unweighed = f"no trained token has {weighed_from:,} tokens before it, so loss: longce weighs all alike"
+            sentences.insert(0, f"warning: {unweighed}. Use longer documents, or loss: next-token.")
         longest = self.length if self._recipe.positions == "full" else self._context_length
         shorter = (
             f"the checkpoint reads {context_length:,} tokens, and may read them worse after training on {longest:,}"

@@ -1,6 +1,6 @@
 """Copies in the text itself: scored tokens by whether their context stood earlier, and how far back.
 
-The context of a token are the few tokens before it. The token is *far* if they stood last farther back than the
+The context of a token is the few tokens before it. The token is *far* if they stood last farther back than the
 reference, the base at its own length, can have before it; *near* if they stood last within that; else *ordinary*.
 Whether the same token follows again does not decide: a class that asks for it is chosen by the outcome, and flatters a
 model that copies too much. It tells right copies from false ones within a class.
@@ -38,7 +38,7 @@ def classes_of(ids: np.ndarray, starts: np.ndarray, reference: int, context: int
     last[order[1:][again]] = order[:-1][again]
     tokens = np.arange(context, len(ids))
     repeats = (last >= 0) & (last >= starts[tokens])
-    far = repeats & (tokens - last > reference)
+    far = repeats & (tokens - last >= reference)
     false = repeats & (ids[np.maximum(last, 0) + context] != ids[tokens])
     classes[tokens] = repeats * 1 + far * 2 + false * 1
     return classes

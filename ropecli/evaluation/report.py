@@ -53,11 +53,11 @@ def environment() -> dict[str, str]:
 class Cell:
     """The result of a task at one length, and at one depth of the key (0: start, 1: end).
 
-     sums, weights: shape (samples,), of each document or prompt. Σ sums / Σ weights is the mean loss in nats per token
-    , or the mean score, 0 to 1. Cells of reports with the same
-     fingerprint can be paired. low, high: 95% interval of the perplexity (None for a single document) or of the score.
+    sums, weights: shape (samples,), of each document or prompt. Σ sums / Σ weights is the mean loss in nats per token,
+    or the mean score, 0 to 1. Cells of reports with the same fingerprint can be paired. low, high: 95% interval of the
+    perplexity (None for a single document) or of the score.
 
-     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), cells by class of what the
+    Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), cells by class of what the
     text repeats (evaluation/copies.py); wall time of the passes, which may serve other lengths too, tokens read per
     second, peak memory in bytes (of the process on a CPU, of torch on a GPU). Of recall: mean loss by the distance,
     and the pass of each document if a pass has several. Of a score: chance, the mean score of guessing.
@@ -172,15 +172,16 @@ def copies_of(report: "Report", base: "Report") -> list[Copies]:
     known = report.task in SAME_TOKENS and reference in base.lengths and length > reference
     if not known or reference != base.settings.get("reference_length") or not report.is_comparable(base):
         return []
-    [cell, of_base] = report.cells_at(length)[0], base.cells_at(reference)[0]
-    pairs = zip(cell.by_class, of_base.by_class, strict=False)
+    cell, of_base = report.cells_at(length)[0], base.cells_at(reference)[0]
+    sides = ([(part.task, part.weights) for part in each.by_class] for each in (cell, of_base))
+    if next(sides) != next(sides):  # a joined report has the classes of its own longest length
+        return []
     return [
         Copies(
             *(each.task, each.tokens / cell.tokens, each.value, other.value),
             *(_difference(other, each, each.weights), each.weights),
         )
-        for each, other in pairs
-        if each.weights == other.weights
+        for each, other in zip(cell.by_class, of_base.by_class, strict=True)
     ]
 
 
@@ -286,15 +287,15 @@ class Report:
         return self.mean(shortest)[0] > 0 and self.interval(shortest)[0] > self.chance(shortest)
 
     def is_comparable(self, other: "Report") -> bool:
-        """Whether both scored the same tokens or prompts in the same way."""
+        """Whether both scored the same tokens or prompts in the same way. Recall needs one near arm for all."""
         settings = ("mode", "stride", "targets", "passages_per_pass")
         keys = [
             (one.kind, one.task, one.fingerprint, one.reference, *map(one.settings.get, settings))
             for one in (self, other)
         ]
         return keys[0] == keys[1] and all(
-            [(cell.task, cell.depth, cell.weights) for cell in self.cells_at(length)]
-            == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length)]
+            [(cell.task, cell.depth, cell.weights) for cell in self.cells_at(length) if cell.task != "near"]
+            == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length) if cell.task != "near"]
             for length in set(self.lengths) & set(other.lengths)
         )
 

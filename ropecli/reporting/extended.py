@@ -36,11 +36,11 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
     )
     if chosen["documents"] < MIN_SAMPLES:
         why = f"It is the best of {len(rows)} on {chosen['documents']} documents, which are few."
-    return [first, why, *_text_sentences(record["copies"])]
+    return [first, why, *_text_sentences(record.get("copies"))]
 
 
 def _text_sentences(copies: Mapping[str, Any] | None) -> list[str]:
-    if copies is None:
+    if not copies or not copies["classes"]:
         return []
     classes = [Copies(**(each | {"gain": Change(**each["gain"])})) for each in copies["classes"]]
     return copies_sentences(classes, copies["reference_length"])

@@ -13,13 +13,12 @@ from typing import Any
 
 from ropecli.evaluation.report import Change, Report
 from ropecli.reporting.figures import style
+from ropecli.reporting.wording import MIN_SAMPLES as MIN_SAMPLES
 from ropecli.reporting.wording import change_words, measured_by, number, sample_count
 from ropecli.table import Bold, clean
 
 AS_GOOD = 1e-5
 """Relative difference of equal perplexities; the precision of float32."""
-MIN_SAMPLES = 8
-"""Documents or prompts; the intervals of fewer are not trusted."""
 BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
 _COMPARED = ("mode", "stride", "targets", "near", "lead_in", "passages_per_pass")

@@ -67,10 +67,12 @@ def _faults(report: Report) -> Iterator[str]:
     if report.task not in tasks:
         yield f"task {shown(report.task)} of kind {report.kind}; expected {', '.join(tasks)}"
     reference = [report.reference.absent, report.reference.near] if report.reference else []
-    for cell in [*report.cells, *reference]:
+    for cell in [*report.cells, *(part for whole in report.cells for part in whole.by_class), *reference]:
         where = f"{cell.task} at {cell.length} tokens"
         if len(cell.weights) != len(cell.sums) or not sum(cell.weights) > 0:
             yield f"{where} has {len(cell.sums)} sums; expected as many weights, not all 0"
+        elif cell.passes and len(cell.passes) != len(cell.sums):
+            yield f"{where} has {len(cell.sums)} sums; expected as many passes"
         elif report.kind == "scores" and any(
             not 0 <= hits <= n for hits, n in zip(cell.sums, cell.weights, strict=True)
         ):

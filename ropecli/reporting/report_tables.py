@@ -86,7 +86,8 @@ def numbers_table(lines: Sequence[Line], *, verbose: bool = True) -> Table:
     }
     if report.kind == "recall":
         notes = [reads_words(report)] * (len(lines) == 1) + [reference_sentence(report)]
-        notes.append("In brackets: 95% interval over documents.")
+        over = "documents or passes" if report.settings.get("passages_per_pass", 1) > 1 else "documents"
+        notes.append(f"In brackets: 95% interval over {over}.")
     table = _of_lines(title_of(lines, f": {report.kind} by length"), ["length", *columns], texts, notes)
     return table if verbose else table.only(*_FEW)
 
@@ -156,27 +157,28 @@ def set_table(lines: Sequence[Line], *, verbose: bool = False, verdict: Sequence
 
 
 def copies_tables(lines: Sequence[Line], *, verbose: bool = False) -> list[Table]:
-    """The loss by what the text repeats, at the longest length, against the base at its own; none if that is unknown.
+    """The loss by what the text repeats, at the longest length, and the gain over the base at its own; or nothing.
 
-    verbose: also where another token follows.
+    A line without a base is compared with itself. verbose: also where another token follows.
     """
-    base = (base_of(lines) or lines[0]).report
-    copies = {line: found for line in lines if (found := copies_of(line.report, base))}
+    base = base_of(lines) or lines[0]
+    copies = {line: classes for line in lines if (classes := copies_of(line.report, base.report))}
     if not copies:
         return []
-    reference, longest = base.settings["reference_length"], max(line.report.lengths[-1] for line in copies)
-    copies = {line: found for line, found in copies.items() if line.report.lengths[-1] == longest}
+    reference, longest = base.report.settings["reference_length"], max(line.report.lengths[-1] for line in copies)
+    copies = {line: classes for line, classes in copies.items() if line.report.lengths[-1] == longest}
     best = Summary([lines]).best[0]
-    told = best if best in copies else next(iter(copies))
-    shown = [each for each in copies[told] if verbose or "false" not in each.name]
-    rows = [[f"{base.label} at {reference}", *(f"{each.base_loss:.2f}" for each in shown)]]
-    for line, found in copies.items():
-        rows.append([line.name, *(f"{each.loss:.2f}, {recall_words(each.gain)}" for each in found[: len(shown)])])
-    named = f"{told.name}: " * (len(copies) > 1)
+    shown_in_words = best if best in copies else next(iter(copies))
+    shown = [each for each in copies[shown_in_words] if verbose or "false" not in each.name]
+    rows = [[f"{base.name} at {reference}", *(f"{each.base_loss:.2f}" for each in shown)]]
+    for line, classes in copies.items():
+        by_name = {each.name: f"{each.loss:.2f}, {recall_words(each.gain)}" for each in classes}
+        rows.append([line.name, *(by_name.get(each.name, "–") for each in shown)])
+    named = f"{shown_in_words.name}: " * (len(copies) > 1)
     notes = [
-        *(f"{named}{sentence}" for sentence in copies_sentences(copies[told], reference)),
+        *(f"{named}{sentence}" for sentence in copies_sentences(copies[shown_in_words], reference)),
         f"far: tokens whose {CONTEXT} preceding tokens stood last more than {reference} tokens back; near: within; "
-        "ordinary: the others. Loss in nats, and the gain over the base with its 95% interval.",
+        f"ordinary: the others. Loss in nats, and the gain over {base.name} at {reference} with its 95% interval.",
     ]
     heads = ["model", *(f"{each.name}, {each.share:.1%}" for each in shown)]
     return [Table(title_of(lines, f": loss by what the text repeats, at {longest} tokens"), heads, rows, notes)]

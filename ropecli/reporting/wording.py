@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 _HARDLY = 0.001
 """Share of the scored tokens."""
-_ENOUGH_TOKENS, MIN_DOCUMENTS = 10, 8
-"""Fewer tokens of a class in fewer documents are few."""
+_ENOUGH_TOKENS = 10
+"""Tokens of a class in a document."""
+MIN_SAMPLES = 8
+"""Documents or prompts; the intervals of fewer are not trusted."""
 RECALL_NOTE = "recall 1: as good as a copy nearby; 0: no better than without the far text"
 
 
@@ -31,8 +33,11 @@ def measured_by(report: "Report") -> str:
         settings = [f"{key} {value}" for key, value in given.items() if value is not None]
         return clean(f"protocol {report.task}" + (f" ({', '.join(settings)})" if settings else ""), 130)
     if report.kind == "recall":
-        passages, least = (report.settings.get(key) for key in ("passages_per_pass", "least_distance"))
-        several = f", {passages} per pass, repeated at least {least:,} tokens later" if (passages or 1) > 1 else ""
+        passages, several = report.settings.get("passages_per_pass", 1), ""
+        if passages > 1:
+            several = (
+                f", {passages} per pass, repeated at least {min(report.settings['least_distances']):,} tokens later"
+            )
         return f"passages of {PASSAGE} tokens{several}" + ", copied greedily" * (report.mode == "generate")
     return "answers generated" if report.mode == "generate" else "answers ranked among candidates"
 
@@ -86,22 +91,19 @@ def copies_sentences(copies: Sequence["Copies"], reference: int) -> list[str]:
     by_name = {each.name: each for each in copies}
     ordinary, far = by_name.get("ordinary"), by_name.get("far")
     if far is None or far.share < _HARDLY:
-        return [f"The text hardly repeats anything from more than {reference} tokens back (references are no copies)."]
+        hardly = f"The text hardly repeats anything from more than {reference} tokens back."
+        return [f"{hardly} References and topics are no copies."]
     holding = [count for count in far.tokens if count]
-    words = "falls" if far.gain.change > 0 else "rises"
     unsure = far.gain.low is None or far.gain.high is None or far.gain.low <= 0 <= far.gain.high
     sentences = [
-        f"{far.share:.1%} of the scored tokens continue what stood last more than {reference} tokens back, in "
-        f"{len(holding)} of {len(far.tokens)} documents. On them the loss {words} from {far.base_loss:.2f} to "
-        f"{far.loss:.2f}, a gain of {recall_words(far.gain)} nats per token"
-        f"{', which is not certain' * unsure}"
+        f"{far.share:.1%} of the scored tokens follow four tokens that stood last more than {reference} tokens back, "
+        f"in {len(holding)} of {len(far.tokens)} documents. Their loss is {far.loss:.2f} instead of "
+        f"{far.base_loss:.2f}; gain: {recall_words(far.gain)} nats per token{', which is not certain' * unsure}"
         f"{f'; on ordinary tokens {recall_words(ordinary.gain)}' if ordinary else ''}."
     ]
-    if (enough := sum(count >= _ENOUGH_TOKENS for count in holding)) < MIN_DOCUMENTS:
-        most = max(holding) / sum(holding)
-        sentences.append(
-            f"Few: {enough} documents have {_ENOUGH_TOKENS} such tokens or more, and one has {most:.0%} of them."
-        )
+    if (enough := sum(count >= _ENOUGH_TOKENS for count in holding)) < MIN_SAMPLES:
+        most, documents = max(holding) / sum(holding), "1 document has" if enough == 1 else f"{enough} documents have"
+        sentences.append(f"Few: {documents} {_ENOUGH_TOKENS} such tokens or more, and one has {most:.0%} of them.")
     return sentences
 
 

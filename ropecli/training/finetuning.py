@@ -37,7 +37,7 @@ from ropecli.training.loss import (
 )
 from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.refusals import refuse_unsuitable
+from ropecli.training.refusals import refuse_unsuitable, weighed_from
 from ropecli.training.sharded_weights import UnreadModel, build_unread
 from ropecli.training.tiled_mlp import tile_mlps
 from ropecli.training.validation import Validation, make_validation
@@ -115,7 +115,8 @@ def finetune_checkpoint(
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else position_span
     validation = make_validation(recipe, checkpoint, tokenizer, longest, launch, say)
-    for sentence in stream.summary(positions.pretraining_length, positions.context_length):
+    weighed = weighed_from(recipe, positions.pretraining_length)
+    for sentence in stream.summary(positions.pretraining_length, positions.context_length, weighed):
         say(sentence)
     if recipe.adapter != "none":
         trained, total = model.num_parameters(only_trainable=True), model.num_parameters()

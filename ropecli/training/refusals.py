@@ -12,6 +12,7 @@ from ropecli.config.layers import CHUNKED, COMPRESSED, FULL, RECURRENT, SLIDING,
 from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
+from ropecli.evaluation.protocols import short_context
 from ropecli.live.rotary import varying_tables
 from ropecli.training.launch import Launch
 from ropecli.training.recipe_schema import Recipe
@@ -23,6 +24,11 @@ _LONGEST_MASK = 2**13
 """Tokens of a shared sequence with a mask: of grouped keys torch then computes all scores, some GiB for more tokens."""
 
 
+def weighed_from(recipe: Recipe, pretraining_length: int) -> int | None:
+    """Tokens before a token from which the loss weighs it; None if it weighs all alike."""
+    return short_context(pretraining_length).tokens if recipe.loss == "longce" else None
+
+
 def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
     """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
     faults: list[str] = []
@@ -30,6 +36,12 @@ def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, 
         faults.append(
             "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
             "length. Use loss: next-token."
+        )
+    if recipe.packs and recipe.batch_size > 1 and "flash" in model.config.get_text_config()._attn_implementation:
+        # transformers' _is_packed_sequence
+        faults.append(
+            "flash attention separates packed documents in a batch of one sequence only. Set batch_size: 1, and "
+            "gradient_accumulation for the rest."
         )
     integers = any(not parameter.is_floating_point() for parameter in model.parameters())
     context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)

@@ -3,7 +3,7 @@
 A candidate is a method with a factor, or the checkpoint as it is. Factors are 1, 1.5 and 2 times what the length needs:
 methods that spread positions over the whole length use far text better with headroom. Two losses decide, on the user's
 text: of a passage whose first occurrence is far back (`recall`), and of text within the pretraining length. After each
-round, on twice the documents, candidates go that certainly cost more at short context than the user allows, or, from
+round, on more documents, candidates go that certainly cost more at short context than the user allows, or, from
 eight documents on, are certainly worse than the best within the cost, by paired 95% intervals; of the others the better
 half stays (successive halving: Jamieson and Talwalkar 2016, arXiv:1502.07943). Without a limit of the cost, the best is
 chosen, or of those that are not certainly worse, the cheapest.
@@ -45,7 +45,6 @@ _FIRST_ROUND = 4
 """Documents."""
 _LEAST_CANDIDATES = 3
 """Candidates to keep before fewer documents are read, for a budget."""
-_LEAST_DOCUMENTS = 2
 ENOUGH = 8
 """Documents of an interval that decides."""
 _SHARES_TO_TIME = (16, 8, 4)
@@ -195,8 +194,8 @@ class Extension:
     @property
     def rounds(self) -> list[int]:
         """Documents of each, in whole passes."""
-        counts = (_FIRST_ROUND, 2 * _FIRST_ROUND, self._recall.count)
-        return sorted({self._recall.of_first(count).count for count in counts})
+        least = max(_FIRST_ROUND, self._recall.least_documents)
+        return sorted({self._recall.of_first(count).count for count in (least, 2 * _FIRST_ROUND, self._recall.count)})
 
     @property
     def labels(self) -> list[str]:
@@ -230,15 +229,15 @@ class Extension:
             before, left = count, (left + 1) // 2
         add(self._recall.of_first(before).only("absent", "far", shorter=True), 1)
         add(self._recall.of_first(before).only("far"), -1)
-        if self._text:
-            add(self._text, 1)
+        if text := self._text_of(before):
+            add(text, 1)
         return work
 
     def fit(self, store: Store, budget: float | None = None) -> float:
         """Keep the candidates and documents whose measuring fits the budget, seconds. Returns the estimated seconds.
 
         By the time of short passes, which counts. A resumed run keeps those that it began with. First go
-        the last candidates, then documents. Raises MethodError with the least time if even two documents do not fit.
+        the last candidates, then documents. Raises MethodError with the least time if even two passes do not fit.
         """
         started, plans, kept = time.monotonic(), store.values(_PLAN), None
         speeds = self._speeds()
@@ -255,7 +254,7 @@ class Extension:
         of_all = self._recall.count, len(self.candidates)
         if budget is not None:
             least = min(_LEAST_CANDIDATES, of_all[1])
-            counts = sorted({self._recall.of_first(_LEAST_DOCUMENTS).count, *self.rounds}, reverse=True)
+            counts = sorted({self._recall.least_documents, *self.rounds}, reverse=True)
             options = [(count, size) for count in counts for size in range(of_all[1], least - 1, -1)]
             options += [(counts[-1], size) for size in range(least - 1, 0, -1)]
             left = budget - (time.monotonic() - started)
@@ -283,7 +282,7 @@ class Extension:
         ids, longest, _ = self._recall.longest()
         lengths = [max(2, longest // share) for share in _SHARES_TO_TIME]
         say(f"Estimating the time from passes of up to {lengths[-1]:,} tokens.")
-        remaps = [bool(subject.plan and subject.plan.remapping) for subject in self.candidates]
+        remaps = [subject.spec.method.remaps for subject in self.candidates]
         speeds = dict[bool, Speed]()
         for remapping in dict.fromkeys(remaps):
             subject = self.candidates[remaps.index(True)] if remapping else self.base
@@ -297,9 +296,14 @@ class Extension:
                     speed.add(length, length, time.monotonic() - started)
         return [speeds[remapping] for remapping in remaps]
 
-    @property
-    def _text_lengths(self) -> list[int]:
-        return self._text.lengths if self._text else [0]
+    def _text_of(self, count: int) -> Perplexity | None:
+        """On as many long documents as recall has, but no more than an interval needs."""
+        if self._text is None or not count:
+            return None
+        kept = self._text.documents.kept[: min(count, ENOUGH)]
+        documents = replace(self._text.documents, kept=kept)
+        length = self._text.lengths[0]
+        return Perplexity(documents, self._text.lengths, "tail", self._text.source, length)
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
@@ -353,10 +357,10 @@ class Extension:
         if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
             level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
             within = sorted(level, key=lambda candidate: candidate.cost.change)
-        by_loss, count = sorted(left, key=_LOSS), left[0].far.samples
-        recall = self._recall.of_first(count).only("absent", "far", shorter=True)  # the near arm is the base's
+        by_loss = sorted(left, key=_LOSS)
+        recall = self._recall.only("absent", "far", shorter=True)  # the near arm is the base's
         subjects = [each.subject for each in [*within, *by_loss][:1] if each.subject is not self.base]
-        measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=True))
+        measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=by_loss[0].gains))
         recalls, *others = zip(*measured, strict=True)
         reference = reference_of(recalls[0], certain=False)
         reports = [*(replace(report, reference=reference) for report in recalls), *chain(*others)]
@@ -377,9 +381,10 @@ class Extension:
         measure long texts too. Raises NotFiniteError if the base overflows.
         """
         cost = self._cost_of(recall.count)
-        texts = [[self._text.only(length)] if self._text and last and subjects else [] for length in self._text_lengths]
-        steps = [(self.base, [self._of_base().of_first(recall.count), cost, *texts[0]])]
-        steps += [(subject, [recall, cost, *texts[-1]]) for subject in subjects]
+        text = self._text_of(recall.count) if last and subjects else None
+        of_base, of_subject = ([text.only(text.lengths[end])] if text else [] for end in (0, -1))
+        steps = [(self.base, [self._of_base().of_first(recall.count), cost, *of_base])]
+        steps += [(subject, [recall, cost, *of_subject]) for subject in subjects]
         for number, (subject, tasks) in enumerate(steps):
             ahead = [(task, self._part(each, task)) for each, of_each in steps[number:] for task in of_each]
             self._progress.expect(*(self._store.unread(*job) for job in ahead), later or {})
@@ -413,8 +418,6 @@ def make_extension(
     base = candidates[0] if candidates[0].plan is None else Subject(opened)
     if base.label != "none":
         base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
-    if candidates[0].plan is None:
-        say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
     documents, lengths = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
     if len(documents.kept) < ENOUGH:
@@ -427,7 +430,6 @@ def make_extension(
     cost = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
     long, text = documents.first(length), None
     if long.kept and length > short:
-        long = replace(long, kept=long.kept[:ENOUGH])
         text = Perplexity(long, [short, length], "tail", texts["data"], pretraining_length=short)
     factory = LiveReaderFactory(loading)
     return Extension(base, candidates, tokenizer, recall, cost, text, factory, most_cost)

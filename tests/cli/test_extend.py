@@ -17,6 +17,8 @@ from ropecli.evaluation import driver
 from ropecli.evaluation.progress import Speed
 from ropecli.evaluation.report import Cell, Change
 from ropecli.reporting import page
+from ropecli.reporting.lines import sets_of
+from ropecli.reporting.report_files import read_reports
 from ropecli.tuning import extension
 from ropecli.tuning.extension import Extension, Measured, best_of, make_candidates
 
@@ -37,7 +39,7 @@ def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_
     assert "Candidates that vllm runs: yarn ×4, yarn ×2." in outcome.err
     first = outcome.out.splitlines()[0]
     assert re.fullmatch(r"Chosen: yarn ×4\. Recall at 512 tokens 0.* cost \+.*% \(.*\) of perplexity at 256\.", first)
-    assert "of the scored tokens continue what stood last more than 256 tokens back" in outcome.out
+    assert "of the scored tokens follow four tokens that stood last more than 256 tokens back" in outcome.out
     assert f"Wrote {out}, proved." in outcome.out
     assert f"vllm serve {out}" in outcome.out
     config = AutoConfig.from_pretrained(out)
@@ -50,6 +52,8 @@ def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_
     cost, text = [report for report in result["reports"] if "headlines" in report and report["factor"] == 4]
     assert cost["headlines"][0]["name"] == "short-context cost"
     assert (text["task"], result["copies"]["classes"][2]["name"]) == ("tail", "far")
+    recalls = [report for report in read_reports([out / "extend.json"]) if report.kind == "recall"]
+    assert [len(lines) for lines in sets_of(recalls)] == [2]
     page = (out / "extend.html").read_text()
     for part in ("Chosen: yarn ×4.", "yarn ×2", f"vllm serve {out}", "recall 1: as good as a copy nearby"):
         assert part in page

@@ -33,7 +33,7 @@ def by_loop(ids, reader, reference):
         begins = [at for at in begins[-1:] if at >= token - reader[token]]
         number = 0
         for at in begins:
-            number = 1 + 2 * (token - at > reference) + (ids[at + 4] != ids[token])
+            number = 1 + 2 * (token - at >= reference) + (ids[at + 4] != ids[token])
         classes.append(number)
     return np.array(classes)
 
@@ -77,7 +77,7 @@ def test_the_split_is_told_with_its_control(ropecli, tmp_path):
     path = tmp_path / "report.json"
     options = ["--data", "demo", "--protocol", "tail", "--lengths", "256,1024", "--factors", 4, "--batch-size", 4]
     outcome = ropecli("compare", "demo", *options, "--methods", "none,yarn,streaming", "--output", path).succeeds()
-    assert "of the scored tokens continue what stood last more than 256 tokens back, in" in outcome.printed
+    assert "of the scored tokens follow four tokens that stood last more than 256 tokens back, in" in outcome.printed
     base, *_ = json.loads(path.read_text())["reports"]
     assert [part["task"] for part in base["cells"][0]["by_class"]] == [*CLASSES]
     ropecli("report", path, "--output", tmp_path / "page.html").succeeds()

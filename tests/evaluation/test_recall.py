@@ -113,7 +113,7 @@ def test_a_pass_asks_many_passages(build, loaded, uneven, plain_nll, short_share
             inside = [loss for distance, loss in by_distance if bucket.start <= distance < bucket.stop]
             assert (len(inside) * 64, np.mean(inside)) == (bucket.tokens, pytest.approx(bucket.nll, abs=1e-3))
         if cell.length == 1100:
-            assert min(distance for distance, _ in by_distance) >= task.settings["least_distance"]
+            assert min(distance for distance, _ in by_distance) >= task.settings["least_distances"][1]
 
 
 def test_passes_take_an_eighth_of_the_shortest_length_and_a_third_of_the_documents(uneven):
@@ -126,15 +126,15 @@ def test_passes_take_an_eighth_of_the_shortest_length_and_a_third_of_the_documen
     assert passages(8192, 12, tokenizer=object()) == 1  # copied greedily, a pass has one passage
 
 
-def test_a_pass_needs_as_many_other_documents_as_its_own(uneven):
-    """Five documents repeat each other."""
+def test_passages_have_passes_of_their_own_where_other_documents_are_few_or_repeat_them(uneven):
     documents = uneven(*[300] * 6)
-    kept = [replace(documents.kept[0], ids=documents.kept[0].ids.copy()) for _ in range(5)]
-    task = Recall(replace(documents, kept=(*kept, *documents.kept[5:])), [8192], 8192)
-    assert task.passages == 2
-    first, second, *others = uneven(*[300] * 6).kept  # and of contracts that say the same, but for a line, one passage
+    first, second, *others = documents.kept
+    copies = [replace(first, ids=first.ids.copy()) for _ in range(5)]
+    assert Recall(replace(documents, kept=(*copies, others[-1])), [8192], 8192).passages == 1
     second = replace(second, ids=np.concatenate([second.ids[:40], first.ids[40:280], second.ids[280:]]))
-    assert Recall(replace(documents, kept=(first, second, *others)), [8192], 8192).passages == 2
+    task = Recall(replace(documents, kept=(first, second, *others)), [8192], 8192)
+    assert [first for _, _, first in task.only("far").samples(one_pass=True)] == [0, 1, 2, 3, 4, 8]
+    assert (task.passages, task.least_documents) == (4, 2)
 
 
 def test_the_first_documents_are_whole_passes_and_resume_in_the_middle(build, loaded, uneven, short_share, tmp_path):

@@ -273,7 +273,8 @@ def make_perplexity(
         if task is None:
             drop_rare = options["lengths"] is None and not tasks
             documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare)
-            task = Perplexity(documents, chosen, protocol, place, first.positions.pretraining_length)
+            owner = next(each for each in [first, *subjects] if not tasks or each.checkpoint is checkpoint)
+            task = Perplexity(documents, chosen, protocol, place, owner.positions.pretraining_length)
         tasks[key] = task, tokenizer
     return [tasks[id(subject.checkpoint)] for subject in subjects]
 

@@ -105,6 +105,11 @@ class Recall(Task):
         task.count = min(max([count, *last]), self.count)
         return task
 
+    @property
+    def least_documents(self) -> int:
+        """Documents of two passes, which an interval needs."""
+        return self.of_first(self.of_first(1).count + 1).count
+
     def only(self, *arms: str, shorter: bool = False) -> "Recall":
         """The samples of some arms, at the longest length. shorter: at all lengths."""
         task = copy(self)
@@ -123,7 +128,8 @@ class Recall(Task):
     @property
     def settings(self) -> dict[str, Any]:
         sizes = {"passage": PASSAGE, "cue": CUE, "passages_per_document": _PASSAGES, "lead_in": self.lead}
-        per_pass = {"passages_per_pass": self.passages, "least_distance": self._filler_size(self.lengths[-1]) + PASSAGE}
+        least = [self._filler_size(length) + PASSAGE for length in self.lengths]
+        per_pass = {"passages_per_pass": self.passages, "least_distances": least}
         return {**sizes, **per_pass, "near": self.near, "mode": "generate" if self.answers else "losses"}
 
     def request(self) -> dict[str, Any]:
@@ -149,15 +155,19 @@ class Recall(Task):
     def _make_passes(self) -> dict[int, list[int]]:
         """The numbers of the passages of each pass, by the first of them: of whole documents, or of one passage.
 
-        Each pass has as many other documents as its own, and passages that hardly repeat each other.
+        A pass has as many other documents as its own, and passages that hardly repeat each other. Where they do, each
+        has a pass of its own.
         """
         documents = list(self._by_document().values())
         most = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
-        for size in range(0 if self.answers else most, 0, -1):
-            passes = [[*chain(*documents[first : first + size])] for first in range(0, len(documents), size)]
-            if all(len([*islice(self._others(each, 1), size)]) == size and self._differ(each) for each in passes):
-                return {numbers[0]: numbers for numbers in passes}
-        return {number: [number] for number in self._numbers()}
+        size = 0 if self.answers else most
+        passes: list[list[int]] = []
+        for first in range(0, len(documents), max(1, size)):
+            numbers = [*chain(*documents[first : first + max(1, size)])]
+            others = len([*islice(self._others(numbers, 1), size)])
+            together = size > 0 and others == size and self._differ(numbers)
+            passes += [numbers] if together else [[number] for number in numbers]
+        return {numbers[0]: numbers for numbers in passes}
 
     def _differ(self, numbers: Sequence[int]) -> bool:
         """Whether the passages share no more than an eighth of their runs."""
@@ -248,11 +258,11 @@ class Recall(Task):
 
     def _others(self, numbers: Sequence[int], step: int) -> Iterator[np.ndarray]:
         """The texts of other documents that do not repeat these passages, in both directions round about."""
-        own = {number // _PASSAGES for number in numbers}
+        documents = {number // _PASSAGES for number in numbers}
         runs = np.concatenate([runs_of(self._passage(number), _RUN) for number in numbers])
         for distance in range(1, len(self._texts)):
-            index = ((max(own) if step > 0 else min(own)) + step * distance) % len(self._texts)
-            if index in own:
+            index = ((max(documents) if step > 0 else min(documents)) + step * distance) % len(self._texts)
+            if index in documents:
                 continue
             if index not in self._runs:
                 self._runs[index] = np.unique(runs_of(self._texts[index], _RUN))
