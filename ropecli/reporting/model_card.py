@@ -20,7 +20,6 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.plan_warnings import switches
 from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers
-from ropecli.checkpoint.upload import HubModel
 from ropecli.config.settings import read_settings
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
@@ -72,12 +71,12 @@ def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
 
 
 def make_card(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: HubModel | None = None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: str | None = None
 ) -> "ModelCard":
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
-    measurements: of each file, see read_measurements. base: the base model, None if unknown. Raises CheckpointError for
-    a README.md whose metadata are not a YAML mapping, DataError for one that is not UTF-8.
+    measurements: of each file, see read_measurements. base: the Hub id of the base model, None if unknown. Raises
+    CheckpointError for a README.md whose metadata are not a YAML mapping, DataError for one that is not UTF-8.
     """
     from huggingface_hub import ModelCard, ModelCardData
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
@@ -103,7 +102,7 @@ def _without_section(readme: str) -> str:
     return before + after if end else readme
 
 
-def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict[str, Any]:
+def _metadata(block: str, state: CheckpointState, base: str | None) -> dict[str, Any]:
     """The metadata of the card, from the YAML block of README.md. Raises TypeError, ValueError."""
     metadata = read_yaml(block) or {}
     if not isinstance(metadata, dict):
@@ -114,19 +113,19 @@ def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict
     kept["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *keywords, "ropecli"]))
     kept["library_name"] = "transformers"
     if base:
-        kept["base_model"] = base.repo
+        kept["base_model"] = base
     if base and _trained(state.checkpoint.record):
         kept["base_model_relation"] = "finetune"  # the Hub has no relation for another config with the same weights
     return kept
 
 
 def _sections(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: HubModel | None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: str | None
 ) -> Iterator[str]:
     """The Markdown of the section, in order."""
     yield f"# {escaped(repo.rpartition('/')[2])}"
     if base:
-        yield f"Base model: {_hub_link(*base)}."
+        yield f"Base model: {_hub_link(base)}."
     yield from _describe_changes(state)
     yield from _recipe(state.checkpoint)
     yield "## Rotary embeddings"
@@ -215,7 +214,7 @@ def _source(origin: dict[str, Any]) -> str:
     return _hub_link(name, str(commit))
 
 
-def _hub_link(name: str, revision: str | None) -> str:
+def _hub_link(name: str, revision: str | None = None) -> str:
     """A link to a model on the Hub."""
     tree = f"/tree/{quote(revision, errors='replace')}" if revision else ""
     return f"[{escaped(name)}](https://huggingface.co/{quote(name)}{tree})"

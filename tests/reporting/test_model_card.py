@@ -10,13 +10,12 @@ from huggingface_hub import ModelCard
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.checkpoint.upload import HubModel
 from ropecli.errors import CheckpointError, DataError
 from ropecli.evaluation.report import ARMS, Reference
 from ropecli.reporting.model_card import make_card, read_measurements
 
 REPO = "me/model-256"
-BASE = HubModel("owner/base", "v1")
+BASE = "owner/base"
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_metadata_of_the_base_model_alone_are_dropped(card, folder):
         "library_name": "transformers",
     }
     assert made.text.endswith("-->\n\n# Title\n")
-    assert "Base model: [owner/base](https://huggingface.co/owner/base/tree/v1)." in made.text
+    assert "Base model: [owner/base](https://huggingface.co/owner/base)." in made.text
     (folder / "README.md").write_text("---\n- no mapping\n---\n")
     with pytest.raises(CheckpointError, match="expected a mapping"):
         card()
@@ -144,10 +143,12 @@ def test_what_was_tuned_is_described(card, folder):
     assert "ropecli patch" not in text  # it would not write these weights
 
 
-def test_a_link_to_the_hub_leads_nowhere_else(card):
-    base = HubModel("owner/tiny", "v1) [free](https://evil.example")
+def test_a_link_to_the_hub_leads_nowhere_else(card, folder):
+    source = {"checkpoint": "owner/tiny", "commit": "v1) [free](https://evil.example"}
+    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
+    (folder / "ropecli.yaml").write_text(yaml.safe_dump({**record, "source": source}))
     link = "[owner/tiny](https://huggingface.co/owner/tiny/tree/v1%29%20%5Bfree%5D%28https%3A//evil.example)"
-    assert f"Base model: {link}." in card(base=base).text
+    assert f"patched {link} with yarn" in card().text
 
 
 METADATA = "---\nlicense: mit\ntags:\n- a\n---\n"
