@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from glob import escape
 from pathlib import Path
-from typing import Any
 
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
@@ -13,9 +12,11 @@ from ropecli.checkpoint.files import (
     PROVENANCE,
     PUBLIC_FILES,
     README,
+    RUN,
     TUNING,
     WEIGHTS,
     is_own_file,
+    read_file,
 )
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry
@@ -23,6 +24,7 @@ from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.errors import CheckpointError, OutputError, quoted, shortened
 from ropecli.messages import say
 from ropecli.names import HUB_ID
+from ropecli.yaml12 import read_own_yaml
 
 
 def open_written(folder: Path, repo: str) -> CheckpointState:
@@ -52,9 +54,10 @@ def files_to_push(checkpoint: Checkpoint) -> list[Path]:
     return [*filter(is_own_file, own), *(path for path, is_public in files.items() if is_public)]
 
 
-def hub_origin(*records: dict[str, Any]) -> str | None:
+def hub_origin(checkpoint: Checkpoint) -> str | None:
     """The Hub id of the model that a checkpoint was made from, by run.yaml or ropecli.yaml; None if it is unknown."""
-    for record in records:
+    run = checkpoint.folder / RUN  # of all stages of a training
+    for record in (read_file(run, read_own_yaml) if is_own_file(run) else {}, checkpoint.record):
         finetuned, merged = entry(record, "finetuned"), entry(record, "merged")
         for origin in (entry(record, "source"), entry(finetuned, "source"), entry(merged, "base")):
             if origin.get("commit") and HUB_ID.fullmatch(name := str(origin.get("checkpoint"))):

@@ -75,7 +75,7 @@ def push(
 
     from ropecli.checkpoint.files import README
     from ropecli.checkpoint.upload import files_to_push, hub_origin, open_written, upload
-    from ropecli.reporting.model_card import make_card, read_measurements, read_run
+    from ropecli.reporting.model_card import make_card, read_measurements
     from ropecli.reporting.outputs import refuse_unusable
     from ropecli.scaling.spec import label_of
 
@@ -88,7 +88,7 @@ def push(
     if dry_run:
         refuse_unusable(card=card_file)
     measured = read_measurements([as_path(path) for path in report or ()], checkpoint)
-    base = base_model or hub_origin(read_run(checkpoint.folder), checkpoint.record)
+    base = base_model or hub_origin(checkpoint)
     if base == repo:
         raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
     card = make_card(state, repo, measured, base)

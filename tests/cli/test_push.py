@@ -149,6 +149,12 @@ def test_what_engines_read_in_place_of_config_json_is_not_pushed(ropecli, local)
     assert names == {*PUSHED, "README.md"}
 
 
+def test_the_base_of_a_training_in_stages_is_that_of_the_first(ropecli, local):
+    (local / "run.yaml").write_text("source: {checkpoint: owner/first, commit: v1}\n")
+    ropecli("push", local, "--repo", NEW, "--dry-run").succeeds()
+    assert ModelCard.load(local.with_name("local.README.md")).data.base_model == "owner/first"
+
+
 def test_a_report_of_other_weights_is_refused(ropecli, large, changed_amid, corpus, tmp_path):
     """They differ in one bit, in the middle of the file."""
     first, report = tmp_path / "first", tmp_path / "report.json"
