@@ -148,7 +148,7 @@ FAULTS: list[tuple[str, str]] = [
     ("return before + after if end else readme", "return readme"),
     ("if not any(_is_of(report, checkpoint) for report in measured):", "if False:"),
     ("if not (existing.private or public):", "if False:"),
-    ('message.replace(token, "<token>") if token else message', "message"),
+    ("if others := sorted(set(loaded) - set(names)):", "if others := []:"),
     # theory
     ("(rotations(inv_freq, length) >= 1 - SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),
     ("-4 * np.sin(inv_freq / 2)", "-4 * np.sin(inv_freq)"),

@@ -9,9 +9,10 @@ from annotated_doc import Doc
 
 from ropecli.atomic import new_file, sibling
 from ropecli.commands.options import as_path
-from ropecli.errors import OutputError
+from ropecli.errors import OutputError, shown
 from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
 from ropecli.messages import warn
+from ropecli.names import HUB_ID
 from ropecli.signature import Flag, command
 
 
@@ -56,11 +57,6 @@ def push(
         Flag("--report", metavar="FILE"),
         Doc("Report of this checkpoint to show in the model card; repeatable."),
     ] = None,
-    include: Annotated[
-        Sequence[str | Path] | None,
-        Flag("--include", metavar="PATTERN"),
-        Doc("Other file of the folder to upload, by name or pattern such as '1_Pooling/*'; repeatable."),
-    ] = None,
     base_model: Annotated[
         str | None,
         Flag("--base-model", metavar="OWNER/NAME"),
@@ -73,49 +69,41 @@ def push(
 ) -> PushResult:
     """Upload a checkpoint to the Hub with a model card.
 
-    Uses the token of `hf auth login` or HF_TOKEN. Run it again to continue after an interruption.
+    The card comes first. Uses the token of `hf auth login` or HF_TOKEN. Run it again to continue after an interruption.
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.upload import (
-        HubModel,
-        commit_message,
-        files_to_push,
-        hub_origin,
-        open_written,
-        refuse_repo,
-        upload,
-    )
-    from ropecli.reporting.model_card import make_card, read_measurements, read_run
+    from ropecli.checkpoint.files import README
+    from ropecli.checkpoint.upload import files_to_push, hub_origin, open_written, upload
+    from ropecli.reporting.model_card import make_card, read_measurements
     from ropecli.reporting.outputs import refuse_unusable
+    from ropecli.scaling.spec import label_of
 
-    refuse_repo(repo, "--repo")
+    for option, name in {"--repo": repo, "--base-model": base_model}.items():
+        if name is not None and not HUB_ID.fullmatch(name):
+            raise OutputError(f"{option} is {shown(name)}; expected owner/name, such as my-name/my-model-128k.")
     state = open_written(as_path(folder), repo)
     checkpoint = state.checkpoint
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
         refuse_unusable(card=card_file)
-    reports = [as_path(path) for path in report or ()]
-    run = read_run(checkpoint.folder)
-    base = HubModel(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)
-    if base:
-        refuse_repo(base.repo, "--base-model")
-        if base.repo == repo:
-            raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
-    card = make_card(state, repo, read_measurements(reports, checkpoint), base)
+    measured = read_measurements([as_path(path) for path in report or ()], checkpoint)
+    base = base_model or hub_origin(checkpoint)
+    if base == repo:
+        raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
+    card = make_card(state, repo, measured, base)
     if base is None:
         warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
     if not card.data.get("license"):
-        warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
-    public_files = files_to_push(checkpoint, [str(pattern) for pattern in include or ()])
-    files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
-    sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files.items()}
+        warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / README}.")
+    files = files_to_push(checkpoint)
+    sizes = {file.name: file.stat().st_size for file in files} | {README: len(card.content.encode())}
     url = f"{constants.ENDPOINT}/{repo}"
     if dry_run:
         with new_file(card_file) as partial:
             partial.write_text(card.content, encoding="utf-8", newline="")
         return PushResult(checkpoint.folder, repo, url, sizes, card=card_file)
-    commit, private = upload(files, repo, public=public, message=commit_message(state))
-    if public and private:
-        warn(f"{repo} existed and is still private. Publish it in its settings: {url}/settings.")
+    spec = state.positions.main.spec
+    message = f"{label_of(spec.method.name, spec.factor, {})}, {state.positions.context_length} tokens, by ropecli"
+    commit, private = upload(files, card.content, repo, public=public, message=message)
     return PushResult(checkpoint.folder, repo, url, sizes, commit, private)

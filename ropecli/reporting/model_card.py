@@ -1,29 +1,22 @@
 """Makes the model card that `ropecli push` uploads: the README.md of the folder, with metadata and a section.
 
-The section says what was done, from ropecli.yaml, and what was measured, from reports of this checkpoint. The licence
-is the one in the folder's own README.md.
+The section says what was done, from ropecli.yaml, what was measured, from reports of this checkpoint, and how to load
+it. The licence is the one in the folder's own README.md.
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import yaml
-
-from ropecli.checkpoint.files import RUN, STAGES, TUNING, is_own_file, read_file
+from ropecli.checkpoint.files import README, STAGES, read_file
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.plan_warnings import switches
-from ropecli.checkpoint.provenance import Provenance, entry, patch_command, tuned_weights
-from ropecli.checkpoint.state import CheckpointState, far_layers
-from ropecli.checkpoint.upload import HubModel
-from ropecli.config.settings import read_settings
-from ropecli.engines.engine_export import export_checkpoint
-from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
+from ropecli.checkpoint.provenance import tuned_weights
+from ropecli.checkpoint.state import CheckpointState
+from ropecli.errors import CheckpointError, DataError, reason_of
 from ropecli.evaluation.report import Report
 from ropecli.names import HUB_ID
 from ropecli.reporting.report_files import read_reports
@@ -32,23 +25,15 @@ from ropecli.reporting.rope_tables import inspection_table
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import label_of
 from ropecli.table import LONGEST_TEXT, clean, escaped, markdown
-from ropecli.yaml12 import read_own_yaml, read_yaml
+from ropecli.yaml12 import read_yaml
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
 BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
 """Mark the section, so that the next push of a downloaded card replaces it."""
-_ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
 _DROPPED_METADATA = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
 """Metadata of the copied README.md that are not true of the changed checkpoint."""
-_MEASURES = {
-    "perplexity": ("perplexity",),
-    "recall": ("recall",),
-    "key retrieval": ("passkey", "needle"),
-    "RULER": ("ruler",),
-}
-"""By name, the kind or the tasks of a report."""
 
 
 def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[list[Report]]:
@@ -72,17 +57,17 @@ def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
 
 
 def make_card(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: HubModel | None = None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: str | None = None
 ) -> "ModelCard":
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
-    measurements: of each file, see read_measurements. base: the base model, None if unknown. Raises CheckpointError for
-    a README.md whose metadata are not a YAML mapping, DataError for one that is not UTF-8.
+    measurements: of each file, see read_measurements. base: the Hub id of the base model, None if unknown. Raises
+    CheckpointError for a README.md whose metadata are not a YAML mapping, DataError for one that is not UTF-8.
     """
     from huggingface_hub import ModelCard, ModelCardData
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-    path = state.checkpoint.folder / "README.md"
+    path = state.checkpoint.folder / README
     try:
         readme = _without_section(read_file(path)) if path.is_file() else ""
         block = REGEX_YAML_BLOCK.match(readme)
@@ -103,7 +88,7 @@ def _without_section(readme: str) -> str:
     return before + after if end else readme
 
 
-def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict[str, Any]:
+def _metadata(block: str, state: CheckpointState, base: str | None) -> dict[str, Any]:
     """The metadata of the card, from the YAML block of README.md. Raises TypeError, ValueError."""
     metadata = read_yaml(block) or {}
     if not isinstance(metadata, dict):
@@ -114,21 +99,23 @@ def _metadata(block: str, state: CheckpointState, base: HubModel | None) -> dict
     kept["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *keywords, "ropecli"]))
     kept["library_name"] = "transformers"
     if base:
-        kept["base_model"] = base.repo
+        kept["base_model"] = base
     if base and _trained(state.checkpoint.record):
         kept["base_model_relation"] = "finetune"  # the Hub has no relation for another config with the same weights
     return kept
 
 
 def _sections(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: HubModel | None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: str | None
 ) -> Iterator[str]:
     """The Markdown of the section, in order."""
     yield f"# {escaped(repo.rpartition('/')[2])}"
     if base:
-        yield f"Base model: {_hub_link(*base)}."
-    yield from _describe_changes(state)
-    yield from _recipe(state.checkpoint)
+        yield f"Base model: {_hub_link(base)}."
+    record = state.checkpoint.record
+    yield from (describe(record[key], record) for key, describe in _STEPS.items() if key in record)
+    if not _trained(record):
+        yield "The weights are unchanged."
     yield "## Rotary embeddings"
     rope_table = inspection_table([{**inspect_checkpoint(state), "tuned_from": None}])  # which may be a user's path
     yield markdown(replace(rope_table, title=""))
@@ -136,24 +123,8 @@ def _sections(
     yield from (part for reports in measurements for part in _describe_file(reports, state.checkpoint, repo))
     if not measurements:
         yield "No measurement was given."
-    yield "## Use with transformers"
+    yield "## Use"
     yield from _loading(state, repo)
-    yield from _serving(state, repo)
-    yield "## Limits"
-    yield "\n".join(f"- {limit}" for limit in _limits(state, measurements))
-
-
-def _describe_changes(state: CheckpointState) -> list[str]:
-    """Paragraphs on what was done, in order, from ropecli.yaml."""
-    record, note = state.checkpoint.record, state.note
-    steps = [describe(record[key], record) for key, describe in _STEPS.items() if key in record]
-    if not _trained(record):
-        steps.append("The weights are unchanged.")
-    # no command if `ropecli tune` or a recipe made the patch, not `ropecli patch`
-    patched_by_recipe = entry(entry(record, "finetuned"), "recipe").get("patch")
-    if note and "tuned" not in record and not patched_by_recipe:
-        steps.append(f"```\n{_patch_command(note, record)}\n```")
-    return steps
 
 
 def _trained(record: dict[str, Any]) -> bool:
@@ -192,12 +163,6 @@ def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
     )
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """Read run.yaml, which `finetune` writes: the source and the whole recipe. Empty if there is none."""
-    path = folder / RUN
-    return read_file(path, read_own_yaml) if is_own_file(path) else {}
-
-
 def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:
     return f"`ropecli merge` merged an adapter into {_source(merged['base'])}."
 
@@ -215,25 +180,10 @@ def _source(origin: dict[str, Any]) -> str:
     return _hub_link(name, str(commit))
 
 
-def _hub_link(name: str, revision: str | None) -> str:
+def _hub_link(name: str, revision: str | None = None) -> str:
     """A link to a model on the Hub."""
     tree = f"/tree/{quote(revision, errors='replace')}" if revision else ""
     return f"[{escaped(name)}](https://huggingface.co/{quote(name)}{tree})"
-
-
-def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
-    """The `ropecli patch` command that writes the same config.json, with the options that are not defaults."""
-    source, before = entry(record, "source"), read_settings(note.original)
-    options: dict[str, object] = {}
-    if round(note.original_length * note.factor) != note.target_length:
-        options["target_length"] = note.target_length
-    if before.ropes[0].geometry.original_max_position_embeddings != note.original_length:
-        options["original_length"] = note.original_length
-    if note.layer_types != far_layers(before):
-        options["layer_types"] = ",".join(map(str, note.layer_types))
-    name, commit = _public_name(source.get("checkpoint", "CHECKPOINT")), source.get("commit")
-    command = patch_command(name, commit and str(commit), note.method, note.factor, note.params, options=options)
-    return clean(command, LONGEST_TEXT)
 
 
 def _code(value: object) -> str:
@@ -248,36 +198,8 @@ def _public_name(value: object) -> str:
     return Path(name).name if Path(name).is_absolute() or name.startswith("~") else name
 
 
-def _recipe(checkpoint: Checkpoint) -> Iterator[str]:
-    """The commands and settings of `tune` and `finetune`, folded."""
-    # run.yaml has all stages, ropecli.yaml only the last one
-    recipe = read_run(checkpoint.folder).get("recipe") or entry(checkpoint.record, "finetuned").get("recipe")
-    if recipe:
-        shown = yaml.safe_dump(_without_paths(recipe), sort_keys=False, allow_unicode=True)
-        yield _folded("Recipe, for `ropecli finetune --recipe`", shown, "yaml")
-    if is_own_file(tuning := checkpoint.folder / TUNING):
-        (report,) = read_reports([tuning])
-        yield _folded("Command of `ropecli tune`", _command(report.command), "")
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_paths(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_paths(item) for item in value]
-    return _public_name(value) if isinstance(value, str) else value
-
-
-def _command(words: Sequence[str]) -> str:
-    return " ".join(shlex.join(map(_public_name, words)).split()) or "called from Python"
-
-
-def _folded(title: str, body: str, language: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n```{language}\n{body.rstrip()}\n```\n\n</details>"
-
-
 def _describe_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
-    """The tables of one file, the command, and the versions."""
+    """The tables of one file, the data, and the versions."""
     of_checkpoint = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
     named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
     yield from map(markdown, measured_tables(named))
@@ -286,7 +208,6 @@ def _describe_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str)
     first = of_checkpoint[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.environment.items())
     yield f"Data: {_code(first.source)}; {escaped(first.dtype)} on {escaped(first.device)}; {escaped(versions)}."
-    yield f"```\n{_command(first.command)}\n```"
 
 
 def _named(report: Report, name: str | None = None) -> Report:
@@ -309,40 +230,7 @@ def _loading(state: CheckpointState, repo: str) -> Iterator[str]:
     if state.positions.main.remapping:
         yield (
             "Run `import ropecli.attention` before transformers loads this checkpoint: config.json names an attention "
-            "function that this import registers."
+            "function that this import registers. Other engines would run standard attention."
         )
-
-
-def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
-    """A block for each engine that supports the checkpoint."""
-    on_hub = replace(state.checkpoint, name=repo, commit="main")
-    for engine, name in _ENGINE_TITLES.items():
-        try:
-            export = export_checkpoint(on_hub, engine)
-        except PatchError:
-            continue
-        yield f"## Serve with {name}"
-        yield f"```\n{export.command}\n```"
-        problems = [finding.message for finding in export.findings]
-        if notes := [f"- {escaped(note)}" for note in (*export.cannot, *problems, *export.notes)]:
-            yield "\n".join(notes)
-
-
-def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) -> Iterator[str]:
-    record, method = state.checkpoint.record, state.positions.main.spec.method
-    if not _trained(record):
-        needs = {"needed": " This method needs training.", "advised": " Training is advised with this method."}
-        yield f"The weights were not trained at the new context length.{needs.get(method.training, '')}"
-    if switching := [*switches(state.positions.main)]:
-        yield switching[0].message
-    elif state.positions.main.remapping:
-        yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
-    elif method.name != "none":
-        yield "The scaling also applies to short inputs, where the base model can be better."
-    reports = [report for file_reports in measurements for report in file_reports if _is_of(report, state.checkpoint)]
-    measured = {name for report in reports for name in (report.kind, report.task)}
-    if missing := [name for name, tasks in _MEASURES.items() if measured.isdisjoint(tasks)]:
-        yield f"Not measured: {', '.join(missing)}, and short-context benchmarks."
-    longest = max((report.lengths[-1] for report in reports), default=None)
-    if longest and longest < state.positions.context_length:
-        yield f"Measured up to {longest:,} of {state.positions.context_length:,} tokens."
+    else:
+        yield f"To serve it, run the command that `ropecli export {repo} --engine vllm` prints, or name another engine."

@@ -159,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
             return {}
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
         if token not in self.server.writers:
-            raise RefusalError(403, message=f"{token} may not write to this repository.")
+            raise RefusalError(403, message="This token may not write to this repository.")
         if path == "api/repos/create":
             given = json.loads(sent)
             name = f"{given['organization']}/{given['name']}"

@@ -10,13 +10,12 @@ from huggingface_hub import ModelCard
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.checkpoint.upload import HubModel
 from ropecli.errors import CheckpointError, DataError
 from ropecli.evaluation.report import ARMS, Reference
 from ropecli.reporting.model_card import make_card, read_measurements
 
 REPO = "me/model-256"
-BASE = HubModel("owner/base", "v1")
+BASE = "owner/base"
 
 
 @pytest.fixture
@@ -111,13 +110,13 @@ def test_metadata_of_the_base_model_alone_are_dropped(card, folder):
         "library_name": "transformers",
     }
     assert made.text.endswith("-->\n\n# Title\n")
-    assert "Base model: [owner/base](https://huggingface.co/owner/base/tree/v1)." in made.text
+    assert "Base model: [owner/base](https://huggingface.co/owner/base)." in made.text
     (folder / "README.md").write_text("---\n- no mapping\n---\n")
     with pytest.raises(CheckpointError, match="expected a mapping"):
         card()
 
 
-def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tmp_path):
+def test_trained_weights_are_a_finetune(card, folder):
     from ropecli.training.recipe_schema import make_recipe
 
     recipe = make_recipe(None, {"data": "/home/someone/books", "steps": 7, "length": 256, "adapter": "lora"})
@@ -128,9 +127,6 @@ def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tm
     assert made.data["base_model_relation"] == "finetune"
     assert "trained it for 7 steps of 8 sequences of 256 tokens from `books`: learning rate 2e-05" in made.text
     assert "The weights are unchanged" not in made.text
-    [block] = re.findall(r"```yaml\n(.*?)\n```", made.text, re.DOTALL)
-    (tmp_path / "recipe.yaml").write_text(block)
-    assert make_recipe(tmp_path / "recipe.yaml", {"data": recipe.data}) == recipe
     assert "/home" not in made.text
 
 
@@ -141,13 +137,14 @@ def test_what_was_tuned_is_described(card, folder):
     text = card().text
     assert "chose these constants from 24 measurements and trained 65 parameters in 40 steps, on `books`." in text
     assert "The weights are unchanged" not in text
-    assert "ropecli patch" not in text  # it would not write these weights
 
 
-def test_a_link_to_the_hub_leads_nowhere_else(card):
-    base = HubModel("owner/tiny", "v1) [free](https://evil.example")
+def test_a_link_to_the_hub_leads_nowhere_else(card, folder):
+    source = {"checkpoint": "owner/tiny", "commit": "v1) [free](https://evil.example"}
+    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
+    (folder / "ropecli.yaml").write_text(yaml.safe_dump({**record, "source": source}))
     link = "[owner/tiny](https://huggingface.co/owner/tiny/tree/v1%29%20%5Bfree%5D%28https%3A//evil.example)"
-    assert f"Base model: {link}." in card(base=base).text
+    assert f"patched {link} with yarn" in card().text
 
 
 METADATA = "---\nlicense: mit\ntags:\n- a\n---\n"
@@ -169,29 +166,18 @@ def test_the_section_stands_between_metadata_and_text(metadata, text, card, fold
     assert made.text.endswith(f"\n<!-- ropecli:end -->\n\n{text}\n")
 
 
-def test_the_command_on_the_card_writes_the_same_config(card, folder, llama, ropecli, tmp_path):
-    [command] = re.findall(r"```\n(ropecli patch .*)\n```", card().text)
-    words = command.split()[1:-2]
-    words[1] = str(llama)
-    assert ropecli(*words, "--no-verify", "-o", tmp_path / "again").code == 0
-    assert (tmp_path / "again" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
-
-
-def test_it_is_loaded_and_served_by_its_name_on_the_hub(card):
+def test_it_is_loaded_and_exported_by_its_name_on_the_hub(card):
     text = card().text
     assert f'LlamaForCausalLM.from_pretrained("{REPO}"' in text
-    assert f"vllm serve {REPO} --hf-overrides" in text
-    assert f"python -m sglang.launch_server --model-path {REPO}" in text
-    assert "llama-server -m model.gguf" in text
-    assert "- Not measured: perplexity, recall, key retrieval, RULER, and short-context benchmarks." in text
+    assert f"the command that `ropecli export {REPO} --engine vllm` prints" in text
 
 
 def test_a_distance_method_needs_its_import_and_no_engine(patched, llama):
     folder = patched(llama, "rerope", window=32)
     text = make_card(read_state(open_checkpoint(folder)), REPO).content
     assert text.index("import ropecli.attention\nfrom transformers import") > 0
-    assert "## Serve" not in text
-    assert "other engines would run standard attention" in text
+    assert "ropecli export" not in text
+    assert "Other engines would run standard attention" in text
 
 
 def test_names_cannot_end_the_section_or_a_table(card, of, report, written, folder):
