@@ -24,7 +24,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
     "Look": {
         "inspect": ("show_inspection", "demo", "demo -v"),
         "methods": ("show_methods", "", "yarn"),
-        "theory": ("show_theory", "demo", "demo --methods yarn,ntk --factor 8"),
+        "theory": ("show_theory", "demo", "demo --methods yarn,ntk --factor 8 --plot ropes.png"),
         "plan": ("show_plan", "demo --length 1k", "demo --length 64k --gpus 8 --gpu-memory 80GB"),
     },
     "Change": {
@@ -57,8 +57,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Show": {
-        "plot": ("show_file", "yarn.json", "demo --kind frequencies --methods yarn,ntk"),
-        "report": ("show_file", "yarn.json", "yarn.json ntk.json --output both.html"),
+        "report": ("show_page", "yarn.json", "yarn.json ntk.json --output both.html"),
         "env": ("show_environment", "", "--json"),
     },
 }

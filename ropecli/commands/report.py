@@ -15,14 +15,11 @@ from ropecli.signature import Check, Flag, command
 
 
 @dataclass(frozen=True)
-class DrawnFile:
-    """kind: 'page' or 'plot'."""
-
-    kind: str
+class Page:
     path: Path
 
     def as_json(self) -> dict[str, Any]:
-        return {self.kind: str(self.path)}
+        return {"page": str(self.path)}
 
 
 @command
@@ -40,7 +37,7 @@ def report(
         Doc("HTML page to write. Default: beside the first report, with the ending .html."),
         OUTPUT,
     ] = None,
-) -> DrawnFile:
+) -> Page:
     """Write a self-contained HTML page of reports: headline numbers, tables, plots, and how they were measured."""
     from ropecli.reporting.figures.style import refuse_unknown_ending
     from ropecli.reporting.outputs import refuse_unusable
@@ -53,4 +50,4 @@ def report(
     text = render_page(read_reports([as_path(path) for path in reports]))
     with new_file(page) as partial:
         partial.write_text(text, encoding="utf-8")
-    return DrawnFile("page", page)
+    return Page(page)

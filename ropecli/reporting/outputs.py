@@ -73,9 +73,9 @@ class Outputs:
         if not workers.first:
             return result
         if self.plot:
-            from ropecli.reporting.figures.plots import choose_kind
+            from ropecli.reporting.figures.plots import draw_reports
 
-            save(choose_kind(reports)(reports), self.plot)
+            save(draw_reports(reports), self.plot)
         if self.report:
             write_report(self.report, result.as_json())
             remove_state(self.report)

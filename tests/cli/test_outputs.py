@@ -27,6 +27,7 @@ def names(folder: Path) -> set[str]:
 
 EVAL = "eval-ppl checkpoint --lengths 32 --max-documents 1 --data data "
 COMPARE = "compare checkpoint --lengths 32 --max-documents 1 --methods none --data data "
+THEORY = "theory checkpoint --methods yarn --factor 4 "
 SEARCH = "checkpoint --lengths 64 --depths 0.5 --samples 1 "
 
 
@@ -43,8 +44,8 @@ SEARCH = "checkpoint --lengths 64 --depths 0.5 --samples 1 "
         EVAL + "-o ruler.json",
         COMPARE + "-o data/text.txt",
         f"passkey {SEARCH} --method longrope --factor 2 --factors-file factors.json -o factors.json",
-        "plot checkpoint --kind frequencies -o report.svg",
-        *(f"plot checkpoint --kind frequencies -o own.{ending}" for ending in ("png", "svg", "pdf")),
+        THEORY + "--plot report.svg",
+        *(THEORY + f"--plot own.{ending}" for ending in ("png", "svg", "pdf")),
     ],
 )
 def test_no_file_of_the_user_is_overwritten(ropecli, checkpoint, text, tmp_path, contents, monkeypatch, command):
@@ -90,12 +91,10 @@ def test_a_finished_measurement_is_replaced_with_overwrite_alone(
         before = contents(tmp_path)
 
 
-def test_an_empty_file_is_filled_and_a_plot_replaced(ropecli, llama, text, tmp_path):
-    report, plot = tmp_path / "report.json", tmp_path / "plot.pdf"
+def test_an_empty_file_is_filled(ropecli, llama, text, tmp_path):
+    report = tmp_path / "report.json"
     report.touch()
     ropecli("eval-ppl", llama, "--data", text, *MEASURED, "-o", report).succeeds()
-    for _ in range(2):
-        ropecli("plot", report, "-o", plot).succeeds()
 
 
 def test_training_follows_a_link_to_a_folder_that_does_not_exist(ropecli, llama, text, tmp_path):
@@ -112,7 +111,7 @@ def test_the_home_folder_in_any_path(ropecli, llama, text, tmp_path, monkeypatch
     (tmp_path / "recipe.yaml").write_text("data: demo-train\nlength: 64\n")
     for command in (
         ["compare", llama, "--data=~/data", *MEASURED, "--methods=none", "--output=~/report.json", "--plot=~/plot.svg"],
-        ["plot", "~/report.json", "--output=~/plot.png"],
+        ["theory", llama, "--methods=yarn", "--factor=4", "--plot=~/plot.png"],
         ["report", "~/report.json", "--output=~/page.html"],
         ["patch", llama, "--method", "longrope", "--factor", 2, "--factors-file=~/factors.json", "--output=~/patched"],
         ["plan", "~/patched", "--recipe=~/recipe.yaml"],
