@@ -121,7 +121,7 @@ Every command is also a Python function, ropecli.NAME, with the same options; --
    and the model in a trainer with ropecli.check_loaded(model).
 2. A low perplexity does not say that far text is read: measure with --protocol recall. Most methods need headroom, a
    factor of 1.5 to 2 times what the length needs, with --target-length for the length itself.
-3. No output is overwritten. To continue an interrupted run, repeat the command with --resume.
+3. No output is overwritten without --overwrite. To continue an interrupted run, repeat the command with --resume.
 """
 
 

@@ -115,7 +115,7 @@ def check_served(
     from ropecli.engines.engine_table import read_input
 
     file, loading = options.optional_path(reference), loading_of(shared)
-    refuse_unwritable(file)
+    refuse_unwritable(file, overwrite=True)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     engine_input = read_input(opened)  # refuses what no engine computes
     endpoint = endpoint_of(url, shared)

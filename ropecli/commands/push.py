@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.atomic import new_file, sibling
-from ropecli.commands.options import as_path
+from ropecli.atomic import new_file, refuse_unwritable, sibling
+from ropecli.commands.options import Overwrite, as_path
 from ropecli.errors import OutputError
 from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
 from ropecli.messages import warn
-from ropecli.signature import Flag, command
+from ropecli.signature import Flag, Only, command
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def push(
     dry_run: Annotated[
         bool, Doc("Write the model card to DIR.README.md, list the files, and upload nothing."), OUTPUT
     ] = False,
+    overwrite: Annotated[Overwrite, Only("dry_run")] = False,
 ) -> PushResult:
     """Upload a checkpoint to the Hub with a model card.
 
@@ -87,14 +88,13 @@ def push(
         upload,
     )
     from ropecli.reporting.model_card import make_card, read_measurements, read_run
-    from ropecli.reporting.outputs import refuse_unusable
 
     refuse_repo(repo, "--repo")
     state = open_written(as_path(folder), repo)
     checkpoint = state.checkpoint
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
-        refuse_unusable(card=card_file)
+        refuse_unwritable(card_file, overwrite=overwrite)
     reports = [as_path(path) for path in report or ()]
     run = read_run(checkpoint.folder)
     base = HubModel(base_model, None) if base_model else hub_origin(run) or hub_origin(checkpoint.record)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import optional_path
+from ropecli.atomic import refuse_unwritable
+from ropecli.commands.options import Overwrite, optional_path
 from ropecli.evaluation import request
 from ropecli.messages import warn
 from ropecli.signature import Flag, Only, command
@@ -48,6 +49,7 @@ def theory(
         Doc("Draw the frequencies of each method: .png, .svg or .pdf."),
         request.OUTPUT,
     ] = None,
+    overwrite: Annotated[Overwrite, Only("plot")] = False,
     **shared: Unpack[request.ParameterOptions],
 ) -> Theory:
     """Show the quantities with which papers explain a scaling.
@@ -62,10 +64,9 @@ def theory(
     picture = optional_path(plot)
     if picture:
         from ropecli.reporting.figures.style import refuse_unknown_ending
-        from ropecli.reporting.outputs import refuse_unusable
 
         refuse_unknown_ending(picture)
-        refuse_unusable(drawn=picture)
+        refuse_unwritable(picture, overwrite=overwrite)
     opened = open_checkpoint(checkpoint, revision=revision)
     specs: list[ScalingSpec | None] = [None]
     if methods is not None:

@@ -104,7 +104,7 @@ def test_an_option_without_effect_is_refused(name, parameter, note):
     value = {"x": 1} if Mapping in map(typing.get_origin, kinds) else value
     others = {"protocol": "prefix", "mode": "rank" if note.values == ("generate",) else "generate"}
     others |= {"level": next((level for level in ("grid", "search") if level not in note.values), None)}
-    others |= dict.fromkeys(("methods", "endpoint", "engine", "device_map", "data"))
+    others |= dict.fromkeys(("methods", "endpoint", "engine", "device_map", "data", "plot", "output"))
     with pytest.raises(MethodError, match=r"^--[a-z-]+ (applies only to|has no effect without) --"):
         call(name, **{parameter.name: value, note.other: others[note.other]})
 

@@ -117,7 +117,7 @@ def test_a_dry_run_sends_no_request_and_skips_what_is_no_checkpoint(writable, ro
     assert "The base model's Hub id is unknown" in outcome.err
     assert "The license is unknown" in outcome.err
     assert f"Not uploaded: {', '.join(sorted(PRIVATE))}. To upload one of them, add --include NAME." in outcome.err
-    named = ropecli("push", local, "--repo", NEW, "--dry-run", "--base-model", "owner/other")
+    named = ropecli("push", local, "--repo", NEW, "--dry-run", "--overwrite", "--base-model", "owner/other")
     assert ModelCard.load(printed["card"]).data.base_model == "owner/other"
     assert "model.safetensors" in named.out
 
@@ -158,20 +158,20 @@ def test_other_files_are_included_by_name_or_pattern(ropecli, local, tmp_path):
 
     def names(*patterns: str) -> set[str]:
         options = [word for pattern in patterns for word in ("--include", pattern)]
-        listing = ropecli("push", local, "--repo", NEW, "--dry-run", "--json", *options).json()["files"]
+        listing = ropecli("push", local, "--repo", NEW, "--dry-run", "--overwrite", "--json", *options).json()["files"]
         return {file["name"] for file in listing}
 
     assert names("n*.txt", "1_Pooling/*") - names() == {"notes.txt", "1_Pooling/config.json"}
     (local / "1_Pooling" / "link.txt").symlink_to(tmp_path / "key.txt")
     for pattern in ("absent.txt", "../key.txt", str(tmp_path / "key.txt"), "1_Pooling/link.txt", ""):
-        refused = ropecli("push", local, "--repo", NEW, "--dry-run", "--include", pattern)
+        refused = ropecli("push", local, "--repo", NEW, "--dry-run", "--overwrite", "--include", pattern)
         refused.is_refused("has no such file to upload")
 
 
 @pytest.mark.parametrize("name", ["params.json", "consolidated.safetensors"])
 def test_what_engines_read_in_place_of_config_json_is_not_pushed(name, ropecli, local):
     (local / name).write_text("{}")
-    push = ["push", local, "--repo", NEW, "--dry-run", "--json"]
+    push = ["push", local, "--repo", NEW, "--dry-run", "--overwrite", "--json"]
     outcome = ropecli(*push)
     assert name not in {file["name"] for file in outcome.json()["files"]}
     assert f"skipping {name}, which engines such as vLLM read instead of config.json" in outcome.err
@@ -190,7 +190,7 @@ def test_the_origin_is_found_by_way_of_local_folders(ropecli, from_hub, tmp_path
     ropecli("push", tmp_path / "twice", "--repo", NEW, "--dry-run")
     assert ModelCard.load(card).data.base_model == NAME
     (from_hub / "config.json").write_text("{}")  # another checkpoint now
-    ropecli("push", tmp_path / "twice", "--repo", NEW, "--dry-run")
+    ropecli("push", tmp_path / "twice", "--repo", NEW, "--dry-run", "--overwrite")
     assert ModelCard.load(card).data.base_model is None
 
 
