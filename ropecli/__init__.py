@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ropecli.commands.methods import methods as methods
     from ropecli.commands.patch import patch as patch
     from ropecli.commands.plan import plan as plan
-    from ropecli.commands.plot import plot as plot
     from ropecli.commands.push import push as push
     from ropecli.commands.recipe import recipe as recipe
     from ropecli.commands.report import report as report

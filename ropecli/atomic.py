@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
@@ -94,13 +95,21 @@ def naming(names: Mapping[Path, object]) -> Iterator[None]:
         raise type(error)(message) from error
 
 
-def refuse_unwritable(path: Path | None) -> None:
-    """Raise OutputError if the file cannot be written. Called before a long run."""
-    if path is None:
-        return
-    _refuse_place(path)
-    if path.is_dir():
-        raise OutputError(f"{path} could not be written: it is a folder.")
+def refuse_unwritable(*files: Path | None, overwrite: bool = False) -> None:
+    """Raise OutputError for a file that cannot be written, exists, or is a folder of another. Called before a long run.
+
+    overwrite: whether existing files may be replaced. Empty ones always may.
+    """
+    outputs = [path for path in files if path]
+    for path in outputs:
+        _refuse_place(path)
+        if path.exists() and not path.is_file():
+            raise OutputError(f"{path} could not be written: it exists and is not a file.")
+        if path.exists() and path.stat().st_size and not overwrite:
+            raise OutputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
+    for first, second in permutations(outputs, 2):
+        if second.resolve().is_relative_to(first.resolve()):
+            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
 
 
 def refuse_existing(output: Path) -> None:

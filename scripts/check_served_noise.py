@@ -99,7 +99,7 @@ def references(method: str, seeds: int) -> Iterator[served.Reference]:
         factory = LiveReaderFactory({"dtype": "float32", "device": "cpu", "attn": "sdpa"})
         for seed in range(seeds):
             part = ids[seed * 10 * LENGTH :][:LENGTH]
-            yield served.make_reference(checkpoint, subjects, factory, tokenizer, part)
+            yield served.make_reference(subjects, factory, tokenizer, part)
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def test_importing_the_package_loads_none_of_its_parts(loaded):
 
 
 def test_commands_that_ask_of_a_config_alone(loaded, llama, tmp_path):
-    helped = ("patch", "inspect", "plot", "theory", "tune")
+    helped = ("patch", "inspect", "theory", "tune")
     patch = ["patch", llama, "--method", "yarn", "--factor", 4]
     assert not HEAVY & loaded(
         COMMANDS,
@@ -80,10 +80,7 @@ def test_reports_are_drawn_without_a_model_library(loaded, tmp_path):
     names = loaded(
         COMMANDS.partition("    assert not {")[0],
         ["export", "demo", "--engine", "vllm"],
-        *(
-            ["plot", reports / f"{name}.json", "--output", tmp_path / f"{name}.png"]
-            for name in ("tail-x4", "ruler-base")
-        ),
+        ["theory", "demo", "--methods", "yarn", "--factor", "8", "--plot", tmp_path / "plot.png"],
         ["report", *sorted(reports.glob("*.json")), "--output", tmp_path / "page.html"],
     )
     assert (tmp_path / "page.html").is_file()
@@ -135,15 +132,14 @@ REFUSED = {
     "no method": ["methods yran", "patch demo --method yran --factor 4 -o out", "theory demo --methods yran",
                   "eval-ppl demo --data demo --methods yran", "compare demo --data demo --methods yarn,foo",
                   "passkey demo --methods yarn+foo", "needle demo --methods yran", "ruler demo --methods yran",
-                  "tune demo --data demo-train --factor 4 --methods yran -o out",
-                  "plot demo --kind decay --methods yran"],
+                  "tune demo --data demo-train --factor 4 --methods yran -o out"],
     "no data": ["eval-ppl demo --data nowhere", "compare demo --data nowhere", "needle demo --data nowhere",
                 "ruler demo --data nowhere", "extend demo --length 1k --data nowhere -o out",
                 "finetune demo --data nowhere -o out", "tune demo --data nowhere --factor 4 -o out",
                 "check-served http://x -c demo --data nowhere"],
     "training data": ["finetune demo -o out", "finetune demo --data demo -o out",
                       "tune demo --data demo --factor 4 -o out", "finetune demo --recipe yarn-12k -o out"],
-    "no report": ["report nowhere", "report .", "plot nowhere.json", "plot page.html"],
+    "no report": ["report nowhere", "report .", "report page.html"],
     "choice": ["export demo --engine vlm", "eval-ppl demo --data demo --protocol tial", "ruler demo --tasks niah",
                "needle demo --style poem", "passkey demo --mode rnak",
                "tune demo -d demo-train --factor 4 -o o --level h"],

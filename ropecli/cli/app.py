@@ -24,7 +24,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
     "Look": {
         "inspect": ("show_inspection", "demo", "demo -v"),
         "methods": ("show_methods", "", "yarn"),
-        "theory": ("show_theory", "demo", "demo --methods yarn,ntk --factor 8"),
+        "theory": ("show_theory", "demo", "demo --methods yarn,ntk --factor 8 --plot ropes.png"),
         "plan": ("show_plan", "demo --length 1k", "demo --length 64k --gpus 8 --gpu-memory 80GB"),
     },
     "Change": {
@@ -57,8 +57,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Show": {
-        "plot": ("show_file", "yarn.json", "demo --kind frequencies --methods yarn,ntk"),
-        "report": ("show_file", "yarn.json", "yarn.json ntk.json --output both.html"),
+        "report": ("show_page", "yarn.json", "yarn.json ntk.json --output both.html"),
         "env": ("show_environment", "", "--json"),
     },
 }
@@ -122,7 +121,7 @@ Every command is also a Python function, ropecli.NAME, with the same options; --
    and the model in a trainer with ropecli.check_loaded(model).
 2. A low perplexity does not say that far text is read: measure with --protocol recall. Most methods need headroom, a
    factor of 1.5 to 2 times what the length needs, with --target-length for the length itself.
-3. No output is overwritten. To continue an interrupted run, repeat the command with --resume.
+3. No output is overwritten without --overwrite. To continue an interrupted run, repeat the command with --resume.
 """
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ropecli.commands.plan import TrainingPlan
     from ropecli.commands.push import PushResult
     from ropecli.commands.recipe import RecipeList
-    from ropecli.commands.report import DrawnFile
+    from ropecli.commands.report import Page
     from ropecli.commands.revert import RevertResult
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
@@ -169,6 +169,8 @@ def show_theory(theory: "Theory") -> None:
     from ropecli.reporting.rope_tables import theory_tables
 
     show_tables(theory_tables(theory.report))
+    if theory.plot:
+        tell(f"plot: {theory.plot}")
 
 
 _COUNTS = {"parameters": "total", "trained": "trained", "active per token": "active_per_token"}
@@ -293,8 +295,8 @@ def show_served(check: "ServedCheck") -> None:
         tell(f"note: {note}", err)
 
 
-def show_file(drawn: "DrawnFile") -> None:
-    tell(f"{drawn.kind}: {drawn.path}")
+def show_page(page: "Page") -> None:
+    tell(f"page: {page.path}")
 
 
 def show_extended(result: "Extended") -> None:

@@ -115,9 +115,9 @@ def show_tables(tables: Iterable["Table"]) -> None:
         if on_terminal:
             from rich.console import Console
 
-            from ropecli.cli.terminal_table import TerminalTable
+            from ropecli.cli.terminal_table import terminal_table
 
-            Console(highlight=False, emoji=False).print(TerminalTable(table))
+            Console(highlight=False, emoji=False).print(terminal_table(table))
         else:
             out.file.write(markdown(table) + "\n")
 

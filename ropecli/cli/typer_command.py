@@ -43,8 +43,6 @@ _SHARED = {"eval_ppl", "compare", "passkey", "needle", "ruler", "finetune"}
 """Commands whose work several processes share."""
 _PANELS = ("Required", "Settings", "Scaling", "Data", "Output", "Loading", "Server", "Engine")
 """Groups of options in the order of every help page. The last three are shown with --help-all only."""
-_STUDY = "frequencies"
-"""The kind of plot whose options are in the short help."""
 _RARE = "Rare: "
 """Before the name of the group of an option that the short help skips."""
 _SWITCHES = {
@@ -198,7 +196,7 @@ def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[insp
             options["metavar"] = parameter.name.rpartition("_")[2].upper()
         panel = by_type[Panel].title if Panel in by_type else "Settings"
         conditional = Only in by_type and (by_type[Only].values or parameter.name not in ("factor", "factors"))
-        if panel in _PANELS[-3:] or (conditional and _STUDY not in by_type[Only].values):
+        if panel in _PANELS[-3:] or conditional:
             panel = _RARE + panel
         if default is parameter.empty:
             panel, default = _PANELS[0], None

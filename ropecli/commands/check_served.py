@@ -1,17 +1,15 @@
 """`ropecli check-served`: says whether a running server applies the checkpoint's scaling."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.atomic import refuse_unwritable
 from ropecli.commands import options
 from ropecli.errors import Finding, MethodError, RopecliError, quoted
 from ropecli.evaluation import request
 from ropecli.evaluation.loading_options import endpoint_of, loading_of
-from ropecli.evaluation.request import DATA, OUTPUT, TOKENS, Length
+from ropecli.evaluation.request import DATA, TOKENS, Length
 from ropecli.signature import Flag, Panel, command
 
 if TYPE_CHECKING:
@@ -94,12 +92,6 @@ def check_served(
         DATA,
         request.IS_DATA,
     ] = "demo",
-    reference: Annotated[
-        str | Path | None,
-        Flag("--reference", metavar="FILE"),
-        Doc("Save the checkpoint's side in this file, or read it from there: the model is then not loaded."),
-        OUTPUT,
-    ] = None,
     revision: request.Revision = None,
     **shared: Unpack[CheckOptions],
 ) -> ServedCheck:
@@ -114,8 +106,7 @@ def check_served(
     from ropecli.engines.engine_export import export_checkpoint
     from ropecli.engines.engine_table import read_input
 
-    file, loading = options.optional_path(reference), loading_of(shared)
-    refuse_unwritable(file)
+    loading = loading_of(shared)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     engine_input = read_input(opened)  # refuses what no engine computes
     endpoint = endpoint_of(url, shared)
@@ -127,27 +118,19 @@ def check_served(
     from ropecli.live.loading import load_tokenizer
 
     tokenizer = load_tokenizer(opened)
-    if file and file.exists():
-        known = served.load_reference(file, opened)
-        if length not in (None, len(known.ids)):
-            raise MethodError(f"{file} was made with --length {len(known.ids)}; delete it, or leave out --length.")
-        gives_losses = endpoint.gives_prompt_losses(known.ids)
-    else:
-        subjects = served.alternatives(opened)
-        most = engine_input.length
-        if endpoint.model.max_length and not file:  # a file may serve for other servers
-            most = min(most, endpoint.model.max_length - 1)
-        # a server that reads the context length takes a prompt of one token less, and answers one
-        longest = length or min(most, engine_input.length - 1, 2 * engine_input.original_length)
-        if longest > most:
-            raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
-        ids = served.read_tokens(Source(data).texts(), tokenizer, longest)
-        gives_losses = endpoint.gives_prompt_losses(ids)  # before the long reading
-        known = served.make_reference(opened, subjects, LiveReaderFactory(loading), tokenizer, ids)
-        if file:
-            served.save_reference(known, file)
-    answers = served.ask(endpoint, known, tokenizer, gives_losses=gives_losses)
-    verdict = served.judge(answers, known)
+    subjects = served.alternatives(opened)
+    most = engine_input.length
+    if endpoint.model.max_length:
+        most = min(most, endpoint.model.max_length - 1)
+    # a server that reads the context length takes a prompt of one token less, and answers one
+    longest = length or min(most, engine_input.length - 1, 2 * engine_input.original_length)
+    if longest > most:
+        raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
+    ids = served.read_tokens(Source(data).texts(), tokenizer, longest)
+    gives_losses = endpoint.gives_prompt_losses(ids)  # before the long reading
+    reference = served.make_reference(subjects, LiveReaderFactory(loading), tokenizer, ids)
+    answers = served.ask(endpoint, reference, tokenizer, gives_losses=gives_losses)
+    verdict = served.judge(answers, reference)
     engine, fix = _ENGINES_BY_OWNER.get(endpoint.model.owner), ""
     notes: tuple[str, ...] = ()
     if verdict.verdict != served.SERVED:

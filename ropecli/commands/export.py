@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import optional_path
+from ropecli.atomic import refuse_unwritable
+from ropecli.commands.options import Overwrite, optional_path
 from ropecli.evaluation.request import OUTPUT, CheckpointName, Revision
-from ropecli.signature import Flag, OneOf, command
+from ropecli.signature import Flag, OneOf, Only, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
@@ -37,10 +38,13 @@ def export(
         Doc("Trainers, ollama: write the config file here, and print the command that reads it."),
         OUTPUT,
     ] = None,
+    overwrite: Annotated[Overwrite, Only("output")] = False,
     revision: Revision = None,
 ) -> "Export":
     """Print the command or config with which an engine runs it."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
 
-    return export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine, optional_path(output))
+    file = optional_path(output)
+    refuse_unwritable(file, overwrite=overwrite)
+    return export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine, file)

@@ -24,6 +24,7 @@ Weights = Annotated[
     Doc("How to copy unchanged weights: link (hard-link where possible) or copy (always copy)."),
     OUTPUT,
 ]
+Overwrite = Annotated[bool, Doc("Replace an existing file."), OUTPUT]
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
 
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.atomic import new_file, sibling
-from ropecli.commands.options import as_path
+from ropecli.atomic import new_file, refuse_unwritable, sibling
+from ropecli.commands.options import Overwrite, as_path
 from ropecli.errors import OutputError, shown
 from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
 from ropecli.messages import warn
 from ropecli.names import HUB_ID
-from ropecli.signature import Flag, command
+from ropecli.signature import Flag, Only, command
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def push(
     dry_run: Annotated[
         bool, Doc("Write the model card to DIR.README.md, list the files, and upload nothing."), OUTPUT
     ] = False,
+    overwrite: Annotated[Overwrite, Only("dry_run")] = False,
 ) -> PushResult:
     """Upload a checkpoint to the Hub with a model card.
 
@@ -76,7 +77,6 @@ def push(
     from ropecli.checkpoint.files import README
     from ropecli.checkpoint.upload import files_to_push, hub_origin, open_written, upload
     from ropecli.reporting.model_card import make_card, read_measurements
-    from ropecli.reporting.outputs import refuse_unusable
     from ropecli.scaling.spec import label_of
 
     for option, name in {"--repo": repo, "--base-model": base_model}.items():
@@ -86,7 +86,7 @@ def push(
     checkpoint = state.checkpoint
     card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
     if dry_run:
-        refuse_unusable(card=card_file)
+        refuse_unwritable(card_file, overwrite=overwrite)
     measured = read_measurements([as_path(path) for path in report or ()], checkpoint)
     base = base_model or hub_origin(checkpoint)
     if base == repo:

@@ -7,22 +7,19 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.atomic import new_file
-from ropecli.commands.options import as_path
+from ropecli.atomic import new_file, refuse_unwritable
+from ropecli.commands.options import Overwrite, as_path
 from ropecli.evaluation.request import OUTPUT
 from ropecli.names import check_report
 from ropecli.signature import Check, Flag, command
 
 
 @dataclass(frozen=True)
-class DrawnFile:
-    """kind: 'page' or 'plot'."""
-
-    kind: str
+class Page:
     path: Path
 
     def as_json(self) -> dict[str, Any]:
-        return {self.kind: str(self.path)}
+        return {"page": str(self.path)}
 
 
 @command
@@ -40,17 +37,17 @@ def report(
         Doc("HTML page to write. Default: beside the first report, with the ending .html."),
         OUTPUT,
     ] = None,
-) -> DrawnFile:
+    overwrite: Overwrite = False,
+) -> Page:
     """Write a self-contained HTML page of reports: headline numbers, tables, plots, and how they were measured."""
     from ropecli.reporting.figures.style import refuse_unknown_ending
-    from ropecli.reporting.outputs import refuse_unusable
     from ropecli.reporting.page import render_page
     from ropecli.reporting.report_files import read_reports
 
     page = as_path(reports[0]).with_suffix(".html") if output is None else as_path(output)
     refuse_unknown_ending(page, ".html", ".htm")
-    refuse_unusable(drawn=page)
+    refuse_unwritable(page, overwrite=overwrite)
     text = render_page(read_reports([as_path(path) for path in reports]))
     with new_file(page) as partial:
         partial.write_text(text, encoding="utf-8")
-    return DrawnFile("page", page)
+    return Page(page)

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
+from ropecli.atomic import refuse_unwritable
+from ropecli.commands.options import Overwrite, optional_path
 from ropecli.evaluation import request
 from ropecli.messages import warn
 from ropecli.signature import Flag, Only, command
@@ -17,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Theory:
-    """study: the compared ropes. report: their quantities."""
+    """study: the compared ropes. report: their quantities. plot: the drawn file."""
 
     study: "Study"
     report: dict[str, Any]
+    plot: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
         return self.report
@@ -39,6 +43,13 @@ def theory(
     ] = None,
     factor: Annotated[request.ScalingFactor, Only("methods")] = None,
     revision: request.Revision = None,
+    plot: Annotated[
+        str | Path | None,
+        Flag("--plot", metavar="FILE"),
+        Doc("Draw the frequencies of each method: .png, .svg or .pdf."),
+        request.OUTPUT,
+    ] = None,
+    overwrite: Annotated[Overwrite, Only("plot")] = False,
     **shared: Unpack[request.ParameterOptions],
 ) -> Theory:
     """Show the quantities with which papers explain a scaling.
@@ -50,6 +61,12 @@ def theory(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
 
+    picture = optional_path(plot)
+    if picture:
+        from ropecli.reporting.figures.style import refuse_unknown_ending
+
+        refuse_unknown_ending(picture)
+        refuse_unwritable(picture, overwrite=overwrite)
     opened = open_checkpoint(checkpoint, revision=revision)
     specs: list[ScalingSpec | None] = [None]
     if methods is not None:
@@ -58,4 +75,9 @@ def theory(
     study = make_study(opened, specs, shared["original_length"])
     for finding in study.findings:
         warn(finding.message)
-    return Theory(study, study_report(study))
+    if picture:
+        from ropecli.reporting.figures.plots import draw_frequencies
+        from ropecli.reporting.figures.style import save
+
+        save(draw_frequencies(study), picture)
+    return Theory(study, study_report(study), picture)

@@ -13,7 +13,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.layers import acts_nowhere
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
 from ropecli.engines.engine_table import Case, EngineInput, read_input
-from ropecli.errors import Finding, MethodError, OutputError, PatchError
+from ropecli.errors import Finding, MethodError, PatchError
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     """Build the launch command of engine `name` for this checkpoint, and write its config file to `output`.
 
     Raises MethodError for an `output` without a config file, PatchError where the engine does not
-    support the checkpoint's positions, OutputError where `output` exists or cannot be written.
+    support the checkpoint's positions, OSError where `output` cannot be written.
     """
     name = _ENGINE_NAMES.get(name.lower(), name.lower())
     engine = ENGINES[name]
@@ -76,8 +76,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     overrides, file_name = engine.overrides(p), str(output or engine.file_name)
     file_text = engine.file_text(overrides)
     if output:
-        if output.exists():
-            raise OutputError(f"{output} exists. Delete it, or choose another --output.")
         with new_file(output) as partial:
             partial.write_text(file_text, encoding="utf-8")
     return Export(

@@ -1,15 +1,13 @@
 """One bar for a command that reads: the share done and the time left of all its jobs.
 
 The cost of a token grows with the length of its pass, since attention looks back over all tokens before. So the time
-left is estimated by length: from the speed measured at this length, else at others.
+left is estimated by length.
 """
 
 import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-
-import numpy as np
 
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.messages import duration, progress_bar, say
@@ -22,7 +20,7 @@ _SECONDS_BEFORE_ESTIMATE = 30
 
 
 class Speed:
-    """Seconds per token, by the length of the pass."""
+    """Seconds per token, which grow linearly with the length of the pass."""
 
     def __init__(self) -> None:
         self._tokens, self._seconds = Counter[int](), Counter[int]()
@@ -32,17 +30,18 @@ class Speed:
         self._seconds[length] += seconds  # type: ignore[assignment]
 
     def seconds_per_token(self, length: int) -> float:
-        """0 before anything was measured."""
+        """On the line through the shortest and the longest length, not below what was measured.
+
+        0 before anything was measured.
+        """
         rates = {key: self._seconds[key] / tokens for key, tokens in self._tokens.items() if tokens}
-        if length in rates or not rates:
-            return rates.get(length, 0.0)
-        if len(rates) == 1:
-            ((known, rate),) = rates.items()
-            return rate * (_EQUAL_COST + length) / (_EQUAL_COST + known)
-        weights = [self._tokens[key] ** 0.5 for key in rates]
-        slope, base = np.polyfit(list(rates), list(rates.values()), 1, w=weights)
-        nearest = min(rates, key=lambda key: abs(key - length))
-        return float(base + slope * length) if slope > 0 and base + slope * length > 0 else rates[nearest]
+        if not rates:
+            return 0.0
+        short, long = min(rates), max(rates)
+        if short == long:
+            return rates[long] * (_EQUAL_COST + length) / (_EQUAL_COST + long)
+        slope = (rates[long] - rates[short]) / (long - short)
+        return max(rates[short] + slope * (length - short), min(rates.values()))
 
 
 class Progress:

@@ -213,7 +213,7 @@ class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=Fal
         OUTPUT,
     ]
     resume: Annotated[bool, Default(False), Doc("Resume an interrupted run of the same --output."), OUTPUT]
-    overwrite: Annotated[bool, Default(False), Doc("Replace the report and plot of a finished run."), OUTPUT]
+    overwrite: Annotated[bool, Default(False), Doc("Replace an existing report and plot."), OUTPUT]
 
 
 _MODES = OneOf(("rank", "generate"))

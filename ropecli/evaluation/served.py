@@ -12,20 +12,15 @@ After a single token no scaling matters, since a single key gets all attention. 
 checkpoint is its rounding, or other weights.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 
-from ropecli.atomic import new_file
-from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
@@ -83,9 +78,8 @@ class Single:
 
 @dataclass(frozen=True)
 class Reference:
-    """The checkpoint's side. checkpoint: its digest. ids: the tokens. pretraining_length: tokens."""
+    """The checkpoint's side. ids: the tokens. pretraining_length: tokens."""
 
-    checkpoint: str
     ids: list[int]
     pretraining_length: int
     singles: list[Single]
@@ -185,7 +179,7 @@ def read_tokens(texts: Iterable[tuple[str, str]], tokenizer: Any, count: int) ->
 
 
 def make_reference(
-    checkpoint: Checkpoint, subjects: Mapping[str, Subject], factory: LiveReaderFactory, tokenizer: Any, ids: list[int]
+    subjects: Mapping[str, Subject], factory: LiveReaderFactory, tokenizer: Any, ids: list[int]
 ) -> Reference:
     """Read the tokens with every scaling. Raises CheckpointError, PatchError."""
     pretraining, longest = subjects[CHECKPOINT].positions.pretraining_length, len(ids)
@@ -207,7 +201,7 @@ def make_reference(
                     progress.begin(longest, longest)
                     readings.append(_read_scaling(reader, tokens, lengths, scored_lengths, role, label))
                 singles = singles or _read_singles(reader, tokens)
-    return Reference(checkpoint.digest(), ids, pretraining, singles, readings)
+    return Reference(ids, pretraining, singles, readings)
 
 
 @torch.inference_mode()
@@ -250,22 +244,6 @@ def _most_probable(values: torch.Tensor) -> dict[int, float]:
     return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
-def save_reference(reference: Reference, path: Path) -> None:
-    """Raises OSError."""
-    with new_file(path) as partial:
-        partial.write_text(json.dumps(asdict(reference)), encoding="utf-8")
-
-
-def load_reference(path: Path, checkpoint: Checkpoint) -> Reference:
-    """Raises DataError for a file that does not belong to the checkpoint, or is not a reference."""
-    reference: Reference = read_file(path, TypeAdapter(Reference).validate_json)
-    if reference.checkpoint != checkpoint.digest():
-        raise DataError(
-            f"{path} was made for another checkpoint than {checkpoint.name}. Delete it, or choose another --reference."
-        )
-    return reference
-
-
 @dataclass(frozen=True)
 class Answers:
     """The server's side.
@@ -292,11 +270,6 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, gives_losse
     """
     answers = Answers(gives_losses, {}, {}, [])
     lengths = reference.scored_lengths if answers.gives_losses else reference.lengths
-    most = endpoint.model.max_length
-    if most is not None and (lengths := [length for length in lengths if length < most]) == []:
-        raise EndpointError(
-            f"{endpoint.url} accepts {most} tokens, fewer than a prompt. Use --length {most - 1} without --reference."
-        )
     ids_by_text = cache(lambda: _ids_by_text(tokenizer))
     with progress_bar("asking the server", len(lengths) + len(reference.singles)) as step:
         for length in lengths:

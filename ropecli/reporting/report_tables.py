@@ -41,8 +41,8 @@ _COLUMNS: dict[str, _Columns] = {
         "bits/byte": _of_cell(lambda cell: "unknown" if cell.bits_per_byte is None else f"{cell.bits_per_byte:.4f}"),
         "tokens": _of_cell(lambda cell: f"{cell.tokens}"),
         "documents": _of_cell(lambda cell: f"{cell.samples}"),
-        "time": _of_cell(lambda cell: duration(cell.seconds)),
-        "tokens/s": _of_cell(lambda cell: f"{cell.tokens_per_second:.0f}"),
+        "time": _of_cell(lambda cell: duration(cell.seconds) if cell.seconds else "unknown"),
+        "tokens/s": _of_cell(lambda cell: f"{cell.tokens_per_second:.0f}" if cell.seconds else "unknown"),
         "peak memory": _of_cell(lambda cell: size(cell.peak_memory)),
     },
     "recall": {

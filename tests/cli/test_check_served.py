@@ -37,18 +37,12 @@ def logits_of(llama):
     return make
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    return tmp_path_factory.mktemp("reference") / "reference.json"
-
-
 @pytest.fixture
-def check(ropecli, yarn, corpus, reference):
+def check(ropecli, yarn, corpus):
     """check(server, option, ...) -> the outcome of check-served for the tiny Llama with yarn ×4."""
 
     def call(server, *options):
-        fixed = ["--checkpoint", yarn, "--data", corpus, "--reference", reference]
-        return ropecli("check-served", server.url, *fixed, *options)
+        return ropecli("check-served", server.url, "--checkpoint", yarn, "--data", corpus, *options)
 
     return call
 
@@ -105,21 +99,9 @@ def test_verdict_is_unclear_for_other_weights(check, logits_of, tokenizer, like)
     assert "has other weights, reads other tokens, or rounds too much" in outcome.printed
 
 
-def test_saved_reference_replaces_the_model(check, logits_of, reference, monkeypatch, ropecli, llama, yarn, corpus):
-    with CompletionsServer(logits_of("yarn", 4.0), like="vllm", most=256).running() as server:
-        first = check(server)
-        monkeypatch.setattr("ropecli.evaluation.subject.load", None)
-        assert check(server).out.splitlines()[1:] == first.out.splitlines()[1:]
-        patched = str(reference)
-        outcome = ropecli("check-served", server.url, "--checkpoint", llama, "--data", corpus, "--reference", patched)
-        assert outcome.code == 2
-        assert "was made for another checkpoint" in outcome.err
-
-
-def test_prompt_leaves_room_for_an_answer_at_the_context_length(ropecli, patched, llama, logits_of, corpus, tmp_path):
-    """Also with a reference file."""
+def test_prompt_leaves_room_for_an_answer_at_the_context_length(ropecli, patched, llama, logits_of, corpus):
     twice = patched(llama, "yarn", factor=2)
-    arguments = ["--checkpoint", twice, "--data", corpus, "--reference", tmp_path / "reference.json", "--json"]
+    arguments = ["--checkpoint", twice, "--data", corpus, "--json"]
     with CompletionsServer(logits_of("yarn", 2.0), like="vllm", most=128).running() as server:
         outcome = ropecli("check-served", server.url, *arguments)
     assert outcome.code == 0, outcome
@@ -157,9 +139,7 @@ def test_prompts_stop_where_the_server_does(check, logits_of):
         ("slow", "did not answer within 0.5 seconds", False),
     ],
 )
-def test_failing_server_gets_one_message_without_the_key(
-    check, logits_of, fault, message, from_start, monkeypatch, reference
-):
+def test_failing_server_gets_one_message_without_the_key(check, logits_of, fault, message, from_start, monkeypatch):
     monkeypatch.setenv("ROPECLI_TEST_KEY", KEY)
     monkeypatch.setattr("ropecli.evaluation.endpoint._PAUSE", 0.01)
     with CompletionsServer(logits_of(), like="vllm", most=256, key=KEY).running() as server:
@@ -173,7 +153,7 @@ def test_failing_server_gets_one_message_without_the_key(
     assert outcome.err.count("error:") == 1
     assert message in outcome.err
     assert f"Bearer {KEY}" in server.keys
-    assert KEY not in outcome.out + outcome.err + (reference.read_text() if reference.exists() else "")
+    assert KEY not in outcome.out + outcome.err
 
 
 @pytest.mark.parametrize(

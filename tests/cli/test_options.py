@@ -26,7 +26,6 @@ REQUIRED = {
     "passkey": "demo --method yarn --factor 4",
     "patch": "demo --method yarn --factor 4 --dry-run",
     "plan": "demo",
-    "plot": "demo --kind frequencies --methods yarn --factor 4",
     "ruler": "demo --method yarn --factor 4",
     "theory": "demo --methods yarn --factor 4",
     "tune": "demo --data demo-train --factor 4 --output out",
@@ -103,9 +102,9 @@ def test_an_option_without_effect_is_refused(name, parameter, note):
     kinds = types_of(parameter.annotation)
     value = {bool: True, int: 7, float: 7.5, str: "x"}[next(kind for kind in (bool, int, float, str) if kind in kinds)]
     value = {"x": 1} if Mapping in map(typing.get_origin, kinds) else value
-    others = {"protocol": "prefix", "kind": "scores", "mode": "rank" if note.values == ("generate",) else "generate"}
+    others = {"protocol": "prefix", "mode": "rank" if note.values == ("generate",) else "generate"}
     others |= {"level": next((level for level in ("grid", "search") if level not in note.values), None)}
-    others |= dict.fromkeys(("methods", "endpoint", "engine", "device_map", "data"))
+    others |= dict.fromkeys(("methods", "endpoint", "engine", "device_map", "data", "plot", "output"))
     with pytest.raises(MethodError, match=r"^--[a-z-]+ (applies only to|has no effect without) --"):
         call(name, **{parameter.name: value, note.other: others[note.other]})
 

@@ -225,7 +225,7 @@ def test_a_killed_run_is_replaced_and_a_running_one_is_not(ropecli, refused, sou
 
 def test_outputs_have_the_modes_of_other_new_files(ropecli, source, tmp_path):
     ropecli("patch", source, *LINEAR, "--no-verify", "-o", tmp_path / "out").succeeds()
-    ropecli("plot", "demo", "--kind", "frequencies", "-o", tmp_path / "plot.svg").succeeds()
+    ropecli("theory", "demo", "--methods", "yarn", "--factor", 4, "--plot", tmp_path / "plot.svg").succeeds()
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "folder").stat().st_mode

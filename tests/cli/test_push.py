@@ -109,7 +109,7 @@ def test_a_dry_run_sends_no_request_and_skips_what_is_no_checkpoint(writable, ro
     assert "The base model's Hub id is unknown" in outcome.err
     assert "The license is unknown" in outcome.err
     assert f"Not uploaded: {', '.join(sorted(PRIVATE))}. Upload one of them with: hf upload OWNER/NAME" in outcome.err
-    named = ropecli("push", local, "--repo", NEW, "--dry-run", "--base-model", "owner/other")
+    named = ropecli("push", local, "--repo", NEW, "--dry-run", "--overwrite", "--base-model", "owner/other")
     assert ModelCard.load(printed["card"]).data.base_model == "owner/other"
     assert "model.safetensors" in named.out
 

@@ -130,7 +130,6 @@ RESUME = TRAIN + "--data data.txt --length 16 --steps 1 --resume"
 CHAT = TRAIN + "--data chat.jsonl --length 16 --steps 1"
 TUNE = "tune source --data data.txt --factor 2 --output run "
 PLAN = "plan source --length 64 "
-PLOT = "plot source --kind frequencies "
 PUSH = "push patched --repo me/tiny --dry-run "
 LONG = "v" * 5000
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
@@ -306,14 +305,10 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (TUNE + "--data demo", "'demo' is the held-out text"),
     (TUNE + "--factor 400", "25600 tokens"),
     (TUNE + "--max-documents 3", "at least 4"),
-    # plot, report
-    ("plot missing.json", "No such file or directory: 'missing.json'"),
-    (f"plot {LONG}", "File name too long"),
-    ("plot missing.json --kind lenghts", "Did you mean 'lengths'"),
-    ("plot missing.json --methods yarn", "--methods has no effect without --kind frequencies"),
-    ("plot source", "is not a report"),
-    (PLOT + "--set beta_fast=8", "--set has no effect without --methods"),
-    ("plot source source --kind frequencies", "draws one checkpoint; 2 were given"),
+    # theory, report
+    ("theory source --set beta_fast=8", "--set has no effect without --methods"),
+    ("report missing.json", "No such file or directory: 'missing.json'"),
+    (f"report {LONG}", "File name too long"),
     ("report source/config.json --output page.pdf", "page.pdf does not end in .html or .htm"),
     ("report source/config.json --output page.html", "has no reports"),
     ("report source/config.json --output source/config.json/page.html", "could not be written"),
@@ -330,7 +325,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PUSH, "README.md cannot become the model card: its metadata are a list",
      patched(write("patched/README.md", "---\n- a list\n---\n"))),
     (PUSH, "'utf-8' codec can't decode", patched(write("patched/README.md", b"# Caf\xe9"))),
-    (PUSH, "patched.README.md exists and is not a model card of ropecli", patched(write("patched.README.md", "notes"))),
+    (PUSH, "patched.README.md exists. Choose another name", patched(write("patched.README.md", "notes"))),
 ]  # fmt: skip
 
 

@@ -246,6 +246,15 @@ def test_the_time_left_is_that_of_all_jobs_by_the_cost_of_each_length(monkeypatc
     assert 0.1 * whole < lefts[3]
 
 
+def test_the_time_of_a_long_pass_follows_from_shorter_ones():
+    """Seconds of a 135M model on a CPU."""
+    speed = progress.Speed()
+    for length, seconds in ((1024, 3.34), (2048, 7.4), (4096, 18.2)):
+        speed.add(length, length, seconds)
+    for length, seconds in ((8192, 50.6), (16384, 159)):
+        assert length * speed.seconds_per_token(length) == pytest.approx(seconds, rel=0.1)
+
+
 def test_what_takes_more_than_an_hour_is_said_once(run, monkeypatch, output, caplog):
     seconds = count(step=4000)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))

@@ -13,7 +13,6 @@ from completions_server import CompletionsServer
 
 from ropecli.errors import EndpointError
 from ropecli.evaluation.endpoint import Endpoint
-from ropecli.evaluation.readers import endpoint
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +63,6 @@ def test_a_server_gives_the_numbers_of_transformers(arguments, measure, served):
     for cell, other in zip(report["cells"], own["cells"], strict=True):
         assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
         assert cell["weights"] == other["weights"]
-
-
-def test_requests_in_flight_share_the_time(monkeypatch):
-    seconds = iter([0.0, 10.0, 14.0, 20.0])
-    monkeypatch.setattr(endpoint.time, "perf_counter", lambda: next(seconds))
-    reader = endpoint.EndpointReader(None, None, in_flight=2)
-    first, second = reader.measured(), reader.measured()
-    costs = [first.__enter__(), second.__enter__()]
-    first.__exit__(None, None, None)
-    second.__exit__(None, None, None)
-    assert [cost.seconds for cost in costs] == [12.0, 8.0]
 
 
 def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):

@@ -296,8 +296,7 @@ def test_the_demo_is_damaged_beyond_its_length_and_the_patch_reads_on(recall, ro
     assert [(row["length"], row["value"]) for row in base["rows"]] == [(256, 1)]
     assert patched["reads_to"] == 512
     assert 0.3 < far["low"] < far["value"] < near["high"]
-    for command, output in (("report", "page.html"), ("plot", "plot.png")):
-        ropecli(command, path, "--output", tmp_path / output).succeeds()
+    ropecli("report", path, "--output", tmp_path / "page.html").succeeds()
     assert "Recall 1: as good as a near copy at 256 tokens in demo, none." in (tmp_path / "page.html").read_text()
 
 

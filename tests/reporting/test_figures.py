@@ -9,7 +9,7 @@ import pytest
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.plots import REPORT_KINDS, choose_kind, draw_frequencies
+from ropecli.reporting.figures.plots import draw_frequencies, draw_lengths, draw_reports
 from ropecli.reporting.lines import sets_of
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
@@ -39,12 +39,12 @@ def reports(report):
     ]
 
 
-def drawn(kind, *reports):
-    return REPORT_KINDS[kind](reports)
+def drawn(*reports):
+    return draw_reports(reports)
 
 
 def test_every_report_is_a_line_of_its_numbers_and_has_its_name_at_the_end(reports):
-    values, _ = drawn("lengths", *reports).axes
+    values, _ = drawn(*reports).axes
     for report, line in zip(reports, lines(values).values(), strict=True):
         np.testing.assert_array_equal(line.get_xdata(), report.lengths)
         np.testing.assert_array_equal(line.get_ydata(), [cell.ppl for cell in report.cells])
@@ -54,7 +54,7 @@ def test_every_report_is_a_line_of_its_numbers_and_has_its_name_at_the_end(repor
 
 
 def test_intervals_are_drawn_around_changes_and_not_around_values(reports):
-    values, changes = drawn("lengths", *reports).axes
+    values, changes = drawn(*reports).axes
     assert not [line for line in values.lines if line.get_marker() == "_"]
     paired = [report.change_from(reports[0], cell.length) for report in reports[1:] for cell in report.cells]
     bars = [list(line.get_ydata()) for line in changes.lines if line.get_marker() == "_"]
@@ -63,7 +63,7 @@ def test_intervals_are_drawn_around_changes_and_not_around_values(reports):
     np.testing.assert_allclose(points, [1 + change.change for change in paired])
     assert list(lines(changes)["base"].get_ydata()) == [1, 1]
     assert "0" in [text.get_text() for text in changes.get_yticklabels()]
-    assert len(drawn("lengths", reports[0], replace(reports[1], fingerprint="2" * 64)).subfigs) == 2
+    assert len(drawn(reports[0], replace(reports[1], fingerprint="2" * 64)).subfigs) == 2
 
 
 def test_a_method_has_its_look_in_every_figure_and_black_is_the_base(report, reports):
@@ -97,20 +97,20 @@ def test_lines_are_visible_on_light_and_dark_paper(paper):
 
 def test_a_heat_map_holds_the_numbers(retrieval):
     hits = {(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1}  # and none at 512, 0.5
-    ruler = retrieval({(256, "cwe"): 3, (256, "vt"): 2}, task="ruler")
     nothing = retrieval({(256, 0.0): 0}, method="yarn", factor=4.0)
-    figure = drawn("scores", retrieval(hits), nothing, ruler)
+    figure = drawn(retrieval(hits), nothing)
     cells = figure.axes[0].collections[0].get_array()
     empty = [-1, -1]
-    expected = [empty, [100, 25], [75, -1], [87.5, 25], empty, [0, -1], [0, -1], empty, [75, -1], [50, -1], [62.5, -1]]
+    expected = [empty, [100, 25], [75, -1], [87.5, 25], empty, [0, -1], [0, -1]]
     np.testing.assert_array_equal(cells.filled(-1), expected)
     shown = [text.get_text() for text in figure.axes[0].texts]
-    assert shown[:3] == ["base, passkey", "folder (yarn ×4), passkey", "base, RULER"]
-    assert shown[3:] == ["100", "25", "75", "88", "25", "0", "0", "75", "50", "62"]
-    rows = ["", "0", "0.5", "mean", "", "0", "mean", "", "cwe", "vt", "mean"]
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == rows
-    assert "base, RULER: Effective length: at least 256 tokens" in note(figure)
+    assert shown == ["base", "folder (yarn ×4)", "100", "25", "75", "88", "25", "0", "0"]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["", "0", "0.5", "mean", "", "0", "mean"]
+    assert figure.axes[0].get_ylabel() == "depth of the key (0: start, 1: end)"
     assert "guessing, 10%" in note(figure)
+    ruler = drawn(retrieval({(256, "cwe"): 3, (256, "vt"): 2}, task="ruler"))
+    assert [text.get_text() for text in ruler.axes[0].get_yticklabels()] == ["", "cwe", "vt", "mean"]
+    assert "Effective length: at least 256 tokens" in note(ruler)
 
 
 def study_of(*methods, still_pairs=0):
@@ -141,7 +141,7 @@ def test_strange_numbers_are_drawn(report, retrieval):
     wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
     hits = {"ntk": 0, "yarn": 39}
     scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits[name]}, trials=40, method=name) for name in hits]
-    for figure in (drawn("lengths", *wide), drawn("lengths", *scores)):
+    for figure in (drawn(*wide), draw_lengths(scores)):
         figure.draw_without_rendering()
 
 
@@ -153,15 +153,7 @@ def texts(path):
 def test_names_are_neither_formulas_nor_markup(report, retrieval, tmp_path, name):
     first = report(18.0, 25.0, 47.0, checkpoint=name)
     other = replace(first, checkpoint="other", digest="2" * 64)
-    figures = [drawn("lengths", first, other)]
-    for figure in [*figures, drawn("scores", retrieval({(256, 0.0): 4}, checkpoint=name))]:
+    figures = [drawn(first, other)]
+    for figure in [*figures, drawn(retrieval({(256, 0.0): 4}, checkpoint=name))]:
         style.save(figure, tmp_path / "plot.svg")
         assert any(name in text for text in texts(tmp_path / "plot.svg"))
-
-
-def test_the_default_kind_follows_from_the_reports(report, retrieval, tuning):
-    ppl = report(18.0, 25.0, 47.0)
-    assert choose_kind([ppl]) is REPORT_KINDS["lengths"]
-    assert choose_kind([retrieval({(256, 0.0): 4})]) is REPORT_KINDS["scores"]
-    with pytest.raises(DataError, match="cannot show the tune report"):
-        choose_kind([ppl, tuning("grid")])

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class Cost:
-    """seconds: wall time. peak_memory: bytes; 0 if unknown."""
+    """seconds: wall time. peak_memory: bytes. 0: unknown."""
 
     seconds: float = 0.0
     peak_memory: int = 0

@@ -17,7 +17,6 @@ from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import Line, base_of, lengths_of, sets_of, title_of
-from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import score_rows
 from ropecli.reporting.wording import ruler_sentences, task_name
 from ropecli.table import clean
@@ -132,20 +131,20 @@ def _pretraining_lengths(lines: Sequence[Line]) -> list[int]:
 
 
 def draw_scores(reports: Sequence[Report]) -> "Figure":
-    """Heat maps: scores in percent by depth or task, and their mean; one below the other, with cells of one size."""
+    """Heat maps of scores in percent, by depth or task, and their mean: one below the other, with cells of one size."""
     lines = [line for lines in sets_of(reports) for line in lines]
-    lengths, tasks = lengths_of(lines), list(dict.fromkeys(task_name(line.report) for line in lines))
+    lengths, task = lengths_of(lines), task_name(lines[0].report)
     names: list[str] = []
     rows: list[list[float | None]] = []
     titles: dict[int, str] = {}
     notes = []
     for line in lines:
-        title = titles[len(rows)] = line.name + f", {task_name(line.report)}" * (len(tasks) > 1)
+        titles[len(rows)] = line.name
         of_rows, scores = score_rows(line.report, lengths)
         means = [line.report.mean(length)[0] if length in line.report.lengths else None for length in lengths]
         rows += [[None] * len(lengths), *scores, means]
         names += ["", *of_rows, "mean"]
-        notes += [f"{title}: {ruler_sentences(line.report)[0]}"] if line.report.task == "ruler" else []
+        notes += [f"{line.name}: {ruler_sentences(line.report)[0]}"] if line.report.task == "ruler" else []
     percent = 100 * np.array(rows, dtype=float)  # None becomes NaN
     across = 0.62 * len(lengths)
     outside = 0.07 * max(*map(len, names), *(len(title) - 14 * across for title in titles.values()))
@@ -167,8 +166,7 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
         if len(originals) == 1 and 0 < inside < len(lengths):
             axes.axvline(inside, color=style.INK, linewidth=1.4, linestyle=(0, (4, 3)))
             notes.append(f"dashed: the pretraining length ({originals[0]} tokens)")
-        what = f"{' and '.join(tasks)} by length"
-        style.title(figure, title_of(lines, f": {what}") if len(tasks) == 1 else what, notes)
+        style.title(figure, title_of(lines, f": {task} by length"), notes)
     return figure
 
 
@@ -188,21 +186,9 @@ def _label_cells(axes: "Axes", percent: Any, names: Sequence[str], titles: dict[
             axes.text(column + 0.5, row + 0.5, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
 
 
-Draw = Callable[[Sequence[Any]], "Figure"]
-REPORT_KINDS: dict[str, Draw] = {"lengths": draw_lengths, "scores": draw_scores}
-"""Kinds that draw reports: lengths, all but those of tuning; scores, only scores."""
-
-
-def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> Draw:
-    """What draws the given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
-    name = name or ("scores" if reports[0].kind == "scores" else "lengths")
-    for report in reports:
-        if report.kind == "tune" or (name == "scores" and report.kind != "scores"):
-            raise DataError(
-                f"A plot of kind {name} cannot show the {report.kind} report of {report.checkpoint!r}. Write a page of "
-                "all reports with `ropecli report`."
-            )
-    return REPORT_KINDS[name]
+def draw_reports(reports: Sequence[Report]) -> "Figure":
+    """Heat maps of scores, or lines by length of all else. reports: of one task."""
+    return (draw_scores if reports[0].kind == "scores" else draw_lengths)(reports)
 
 
 def draw_frequencies(study: Study) -> "Figure":

@@ -60,7 +60,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Creator": GENERATOR, "Date": None},
     "pdf": {"Creator": GENERATOR, "CreationDate": None},
 }
-"""The program, by which a later run knows its own file, and no date: the same figure gives the same file."""
+"""The program, and no date: the same figure gives the same file."""
 
 
 def refuse_unknown_ending(path: Path | None, *endings: str) -> None:
