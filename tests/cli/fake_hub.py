@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def read(self, path: str, sent: bytes, headers: dict[str, str]) -> Any:
         if path.startswith("api/"):
-            if not path.startswith("api/models/"):  # the client's own questions
+            if not path.startswith(("api/models/", "api/datasets/")):  # the client's own questions
                 raise RefusalError(404, message="Not found.")
             parts = path.split("/")[2:6]
             owner, name, kind, revision = (*parts, *("revision", "main")[len(parts) - 2 :])
