@@ -73,7 +73,7 @@ class Extended:
         }
 
     def _copies(self) -> dict[str, Any] | None:
-        """What the long texts repeat from far, and the gain on it of the chosen or best candidate; None if unknown."""
+        """The classes of Copies that the chosen or best candidate read in the long texts; None if there are none."""
         from ropecli.evaluation.report import copies_of
 
         reports = [report for report in (self.choice.reports if self.choice else ()) if report.task == "tail"]

@@ -11,9 +11,9 @@ import numpy as np
 CONTEXT = 4
 """Tokens that must stand earlier."""
 CLASSES = {"ordinary": (0,), "near": (1, 2), "far": (3, 4), "near, false": (2,), "far, false": (4,)}
-"""The numbers of each class. false: another token followed."""
+"""The codes of each class. false: another token followed."""
 COUNT = 5
-"""How many numbers there are."""
+"""Number of codes."""
 
 
 def runs_of(ids: np.ndarray, tokens: int) -> np.ndarray:
@@ -23,7 +23,7 @@ def runs_of(ids: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def classes_of(ids: np.ndarray, starts: np.ndarray, reference: int, context: int = CONTEXT) -> np.ndarray:
-    """The number of each token in CLASSES; shape (tokens,), int8.
+    """The code of each token, see CLASSES; shape (tokens,), int8.
 
     ids: of a document, shape (tokens,). starts: the first position that the reader has before each token, shape
     (tokens,). reference: tokens that the reference reads.
@@ -40,5 +40,5 @@ def classes_of(ids: np.ndarray, starts: np.ndarray, reference: int, context: int
     repeats = (last >= 0) & (last >= starts[tokens])
     far = repeats & (tokens - last >= reference)
     false = repeats & (ids[np.maximum(last, 0) + context] != ids[tokens])
-    classes[tokens] = repeats * 1 + far * 2 + false * 1
+    classes[tokens] = repeats.astype(np.int8) + 2 * far + false
     return classes

@@ -173,8 +173,8 @@ def copies_of(report: "Report", base: "Report") -> list[Copies]:
     if not known or reference != base.settings.get("reference_length") or not report.is_comparable(base):
         return []
     cell, of_base = report.cells_at(length)[0], base.cells_at(reference)[0]
-    sides = ([(part.task, part.weights) for part in each.by_class] for each in (cell, of_base))
-    if next(sides) != next(sides):  # a joined report has the classes of its own longest length
+    classes, of_base_classes = ([(part.task, part.weights) for part in each.by_class] for each in (cell, of_base))
+    if classes != of_base_classes:  # a joined report has the classes of its own longest length
         return []
     return [
         Copies(

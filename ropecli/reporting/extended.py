@@ -23,7 +23,7 @@ def candidates_table(record: Mapping[str, Any]) -> Table:
 
 
 def verdict(record: Mapping[str, Any]) -> list[str]:
-    """What was chosen with its cost, why, and what the text gains; or why nothing was chosen."""
+    """The choice with its cost, the reason, and the gain on far copies; or why nothing was chosen."""
     length, limit, rows = record["length"], record["max_short_cost"], record["measured"]
     within = "" if limit is None else f" at a cost of {limit:g}% or less"
     chosen = _chosen(record)

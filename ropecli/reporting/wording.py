@@ -87,7 +87,7 @@ def reference_sentence(report: "Report") -> str:
 
 
 def copies_sentences(copies: Sequence["Copies"], reference: int) -> list[str]:
-    """What the text needs from far, and what reading it gains. reference: tokens that the base reads."""
+    """The share of tokens with a far copy, and the gain on them. reference: tokens that the base reads."""
     by_name = {each.name: each for each in copies}
     ordinary, far = by_name.get("ordinary"), by_name.get("far")
     if far is None or far.share < _HARDLY:

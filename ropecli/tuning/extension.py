@@ -298,21 +298,14 @@ class Extension:
 
     def _text_of(self, count: int) -> Perplexity | None:
         """On as many long documents as recall has, but no more than an interval needs."""
-        if self._text is None or not count:
-            return None
-        kept = self._text.documents.kept[: min(count, ENOUGH)]
-        documents = replace(self._text.documents, kept=kept)
-        length = self._text.lengths[0]
-        return Perplexity(documents, self._text.lengths, "tail", self._text.source, length)
+        return _on_first(self._text, min(count, ENOUGH)) if self._text and count else None
 
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
 
     def _cost_of(self, count: int) -> Perplexity:
         """On a round's documents, but on enough for an interval that decides."""
-        documents = self._cost.documents
-        kept = documents.kept[: max(count, ENOUGH) if count else 0]
-        return Perplexity(replace(documents, kept=kept), self._cost.lengths, "prefix", self._cost.source)
+        return _on_first(self._cost, max(count, ENOUGH) if count else 0)
 
     def choose(self, store: Store) -> Choice:
         """Measure and choose.
@@ -404,6 +397,12 @@ class Extension:
         label = "base" if subject is self.base else label_of(subject)
         kind = "recall" if isinstance(task, Recall) else "text" if task.name == "tail" else "cost"
         return f"{label}, {kind}"
+
+
+def _on_first(task: Perplexity, count: int) -> Perplexity:
+    """The same task on the first documents."""
+    documents = replace(task.documents, kept=task.documents.kept[:count])
+    return Perplexity(documents, task.lengths, task.name, task.source, task.reference_length)
 
 
 def make_extension(

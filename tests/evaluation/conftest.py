@@ -23,10 +23,7 @@ def documents(corpus, tokenizer):
 
 @pytest.fixture(scope="session")
 def uneven(corpus, tokenizer):
-    """uneven(tokens, ..., prefix=(0,)) -> documents of so many tokens.
-
-    prefix: their first tokens, like <s>.
-    """
+    """Make documents: uneven(tokens, ..., prefix=(0,)). prefix: the first tokens of each, like <s>."""
     from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
     from ropecli.data.sources import Source
 

@@ -33,7 +33,7 @@ class Tally:
     """Sums over the scored tokens of one document at one length. Holds only numbers, so that it can be saved as JSON.
 
     nll: nats. bytes: bytes of the scored text; None if unknown. read: tokens the model read. seconds: wall time.
-    peak_memory: bytes. class_nll, class_tokens: losses and tokens by the numbers of CLASSES; empty if there are none.
+    peak_memory: bytes. class_nll, class_tokens: losses and tokens by the codes of CLASSES; empty if there are none.
     """
 
     nll: float = 0.0

@@ -141,8 +141,16 @@ class Recall(Task):
         return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
-        firsts = [first for first in self._passes if first // _PASSAGES < self.count]
-        return [(length, arm, first) for length in self.lengths for arm in self._arms_at(length) for first in firsts]
+        firsts = self._firsts()
+        return [(*read, first) for read in self._lengths_and_arms() for first in firsts]
+
+    def _firsts(self) -> list[int]:
+        """The first passage of each pass."""
+        return [first for first in self._passes if first // _PASSAGES < self.count]
+
+    def _pass_of(self) -> dict[int, int]:
+        """The first passage of the pass of each passage."""
+        return {number: first for first, numbers in self._passes.items() for number in numbers}
 
     def _numbers(self) -> list[int]:
         """The numbers of the passages."""
@@ -174,8 +182,9 @@ class Recall(Task):
         runs = [np.unique(runs_of(self._passage(number), _RUN)) for number in numbers]
         return len(np.unique(np.concatenate(runs))) >= 7 / 8 * sum(map(len, runs))
 
-    def _arms_at(self, length: int) -> list[str]:
-        return [arm for arm in self.arms if arm != "near" or length == self.near]
+    def _lengths_and_arms(self) -> list[tuple[int, str]]:
+        """Each length with each of its arms."""
+        return [(length, arm) for length in self.lengths for arm in self.arms if arm != "near" or length == self.near]
 
     def tokens(self, sample: SampleId) -> int:
         return int(sample[0])
@@ -286,9 +295,9 @@ class Recall(Task):
         documents, cells = self._by_document(), []
         names = [self.documents.names[document] for document in documents]
         weights = np.array([float(len(numbers) * _SCORED) for numbers in documents.values()])
-        pass_of = {number: first for first, numbers in self._passes.items() for number in numbers}
+        pass_of, firsts = self._pass_of(), self._firsts()
         passes = [pass_of[numbers[0]] for numbers in documents.values()] if self.passages > 1 else []
-        for length, arm, firsts in self._grouped():
+        for length, arm in self._lengths_and_arms():
             losses = {
                 number: loss
                 for first in firsts
@@ -300,11 +309,6 @@ class Recall(Task):
             shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes), "by_distance": buckets}
             cells.append(Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), **shared))
         return cells
-
-    def _grouped(self) -> Iterator[tuple[int, str, list[int]]]:
-        """Each length and arm, with the first passage of each of its passes."""
-        for (length, arm), samples in groupby(self.samples(one_pass=True), lambda sample: sample[:2]):
-            yield length, arm, [first for _, _, first in samples]
 
     def _by_distance(self, length: int, firsts: Sequence[int], losses: dict[int, float]) -> tuple[Bucket, ...]:
         """The mean loss by the distance from a passage to its repetition, in thirds of its range."""
@@ -320,10 +324,9 @@ class Recall(Task):
 
     def identities(self) -> list[str]:
         """With the other passages of the pass, if there are any."""
-        digests = []
+        pass_of, digests = self._pass_of(), []
         for numbers in self._by_document().values():
-            of_pass = next(each for each in self._passes.values() if numbers[0] in each)
-            shared = [*numbers, *of_pass] if self.passages > 1 else numbers
+            shared = [*numbers, *self._passes[pass_of[numbers[0]]]] if self.passages > 1 else numbers
             digests.append(digest(*(self._passage(number) for number in shared)))
         return digests
 
