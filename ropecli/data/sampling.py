@@ -59,6 +59,7 @@ def select_documents(
     lengths: np.ndarray,
     least: int,
     *,
+    held_out: np.ndarray | None = None,
     long_from: int | None = None,
     keep_short: float = 1.0,
     compression: np.ndarray | None = None,
@@ -70,16 +71,18 @@ def select_documents(
 ) -> Selection:
     """Select the documents of a source to train on.
 
-    lengths: of all documents, tokens. least: shorter documents are never used. source: its index in the mixture.
+    lengths: of all documents, tokens. least: shorter documents are never used. held_out: of all documents, whether it
+    is measured on, and so never used. source: its index in the mixture.
     Whether a short document is kept depends only on the seed and its index; so does the order in which documents are
     taken up to `max_tokens`. compression: of all documents, see Document. skip_compressible and skip_incompressible are
     shares of the documents that the lengths leave.
     """
     long_enough = lengths >= least
-    drawn = long_enough
+    free = long_enough if held_out is None else long_enough & ~held_out
+    drawn = free
     if long_from is not None and keep_short < 1:
         chances = seeded_generator(seed, "keep short documents", source).random(len(lengths))
-        drawn = long_enough & ((lengths >= long_from) | (chances < keep_short))
+        drawn = free & ((lengths >= long_from) | (chances < keep_short))
     documents = np.flatnonzero(drawn)
     best, worst = (round(share * len(documents)) for share in (skip_compressible, skip_incompressible))
     if compression is not None:
@@ -99,7 +102,8 @@ def select_documents(
         of=len(lengths),
         skipped={
             "too short": int(len(lengths) - long_enough.sum()),
-            "skipped by keep_short": int(long_enough.sum() - drawn.sum()),
+            "measured on": int(long_enough.sum() - free.sum()),
+            "skipped by keep_short": int(free.sum() - drawn.sum()),
             "skipped by skip_compressible": best,
             "skipped by skip_incompressible": worst,
             "beyond max_tokens": int(len(documents) - within.sum()),

@@ -230,12 +230,13 @@ def open_stream(
     context_length: int,
     *,
     unpackable: str = "",
+    held_out: Sequence[np.ndarray] = (),
     first: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
     length: of a sequence, tokens. context_length: range of positions with gaps. unpackable: why
-    conversations cannot be packed; empty if they can. first: a context that lets the main process run first, so that it
+    conversations cannot be packed; empty if they can. held_out: token ids; documents that begin so are not used. first: a context that lets the main process run first, so that it
     tokenizes and the other processes reuse the tokens.
     """
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.position_parts)
@@ -255,7 +256,7 @@ def open_stream(
                 end = end_of_text(tokenizer, source.end_token)
                 store = open_store(text, tokenizer, source.train_on, end=end, **options)
         _refuse_without_effect(source, store, kind)
-        selection, layout = _lay_out(source, kind, number, store, length, recipe.seed)
+        selection, layout = _lay_out(source, kind, number, store, length, recipe.seed, held_out)
         padding = (tokenizer.eos_token_id or 0) if kind in ("packed", "single") else 0
         part = SourceSequences(
             store,
@@ -278,7 +279,7 @@ def open_stream(
         choices = [kind, source.overlong, source.long_from, source.keep_short, source.max_tokens]
         if store.compression is not None:
             choices += [source.skip_compressible, source.skip_incompressible]
-        made_of.append([store.digest, padding, *choices])
+        made_of.append([store.digest, padding, *choices, *([digest(*held_out)] if held_out else [])])
     return Stream(recipe, length, context_length, parts, kinds, made_of, tokenizer)
 
 
@@ -332,7 +333,13 @@ def _refuse_without_effect(source: Any, store: TokenStore, kind: str) -> None:
 
 
 def _lay_out(
-    source: Any, kind: str, number: int, store: TokenStore, length: int, seed: int
+    source: Any,
+    kind: str,
+    number: int,
+    store: TokenStore,
+    length: int,
+    seed: int,
+    held_out: Sequence[np.ndarray],
 ) -> tuple[Selection, SequenceLayout]:
     """Select the documents of a source and cut them into sequences. Raises DataError if none can be filled."""
     least = {"long": length, "packed": SHORTEST, "single": SHORTEST, "concat": 1}[kind]
@@ -342,6 +349,7 @@ def _lay_out(
     selection = select_documents(
         store.lengths,
         least,
+        held_out=_begin_as(store, held_out) if held_out else None,
         long_from=source.long_from,
         keep_short=source.keep_short,
         compression=store.compression,
@@ -371,6 +379,17 @@ def _lay_out(
             "Use more documents or shorter sequences."
         )
     return selection, layout
+
+
+def _begin_as(store: TokenStore, texts: Sequence[np.ndarray]) -> np.ndarray:
+    """Whether each document begins as one of the texts, token ids. Shape (documents,), bool."""
+    known, sizes = {digest(ids) for ids in texts}, {len(ids) for ids in texts}
+    return np.array(
+        [
+            any(size <= length and digest(store.read(number, 0, size)[0]) in known for size in sizes)
+            for number, length in enumerate(store.lengths)
+        ]
+    )
 
 
 def describe_source(name: str, part: SourceSequences, kind: str, share: float | None) -> str:

@@ -40,7 +40,7 @@ from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import refuse_unsuitable, weighed_from
 from ropecli.training.sharded_weights import UnreadModel, build_unread
 from ropecli.training.tiled_mlp import tile_mlps
-from ropecli.training.validation import Validation, make_validation
+from ropecli.training.validation import Scoring, make_validation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,12 +70,13 @@ def finetune_checkpoint(
     length: int,
     position_span: int,
     unpackable: str,
+    scoring: Scoring | None = None,
 ) -> None:
     """Train one stage, planned by plan_stages, into the folder `output`, or resume what it contains.
 
     open_source: opens the checkpoint to train, with its origin. whole: the recipe with all stages, to record. length:
-    tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage. SIGTERM, SIGHUP
-    and Ctrl-C save and stop, with SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
+    tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage. scoring: instead of the
+    recipe's eval_data. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
     """
     say, given = listener.say, recipe
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
@@ -94,7 +95,10 @@ def finetune_checkpoint(
 
     def open_data(unpackable: str) -> Stream:
         first = launch.local_main_first
-        return open_stream(recipe, tokenizer, length, position_span, unpackable=unpackable, first=first)
+        held_out = scoring.held_out if scoring else ()
+        return open_stream(
+            recipe, tokenizer, length, position_span, unpackable=unpackable, held_out=held_out, first=first
+        )
 
     stream = open_data(unpackable)
     listener.on_phase("loading")
@@ -114,7 +118,7 @@ def finetune_checkpoint(
     refuse_unsuitable(launch, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else position_span
-    validation = make_validation(recipe, checkpoint, tokenizer, longest, launch, say)
+    scoring = scoring or make_validation(recipe, checkpoint, tokenizer, longest, launch, say)
     weighed = weighed_from(recipe, positions.pretraining_length)
     for sentence in stream.summary(positions.pretraining_length, positions.context_length, weighed):
         say(sentence)
@@ -137,7 +141,7 @@ def finetune_checkpoint(
         listener.on_phase("fine-tuning")
         wrapped, optimizer = _prepare(checkpoint, launch, loss_of, optimizer, unread)
         _train(
-            *(launch, recipe, stream, validation, output, listener),
+            *(launch, recipe, stream, scoring, output, listener),
             wrapped=wrapped,
             optimizer=optimizer,
             interrupt=interrupt,
@@ -175,7 +179,7 @@ def _train(
     launch: Launch,
     recipe: Recipe,
     stream: Stream,
-    validation: Validation | None,
+    scoring: Scoring | None,
     output: Path,
     listener: Listener,
     *,
@@ -198,11 +202,11 @@ def _train(
     log = run_folder.RunLog(launch, output, done or None, settings)
 
     def validate(step: int) -> None:
-        if validation and validation.due(step):
-            measured = validation.run(launch, wrapped, step)
+        if scoring and scoring.due(step):
+            measured = scoring.run(launch, wrapped, step)
             log.write(measured)
-            perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
-            listener.say(f"Step {step}: perplexity {perplexities}.")
+            scoring.follow(measured)
+            listener.say(f"Step {step}: {scoring.words(measured)}.")
 
     def report(progress: TrainingProgress) -> None:
         log.write(asdict(progress))
@@ -223,7 +227,7 @@ def _train(
         optimizer,
         schedule=lambda step: [recipe.learning_rate * rate_factor(step, recipe)] * len(optimizer.param_groups),
         batches=batches,
-        ended=lambda done: done >= recipe.steps,
+        ended=lambda done: done >= recipe.steps or (scoring is not None and scoring.ended),
         max_grad_norm=recipe.max_grad_norm,
         seed=recipe.seed,
         on_step=report,
@@ -242,6 +246,8 @@ def _train(
         if not done:
             validate(0)
         loop.train(done)
+        if scoring and scoring.best is not None:
+            listener.say(f"Keeping step {checkpoints.restore(scoring.best)}, the best.")
 
 
 def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreTrainedModel", UnreadModel | None]:

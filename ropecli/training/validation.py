@@ -1,13 +1,16 @@
-"""Validation: perplexity on held-out text during training, at several lengths.
+"""Validation: losses on held-out text during training.
 
-It changes neither weights nor random state: a run with validation ends with the same bits as one without.
+It changes neither weights nor random state: a run with validation ends with the same bits as one without, unless it
+chooses the step.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,19 +31,53 @@ from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe_schema import Recipe
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Measures perplexity with the protocol `tail`, which scores the same tokens at all lengths for comparison.
+class Scored(NamedTuple):
+    """ids: shape (tokens,). targets: bool, the same shape, whether each is scored."""
 
-    Windows go through the training loss, so the engine splits them between processes like batches. lengths: tokens,
-    ascending. documents: each as long as the longest length. every: steps between measurements. steps: of the run.
+    ids: np.ndarray
+    targets: np.ndarray
+
+
+@dataclass
+class Scoring(ABC):
+    """Scores texts with the training loss, so that the engine splits them between processes like batches.
+
+    every: steps between measurements. steps: of the run.
     """
 
-    documents: Documents
-    lengths: tuple[int, ...]
-    protocol: Protocol
     every: int
     steps: int
+
+    @property
+    @abstractmethod
+    def texts(self) -> Mapping[str, Sequence[Scored]]:
+        """By name: of a length, or of a kind of text."""
+
+    @abstractmethod
+    def line(self, losses: Mapping[str, float]) -> dict[str, Any]:
+        """What metrics.jsonl says of losses by name, nats per token."""
+
+    @abstractmethod
+    def words(self, line: Mapping[str, Any]) -> str:
+        """The same for the terminal."""
+
+    @property
+    def held_out(self) -> Sequence[np.ndarray]:
+        """Token ids; documents that begin so are not trained on."""
+        return ()
+
+    def follow(self, line: Mapping[str, Any]) -> None:
+        """Take note of a line that this run, or the one that it resumes, has written."""
+
+    @property
+    def best(self) -> int | None:
+        """The step to keep; None for the last one."""
+        return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether more steps would not help."""
+        return False
 
     def due(self, step: int) -> bool:
         """Return True before the first step, every `every` steps, and after the last."""
@@ -52,41 +89,75 @@ class Validation:
         wrapped: the NextTokenLoss prepared by Accelerate. All processes call it together, between updates. Raises
         NotFiniteError, and RopecliError if memory runs out.
         """
-        with _evaluation_mode(launch, wrapped, self.lengths[-1]) as reset:
-            losses = {length: self._nll(launch, wrapped, length, reset) for length in self.lengths}
-        for length, nll in losses.items():
+        longest = max(len(text.ids) for texts in self.texts.values() for text in texts)
+        with _evaluation_mode(launch, wrapped, longest) as reset:
+            losses = {name: _mean_loss(launch, wrapped, name, texts, reset) for name, texts in self.texts.items()}
+        for name, nll in losses.items():
             if not math.isfinite(nll):
                 raise NotFiniteError(
-                    f"After step {step} the loss on held-out text is {nll:g} at {length} tokens. Lower learning_rate, "
-                    f"or remove {length} from eval_lengths."
+                    f"After step {step} the loss on held-out text is {nll:g} at {name} tokens. Lower learning_rate, "
+                    f"or remove {name} from eval_lengths."
                 )
+        return {"step": step, **self.line(losses)}
+
+
+def _mean_loss(
+    launch: Launch, wrapped: torch.nn.Module, name: str, texts: Sequence[Scored], reset: Callable[[], None]
+) -> float:
+    """Mean negative log-likelihood over all texts, nats per token."""
+    total = torch.zeros(2, dtype=torch.float64)
+    # all processes read the same number of texts, since they gather sharded weights together; if they do not divide
+    # evenly, several read the same ones, which cancels in the mean
+    parts = math.gcd(len(texts), launch.data_ranks)
+    for text in texts[launch.data_rank % parts :: parts]:
+        reset()
+        labels = np.append(np.where(text.targets, text.ids, UNSCORED)[1:], UNSCORED)
+        part = launch.take(Batch(text.ids[None], labels[None]))
+        with explain_out_of_memory(f"Perplexity at {name} tokens", f"Remove {name} from eval_lengths."):
+            nll = wrapped(*part)
+        total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
+    nll, targets = launch.total(*total)
+    return nll / targets
+
+
+@dataclass
+class Validation(Scoring):
+    """Measures perplexity with the protocol `tail`, which scores the same tokens at all lengths for comparison.
+
+    lengths: tokens, ascending. documents: each as long as the longest length.
+    """
+
+    documents: Documents
+    lengths: tuple[int, ...]
+    protocol: Protocol
+
+    @cached_property
+    def texts(self) -> Mapping[str, Sequence[Scored]]:
         return {
-            "step": step,
-            "ppl": {str(length): math.exp(min(nll, LARGEST_NLL)) for length, nll in losses.items()},
+            str(length): [
+                last_scored(window.ids, window.targets)
+                for document in self.documents.kept
+                for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1])
+            ]
+            for length in self.lengths
+        }
+
+    def line(self, losses: Mapping[str, float]) -> dict[str, Any]:
+        return {
+            "ppl": {length: math.exp(min(nll, LARGEST_NLL)) for length, nll in losses.items()},
             "protocol": self.protocol.name,
             "documents": len(self.documents.kept),
             "tokens": len(self.documents.kept) * (self.protocol.targets or 0),
         }
 
-    def _nll(self, launch: Launch, wrapped: torch.nn.Module, length: int, reset: Callable[[], None]) -> float:
-        """Mean negative log-likelihood over all documents, nats per token."""
-        total = torch.zeros(2, dtype=torch.float64)
-        pass_size, remedy = f"Perplexity at {length} tokens", f"Remove {length} from eval_lengths."
-        # all processes read the same number of documents, since they gather sharded weights together; if they do not
-        # divide evenly, several read the same ones, which cancels in the mean
-        parts = math.gcd(len(self.documents.kept), launch.data_ranks)
-        for document in self.documents.kept[launch.data_rank % parts :: parts]:
-            for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
-                reset()
-                labels = np.full((1, len(window.ids)), UNSCORED, dtype=np.int64)
-                labels[0, -1 - window.targets : -1] = window.ids[-window.targets :]
-                batch = Batch(window.ids[None], labels)
-                part = launch.take(batch)
-                with explain_out_of_memory(pass_size, remedy):
-                    nll = wrapped(*part)
-                total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
-        nll, targets = launch.total(*total)
-        return nll / targets
+    def words(self, line: Mapping[str, Any]) -> str:
+        perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in line["ppl"].items())
+        return f"perplexity {perplexities}"
+
+
+def last_scored(ids: np.ndarray, targets: int) -> Scored:
+    """A text of which the last `targets` tokens are scored."""
+    return Scored(ids, np.arange(len(ids)) >= len(ids) - targets)
 
 
 def make_validation(
@@ -118,7 +189,7 @@ def make_validation(
     listed = ", ".join(map(str, lengths))
     say(f"Measuring perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {listed} tokens.")
     protocol = Protocol("tail").for_lengths(list(lengths), documents.special)
-    return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
+    return Validation(recipe.eval_every, recipe.steps, documents, lengths, protocol)
 
 
 @contextlib.contextmanager
