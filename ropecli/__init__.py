@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ropecli.commands.report import report as report
     from ropecli.commands.revert import revert as revert
     from ropecli.commands.theory import theory as theory
-    from ropecli.commands.tune import tune as tune
     from ropecli.errors import RopecliError as RopecliError
     from ropecli.evaluation.report import Report as Report
     from ropecli.live.loading import load_tokenizer as load_tokenizer
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from ropecli.scaling.spec import ScaledRope as ScaledRope
     from ropecli.scaling.spec import ScalingSpec as ScalingSpec
     from ropecli.scaling.spec import make_spec as make_spec
-    from ropecli.tuning.task import TuneReport as TuneReport
 
 _HOMES = {
     # what they take and return
@@ -63,7 +61,6 @@ _HOMES = {
     "ropecli.reporting.outputs": "Reports",
     "ropecli.rope": "RopeGeometry",
     "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
-    "ropecli.tuning.task": "TuneReport",
     # for notebooks: the mathematics, and a model patched in memory
     "ropecli.attention": "load_model",
     "ropecli.attention.loaded": "check_loaded",

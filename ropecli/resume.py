@@ -1,10 +1,10 @@
-"""Saves and restores the progress of a run. One mechanism serves evaluation, training and tuning.
+"""Saves and restores the progress of a run. One mechanism serves `extend`, evaluation and training.
 
 Request    settings of the run; only the same request can resume it
 Records    JSON lines, each with a checksum; a damaged line is skipped
 Snapshots  folders named by step, written atomically and checked against a manifest of sizes and sha256
 
-OUTPUT.state/            state of an evaluation or tuning run, removed once its output is written
+OUTPUT.state/            state of an evaluation or of `extend`, removed once its output is written
     request              the request, as one record
     .lock-0              lock held by the first process
     samples-0.jsonl      records of the first process

@@ -1,6 +1,6 @@
 """Runs one of the benchmarks in bench_parts/ and prints its tables as Markdown.
 
-    python scripts/bench.py eval             # one of: eval, load, patch, plan, read, remapping, train, tune
+    python scripts/bench.py eval             # one of: eval, load, patch, plan, read, remapping, train
     python scripts/bench.py eval --help      # what it compares, and its options
     python scripts/bench.py eval --json      # {title: rows}
 

@@ -2,7 +2,7 @@
 """Mutation testing: inserts small faults one by one and checks that the tests of that part fail.
 
     python scripts/faults.py                    all faults
-    python scripts/faults.py tuning/grid card   faults in files whose path, or code, contains one of the words
+    python scripts/faults.py scaling/yarn card  faults in files whose path, or code, contains one of the words
     python scripts/faults.py --check            only checks that every fault still applies
     python scripts/faults.py --quick            runs only the tests that import the changed module
     python scripts/faults.py --jobs 2           two faults at a time
@@ -36,7 +36,7 @@ ALSO = {
     "training": ["tests/cli"],
     "remapping": ["tests/attention", "tests/cli"],
     "reporting": ["tests/cli"],
-    "tuning": ["tests/cli"],
+    "extension": ["tests/cli"],
     "atomic.py": ["tests/cli", "tests/training"],
     "resume.py": ["tests/test_resume.py", "tests/training"],
     "signature.py": ["tests/cli"],
@@ -121,13 +121,6 @@ FAULTS: list[tuple[str, str]] = [
     ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),
     ("exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)", "exact = True"),
     ("4 * largest * processes // launch.world", "4 * largest * processes"),
-    # tune
-    ("changed[..., second_row] = sin * first + cos * second", "changed[..., second_row] = cos * second - sin * first"),
-    ("changed = change(values + offset) - offset", "changed = change(values + offset)"),
-    ("target + self.short_weight * short, len", "target + short, len"),
-    ("read = min(2 * read, documents)", "read = documents"),
-    ("if not off <= allowed:", "if off > 1000 * allowed:"),
-    ("torch.equal(tensor.double(), value.double())", "True"),
     # checkpoint
     ('written_length = original if spec.method.rope_type == "dynamic" else target', "written_length = target"),
     ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + NO_ROTATION", "allowed = rope.inv_freq + NO_ROTATION"),

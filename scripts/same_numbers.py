@@ -224,13 +224,6 @@ def written(name: str) -> Any:
             "finetune", "demo", "--data", "demo-train", "--length", "256", "--adapter", "lora-plus",
             "--set", "save=adapter", *TRAINING,
         ],
-        **{
-            f"tuned {level}": [
-                "tune", "demo", "--data", "demo-train", "--factor", "2", "--level", level, "--points", "3",
-                "--steps", "2", "--population", "4", "--iterations", "1", "--max-documents", "12",
-            ]
-            for level in ("grid", "heads", "search")
-        },
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
@@ -246,8 +239,7 @@ PARTS: dict[str, tuple[Callable[[str], Any], Callable[[], list[str]]]] = {
     "written": (
         written,
         lambda: [
-            "patched", "fine-tuned", "fine-tuned pose", "fine-tuned packed", "lora", "adapter", "tuned grid",
-            "tuned heads", "tuned search",
+            "patched", "fine-tuned", "fine-tuned pose", "fine-tuned packed", "lora", "adapter",
         ],
     ),
     "evaluations": (evaluations, lambda: list(EVALUATIONS)),

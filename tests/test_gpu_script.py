@@ -27,7 +27,7 @@ def test_every_part_measures_something(gpu, tmp_path):
     run = gpu()
     assert run.returncode == 0, run.stdout + run.stderr
     reports = [json.loads(file.read_text()) for file in sorted((tmp_path / "results").glob("*.json"))]
-    assert len(reports) == 11
+    assert len(reports) == 10
     rows = [row for report in reports for table in report["tables"].values() for row in table]
     assert not [row for row in rows if "note" in row or row.get("ok") is False]
     ratios = [

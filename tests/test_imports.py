@@ -53,7 +53,7 @@ def test_importing_the_package_loads_none_of_its_parts(loaded):
 
 
 def test_commands_that_ask_of_a_config_alone(loaded, llama, tmp_path):
-    helped = ("patch", "inspect", "theory", "tune")
+    helped = ("patch", "inspect", "theory")
     patch = ["patch", llama, "--method", "yarn", "--factor", 4]
     assert not HEAVY & loaded(
         COMMANDS,
@@ -128,25 +128,22 @@ REFUSED = {
                       "patch y5 --method yarn --factor 4 -o out", "revert y5 -o out", "merge y5 -o out",
                       "push y5 --repo a/b", "eval-ppl y5 --data demo", "compare demo --baseline y5 --data demo",
                       "passkey y5", "needle y5", "ruler y5", "check-served http://x --checkpoint y5",
-                      "finetune y5 --data demo-train -o out", "tune y5 --data demo-train --factor 4 -o out"],
+                      "finetune y5 --data demo-train -o out"],
     "no method": ["methods yran", "patch demo --method yran --factor 4 -o out", "theory demo --methods yran",
                   "eval-ppl demo --data demo --methods yran", "compare demo --data demo --methods yarn,foo",
-                  "passkey demo --methods yarn+foo", "needle demo --methods yran", "ruler demo --methods yran",
-                  "tune demo --data demo-train --factor 4 --methods yran -o out"],
+                  "passkey demo --methods yarn+foo", "needle demo --methods yran", "ruler demo --methods yran"],
     "no data": ["eval-ppl demo --data nowhere", "compare demo --data nowhere", "needle demo --data nowhere",
                 "ruler demo --data nowhere", "extend demo --length 1k --data nowhere -o out",
-                "finetune demo --data nowhere -o out", "tune demo --data nowhere --factor 4 -o out",
-                "check-served http://x -c demo --data nowhere"],
+                "finetune demo --data nowhere -o out", "check-served http://x -c demo --data nowhere"],
     "training data": ["finetune demo -o out", "finetune demo --data demo -o out",
-                      "tune demo --data demo --factor 4 -o out", "finetune demo --recipe yarn-12k -o out"],
+                      "finetune demo --recipe yarn-12k -o out"],
     "no report": ["report nowhere", "report .", "report page.html"],
     "choice": ["export demo --engine vlm", "eval-ppl demo --data demo --protocol tial", "ruler demo --tasks niah",
-               "needle demo --style poem", "passkey demo --mode rnak",
-               "tune demo -d demo-train --factor 4 -o o --level h"],
+               "needle demo --style poem", "passkey demo --mode rnak"],
     "number": ["patch demo --method yarn --factor four -o out", "eval-ppl demo --data demo --lengths 1q",
                "passkey demo --samples 0", "plan demo --length 1q", "extend demo --length 1 -o out"],
     "usage": ["eval-ppl demo", "eval-ppl demo --data demo --dat x", "patch demo -o out", "evalppl", "recipe yarn-12k",
-              "patch demo --method yarn -o out", "passkey demo --targets 3", "finetune", "tune demo --factor"],
+              "patch demo --method yarn -o out", "passkey demo --targets 3", "finetune"],
 }  # fmt: skip
 
 

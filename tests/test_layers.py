@@ -32,7 +32,7 @@ LAYERS = [
     {"data", "attention"},
     {"evaluation", "engines"},
     {"training"},
-    {"tuning"},
+    {"extension"},
     {"reporting"},
     {"commands", "integrations"},
     {"cli"},
@@ -43,7 +43,7 @@ HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
 # The rooms that load torch with them, because a model goes through their hands; the rest of the model libraries,
 # slower still, are loaded inside functions everywhere.
-TOUCHES_MODELS = ["live", "attention", "evaluation", "training", "tuning"]
+TOUCHES_MODELS = ["live", "attention", "evaluation", "training", "extension"]
 # Numbers, JSON and files: a model library may not be named here even inside a function.
 TOUCHES_NONE = [*LAYERS[0], "scaling", "remapping", "analysis", "config", "checkpoint", "engines", "reporting"]
 MATHEMATICS = ["rope", "errors", "version", "scaling", "remapping", "analysis"]

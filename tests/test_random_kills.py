@@ -15,8 +15,7 @@ TIMES = ("seconds", "tokens_per_second", "peak_memory", "command")
 
 def live(arguments):
     """The command line, which says when its work begins."""
-    import ropecli.training.stages
-    import ropecli.tuning.procedure  # noqa: F401
+    import ropecli.training.stages  # noqa: F401
 
     print("begun", flush=True)
     forked.ropecli(arguments)
@@ -28,7 +27,6 @@ COMMANDS = {
     "passkey": ["passkey", *SEARCH],
     "needle": ["needle", *SEARCH],
     "ruler": ["ruler", "--tasks", "fwe,niah_single_1", "--mode", "rank", "--lengths", "1200,1300", "--samples", "8"],
-    "tune": ["tune", "--factor", "2", "--points", "3", "--steps", "30", "--batch-size", "2", "--targets", "16"],
     "finetune": ["finetune", "--steps", "25", "--length", "48", "--set", "tracker=none", "--set", "save_every=1"],
 }
 

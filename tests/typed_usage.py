@@ -10,7 +10,6 @@ from typing import assert_type
 import ropecli
 from ropecli.commands.finetune import FinetuneResult
 from ropecli.commands.recipe import RecipeList
-from ropecli.commands.tune import TunedCheckpoint
 from ropecli.engines.engine_export import Export
 from ropecli.reporting.outputs import Reports
 
@@ -21,7 +20,6 @@ def use() -> None:
     assert_type(ropecli.needle("demo"), Reports)
     assert_type(ropecli.compare(["demo"], data="demo"), Reports)
     assert_type(ropecli.finetune("demo", output="out"), FinetuneResult)
-    assert_type(ropecli.tune("demo", data="demo-train", factor=4, output="out"), TunedCheckpoint)
     assert_type(ropecli.recipe("yarn-128k"), RecipeList)
     assert_type(ropecli.export("demo", engine="vllm"), Export)
 
@@ -34,5 +32,5 @@ def misuse() -> None:
     ropecli.passkey("demo", samples=None)  # type: ignore[arg-type]
     ropecli.needle("demo", max_documents=3)  # type: ignore[call-arg]
     ropecli.ruler(["demo"], threshold="0.5")  # type: ignore[arg-type]
-    ropecli.tune("demo", data="demo-train", factor=4, output="out", attn=1)  # type: ignore[arg-type]
+    ropecli.extend("demo", length=1024, attn=1)  # type: ignore[arg-type]
     ropecli.theory("demo", factor="4")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from ropecli.errors import RopecliError
 from ropecli.scaling.spec import make_spec
 
 _HEADROOM = 2
-"""Factor of yarn by hand ÷ what the length needs. Recall of the demo at 1,024 tokens peaks there (tuning/README.md)."""
+"""Factor of yarn by hand ÷ what the length needs. Recall of the demo at 1,024 peaks there (extension/README.md)."""
 
 
 def how_to_read(state: CheckpointState, length: int) -> str:

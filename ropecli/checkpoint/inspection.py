@@ -17,7 +17,7 @@ from ropecli.checkpoint.advice import how_to_read
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan, no_effect
-from ropecli.checkpoint.provenance import patch_command, tuned_weights, untuned
+from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import draft_layers, is_drafter
 from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes, limit_of_far
@@ -41,7 +41,7 @@ def inspect_checkpoint(
     that the makers publish, with its source, or null. inv_freq in radians per token. float32_angle_error: the largest
     of all pairs at the end of the context, radians. supported_length: the largest distance before the first negative
     score, null if none was found. smallest_base: the smallest base for the context length (target_length), null if
-    supported anyway or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null.
+    supported anyway or too long to compute.
     layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
     config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
     bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. reading: whether stock
@@ -52,7 +52,7 @@ def inspect_checkpoint(
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
     main = {key: value for key, value in _describe(positions.main, length).items() if key != "layer_type"}
     support = support_of(positions.main, length, _LONGEST_BASE)
-    tokenizer, record = checkpoint.tokenizer_config or {}, checkpoint.record
+    tokenizer = checkpoint.tokenizer_config or {}
     findings = find_faults(state)
     if reading and reading["verdict"] == MISREAD:
         findings.insert(0, Finding(MISREAD, reading["message"], changes_results=True))
@@ -66,7 +66,6 @@ def inspect_checkpoint(
         "context_length": length,
         "makers_extension": _extension(state),
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
-        "tuned_from": untuned(record) if tuned_weights(record) else None,
         **main,
         "target_length": length,
         "remaps": positions.main.remapping is not None,

@@ -14,11 +14,9 @@ from ropecli.checkpoint.files import (
     CODE,
     CONFIG,
     EXTENSION,
-    FACTORS,
     MISTRAL_FORMAT,
     PROVENANCE,
     TOKENIZER_CONFIG,
-    TUNING,
     WEIGHTS,
     indexed_weights,
     is_file,
@@ -105,7 +103,7 @@ class Checkpoint:
             path
             for path in sorted(self.folder.iterdir())
             if not path.is_dir()
-            and path.name not in (CONFIG, PROVENANCE, TUNING, EXTENSION, FACTORS)
+            and path.name not in (CONFIG, PROVENANCE, EXTENSION)
             and not is_of_mistral(path)
             and any(path.match(pattern) for pattern in patterns)
             and (path.match(WEIGHTS) or is_own_file(path))

@@ -10,7 +10,6 @@ import numpy as np
 
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import tuned_weights, untuned
 from ropecli.checkpoint.state import CheckpointState, Positions, edit_finding, far_layers, read_state, scale_layers
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
@@ -145,13 +144,6 @@ def make_plan(
     # for a distance method alone, the RoPE fields keep the scaling that the checkpoint ships with
     specs = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
     written = {label: replace(rope, spec=rope.spec.frequency or specs[label]) for label, rope in scaled.items()}
-    record = checkpoint.record
-    if tuned_weights(record) and (tuned_for := record["tuned"].get("scaling")) != spec.label:
-        tuned = (
-            f"the weights of {checkpoint.name} were tuned for {tuned_for} by `ropecli tune` and do not suit another "
-            f"scaling. The original weights are in {untuned(record)}."
-        )
-        findings += (Finding("tuned-for-another", tuned),)
     of_scaling = [
         finding._replace(about="scaling")
         for finding in plan_warnings.of_scaling(settings, scaled, target, keeps, state.before)

@@ -71,21 +71,8 @@ def entry(record: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def other_notes(record: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a record that are not part of the patch: fine-tuning, and tuning if it changed the weights."""
-    notes = {key: value for key, value in record.items() if key not in _PATCH_KEYS}
-    if not tuned_weights(record):
-        notes.pop("tuned", None)
-    return notes
-
-
-def tuned_weights(record: dict[str, Any]) -> bool:
-    """Return whether `ropecli tune` changed the weights."""
-    return bool(entry(record, "tuned").get("weights_changed"))
-
-
-def untuned(record: dict[str, Any]) -> str:
-    """The name of the checkpoint before `ropecli tune`."""
-    return str(record["tuned"].get("checkpoint"))
+    """The entries of a record that are not part of the patch, such as of fine-tuning."""
+    return {key: value for key, value in record.items() if key not in _PATCH_KEYS}
 
 
 def patch_command(

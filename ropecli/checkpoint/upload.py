@@ -8,12 +8,10 @@ from pathlib import Path
 from ropecli.checkpoint.files import (
     ADAPTER_CONFIG,
     CONFIG,
-    FACTORS,
     PROVENANCE,
     PUBLIC_FILES,
     README,
     RUN,
-    TUNING,
     WEIGHTS,
     is_own_file,
     read_file,
@@ -46,8 +44,8 @@ def open_written(folder: Path, repo: str) -> CheckpointState:
 
 
 def files_to_push(checkpoint: Checkpoint) -> list[Path]:
-    """The files of a checkpoint that belong on the Hub, with ropecli.yaml and tune.json. Says which others stay."""
-    own = [checkpoint.folder / name for name in (CONFIG, PROVENANCE, TUNING, FACTORS)]
+    """The files of a checkpoint that belong on the Hub, with ropecli.yaml. Says which others stay."""
+    own = [checkpoint.folder / name for name in (CONFIG, PROVENANCE)]
     files = {path: any(fnmatch(path.name.lower(), public) for public in PUBLIC_FILES) for path in checkpoint.files()}
     if others := ", ".join(path.name for path, is_public in files.items() if not is_public):
         say(f"Not uploaded: {shortened(others, 200)}. Upload one of them with: hf upload OWNER/NAME FILE.")

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -20,7 +19,7 @@ from ropecli.atomic import new_folder
 from ropecli.checkpoint.files import PROVENANCE
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.provenance import Provenance, entry, other_notes, read_provenance, tuned_weights, untuned
+from ropecli.checkpoint.provenance import Provenance, entry, other_notes, read_provenance
 from ropecli.checkpoint.state import read_state
 from ropecli.config.changes import ConfigChange, diff, key_orders, undo
 from ropecli.errors import PatchError
@@ -32,8 +31,6 @@ from ropecli.version import VERSION
 Prove = Callable[[Path, Mapping[str | None, ScaledRope], dict[str, Any]], int]
 """Compares the model that stock transformers builds from folder/config.json with the ropes and the original config;
 returns the number of tables that agree."""
-Rewrite = Callable[[Path, Path], bool]
-"""Writes a changed copy of a weight file, from the first path to the second; returns False if nothing changes."""
 
 
 def write_patch(
@@ -43,24 +40,22 @@ def write_patch(
     prove: Prove | None = None,
     link: bool = True,
     say: Callable[[str], None] = lambda message: None,
-    rewrite: Rewrite | None = None,
-    notes: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Write the patched checkpoint. Returns the result of `prove`, or 0.
 
     plan: for a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
     with the live model (see attention.patching.patch_to). link: hard-link the weights where possible; otherwise copy
-    them and report it with `say`. rewrite: for weights that change too. notes: further entries of ropecli.yaml. check:
-    called on the complete folder before it is renamed. Raises OSError, OutputError, ProofError: nothing is written.
+    them and report it with `say`. check: called on the complete folder before it is renamed. Raises OSError,
+    OutputError, ProofError: nothing is written.
     """
     plan.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
-        _write_record(folder, plan, lengths, notes)
+        _write_record(folder, plan, lengths)
         proved = prove(folder, plan.positions.ropes, plan.original) if prove else 0
-        _place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
+        _place_files(plan.source, folder, tokenizer_config, link=link, say=say)
         check(folder)
     return proved
 
@@ -70,8 +65,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any], notes: Mapping[str, Any]) -> None:
-    """Write ropecli.yaml: the patch, the changes needed to revert it, and further entries."""
+def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any]) -> None:
+    """Write ropecli.yaml: the patch, the changes needed to revert it, and the entries that are not of a patch."""
     spec, positions = plan.spec, plan.positions
     changes = diff(plan.original, plan.config)
     record = {
@@ -93,7 +88,7 @@ def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any], note
     earlier = read_provenance(plan.source)
     if skipped := {*plan.source.skipped_files(), *(earlier.skipped_files if earlier else ())}:
         record["skipped_files"] = sorted(skipped)
-    _write_notes(folder, record | other_notes(plan.source.record) | dict(notes))
+    _write_notes(folder, record | other_notes(plan.source.record))
 
 
 def _write_notes(folder: Path, record: dict[str, Any]) -> None:
@@ -125,7 +120,6 @@ def _place_files(
     *,
     link: bool,
     say: Callable[[str], None],
-    rewrite: Rewrite | None = None,
 ) -> None:
     """Link or copy the checkpoint's files, except config.json and ropecli.yaml, and write tokenizer_config.
 
@@ -134,8 +128,6 @@ def _place_files(
     weights = source.weight_files()
     copied = 0
     for file in source.files():
-        if rewrite is not None and file in weights and rewrite(file, folder / file.name):
-            continue
         linked = place(file, folder / file.name, link=link and file in weights)
         copied += file.stat().st_size if file in weights and not linked else 0
     if tokenizer_config is not None:
@@ -190,11 +182,6 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
         raise PatchError(
             f"{checkpoint.name}: config.json was edited after {PROVENANCE} was written ({', '.join(note.edited)}), so "
             f"its original values are unknown. Undo the edit; {PROVENANCE} lists the values that were written."
-        )
-    if tuned_weights(checkpoint.record):
-        raise PatchError(
-            f"{checkpoint.name}: `ropecli tune` changed the weights, which cannot be reverted. Use the checkpoint "
-            f"before tuning, {untuned(checkpoint.record)}."
         )
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)

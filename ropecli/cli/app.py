@@ -50,11 +50,6 @@ _COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
     "Train": {
         "recipe": ("show_recipes", "", "yarn-128k"),
         "finetune": ("show_finetuned", "demo -d demo-train -o tuned", "demo --recipe demo -o tuned --dry-run"),
-        "tune": (
-            "show_tuned",
-            "demo -d demo-train --factor 4 -o tuned",
-            "demo -d demo-train --factor 4 --level grid -o x4",
-        ),
     },
     "Show": {
         "report": ("show_page", "yarn.json", "yarn.json ntk.json --output both.html"),

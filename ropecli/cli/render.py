@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ropecli.commands.report import Page
     from ropecli.commands.revert import RevertResult
     from ropecli.commands.theory import Theory
-    from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
     from ropecli.reporting.outputs import Reports
     from ropecli.scaling.method import Parameter, ScalingMethod
@@ -351,18 +350,6 @@ def show_recipes(listed: "RecipeList") -> None:
 
 def show_environment(environment: "Environment") -> None:
     show_tables([Table("", ["name", "value"], [[*row] for row in environment.values.items()], names=2)])
-
-
-def show_tuned(result: "TunedCheckpoint") -> None:
-    from ropecli.reporting.report_tables import tuning_table
-
-    report = result.tuned.report
-    show_tables([tuning_table(report)])
-    tell(f"{report.checkpoint} → {result.output}: {report.method} ×{report.factor:g}, {report.target_length} tokens")
-    tell(f"Proved: {_tables(result.proved)}, and the logits are those of the tuned model.")
-    tell("The scores above are of the documents that chose the result. Measure on others:")
-    lengths = ",".join(map(str, sorted({report.original_max_position_embeddings, report.target_length})))
-    _suggest_measuring(result.output, report.checkpoint, "--protocol", "tail", "--lengths", lengths)
 
 
 def show_merged(result: "MergeResult") -> None:

@@ -13,7 +13,7 @@ from typing import Any
 _MEASURE = ("compare", "eval_ppl", "needle", "passkey", "ruler")
 COMMANDS = (
     *("check_served", "env", "export", "extend", "finetune", "inspect", *_MEASURE, "merge", "methods", "patch", "plan"),
-    *("push", "recipe", "report", "revert", "theory", "tune"),
+    *("push", "recipe", "report", "revert", "theory"),
 )
 
 

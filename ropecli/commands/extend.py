@@ -18,7 +18,7 @@ from ropecli.signature import Flag, Interval, MinLen, OneOf, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
-    from ropecli.tuning.extension import Choice, Measured
+    from ropecli.extension.choice import Choice, Measured
 
 NOTHING_READS_FAR = 3
 """Exit status."""
@@ -166,7 +166,7 @@ def extend(
     options.say_opening(checkpoint)
     from ropecli.checkpoint.state import read_state
     from ropecli.evaluation.driver import Store, interruptible
-    from ropecli.tuning.extension import make_candidates, make_extension
+    from ropecli.extension.choice import make_candidates, make_extension
 
     if data is None:
         warn("Measuring on the text of the package, since no --data is given: Python source. Use your own texts.")

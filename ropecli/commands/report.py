@@ -27,7 +27,7 @@ def report(
     reports: Annotated[
         Sequence[str | Path],
         Flag("reports", metavar="REPORT"),
-        Doc("Reports written with --output, or tune.json."),
+        Doc("Reports written with --output."),
         Check(check_report),
     ],
     *,

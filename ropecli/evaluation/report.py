@@ -33,7 +33,7 @@ from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 4
-"""Schema of all files of reports, those of `tune` included. Others are refused."""
+"""Schema of all files of reports. Others are refused."""
 PUBLISHED = 0.856
 """RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
 ARMS = ("absent", "far", "near")

@@ -14,7 +14,6 @@ from urllib.parse import quote
 from ropecli.checkpoint.files import README, STAGES, read_file
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import tuned_weights
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.errors import CheckpointError, DataError, reason_of
 from ropecli.evaluation.report import Report
@@ -40,13 +39,12 @@ def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[lis
     """Read the reports of each file. Raises DataError for a file without a measurement of this checkpoint."""
     files, name = [], checkpoint.name
     for path in paths:
-        measured = [report for report in read_reports([path]) if isinstance(report, Report)]
+        measured = read_reports([path])
         if not any(_is_of(report, checkpoint) for report in measured):
             names = dict.fromkeys(report.checkpoint + ", patched in memory" * report.in_memory for report in measured)
-            subjects = " and ".join(names) or "`ropecli tune`, whose scores chose the result"
             raise DataError(
                 f"{path} has no measurement of {name} as it is now (digest {checkpoint.digest()[:19]}): it is of "
-                f"{subjects}. Measure {name}, such as with ropecli eval-ppl."
+                f"{' and '.join(names)}. Measure {name}, such as with ropecli eval-ppl."
             )
         files.append(measured)
     return files
@@ -117,7 +115,7 @@ def _sections(
     if not _trained(record):
         yield "The weights are unchanged."
     yield "## Rotary embeddings"
-    rope_table = inspection_table([{**inspect_checkpoint(state), "tuned_from": None}])  # which may be a user's path
+    rope_table = inspection_table([inspect_checkpoint(state)])
     yield markdown(replace(rope_table, title=""))
     yield "## Measured"
     yield from (part for reports in measurements for part in _describe_file(reports, state.checkpoint, repo))
@@ -129,7 +127,7 @@ def _sections(
 
 def _trained(record: dict[str, Any]) -> bool:
     """Return whether the weights differ from those of the base model. record: of ropecli.yaml."""
-    return tuned_weights(record) or "finetuned" in record or "merged" in record
+    return "finetuned" in record or "merged" in record
 
 
 def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
@@ -139,16 +137,6 @@ def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
         f"ropecli {escaped(record['ropecli'])} patched {_source(record['source'])} with {escaped(label)} "
         f"({escaped(find_method(scaling['method']).source)}): the context length is {target:,} tokens, the "
         f"pretraining length {pretrained:,}."
-    )
-
-
-def _tuned(tuned: dict[str, Any], record: dict[str, Any]) -> str:
-    training = ""
-    if tuned_weights(record):
-        training = f" and trained {tuned['learned']:,} parameters in {tuned['steps']:,} steps"
-    return (
-        f"{_code('ropecli tune --level ' + tuned['level'])} chose these constants from {tuned['points']:,} "
-        f"measurements{training}, on {_code(_public_name(tuned['data']))}."
     )
 
 
@@ -167,7 +155,7 @@ def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:
     return f"`ropecli merge` merged an adapter into {_source(merged['base'])}."
 
 
-_STEPS = {"scaling": _scaling, "tuned": _tuned, "finetuned": _finetuned, "merged": _merged}
+_STEPS = {"scaling": _scaling, "finetuned": _finetuned, "merged": _merged}
 """Functions that describe an entry of ropecli.yaml, in the order of the steps. Arguments: the entry, the record."""
 
 

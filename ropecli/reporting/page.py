@@ -9,23 +9,20 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ropecli.errors import shortened
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import Report
 from ropecli.reporting.extended import candidates_table, next_steps, verdict
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import panels
 from ropecli.reporting.lines import base_of, sets_of
-from ropecli.reporting.report_files import AnyReport
-from ropecli.reporting.report_tables import Percent, copies_tables, numbers_table, ppl_words, set_table, tuning_table
+from ropecli.reporting.report_tables import Percent, copies_tables, numbers_table, set_table
 from ropecli.reporting.summary import Summary
 from ropecli.reporting.wording import reference_sentence, sample_count, task_name
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
-from ropecli.tuning.task import TuneReport
 from ropecli.version import GENERATOR
 
 
-def render_page(reports: Sequence[AnyReport], record: Mapping[str, Any] | None = None) -> str:
+def render_page(reports: Sequence[Report], record: Mapping[str, Any] | None = None) -> str:
     """The HTML of the page: a verdict, a table and a figure; then, folded, everything else.
 
     record: what `extend` found with these reports, instead of the verdict and the table of theirs.
@@ -38,46 +35,31 @@ def render_page(reports: Sequence[AnyReport], record: Mapping[str, Any] | None =
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=finalize, trim_blocks=True)
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
-    evaluations = [report for report in reports if isinstance(report, Report)]
-    tunings = [report for report in reports if isinstance(report, TuneReport)]
-    sets = sets_of(evaluations) if evaluations else []
-    names = dict.fromkeys(clean(report.checkpoint, 60) for report in reports)
-    first: dict[str, Any] = {"title": f"Tuning of {shortened(', '.join(names), 200)}", "table": None, "steps": []}
-    first["verdict"] = [*map(_tuned, tunings)]
-    if sets:
-        summary = Summary(sets)
-        sets, table = summary.sets, summary.table()
-        first |= {"title": table.title, "verdict": summary.sentences(), "table": table}
+    summary = Summary(sets_of(reports))
+    sets, table = summary.sets, summary.table()
+    first: dict[str, Any] = {"title": table.title, "verdict": summary.sentences(), "table": table, "steps": []}
     if record:
         table = candidates_table(record)
         first = {"title": table.title, "verdict": verdict(record), "table": table, "steps": next_steps(record)}
     folded: dict[str, list[Table]] = {
-        "Tuning": [*map(tuning_table, tunings)],
         "All lengths": [set_table(lines, verbose=True) for lines in sets if len(lines) > 1],
         "Copies in the text": [table for lines in sets for table in copies_tables(lines, verbose=True)],
         "By depth and task": [numbers_table(lines) for lines in sets if lines[0].report.kind == "scores"],
         "All numbers": [numbers_table(lines) for lines in sets if lines[0].report.kind != "scores"],
     }
-    tasks = [*map(task_name, (lines[0].report for lines in sets)), *["tuning"] * bool(tunings)]
-    protocols = dict.fromkeys(report.task for report in evaluations if report.kind != "scores")
+    protocols = dict.fromkeys(report.task for report in reports if report.kind != "scores")
     return template.render(
         **first,
         generator=GENERATOR,
-        tasks=", ".join(dict.fromkeys(tasks)),
-        figures=_figures(summary) if sets else [],
+        tasks=", ".join(dict.fromkeys(task_name(lines[0].report) for lines in sets)),
+        figures=_figures(summary),
         folded={name: tables for name, tables in folded.items() if tables},
-        scored=any(report.kind == "scores" for report in evaluations),
+        scored=any(report.kind == "scores" for report in reports),
         protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
         runs=_runs(reports),
         bold=lambda cell: isinstance(cell, Bold),
         shaded=lambda cell: isinstance(cell, Percent),
     )
-
-
-def _tuned(report: TuneReport) -> str:
-    scores = [ppl_words(score.target) for score in (report.score, report.untuned)]
-    method, target = f"{report.method} ×{report.factor:g}", report.target_length
-    return f"{method}, tuned: perplexity {scores[0]} at {target} tokens, {scores[1]} untuned, on calibration documents."
 
 
 def _figures(summary: Summary) -> list[str]:
@@ -99,11 +81,11 @@ def _figures(summary: Summary) -> list[str]:
     return svgs
 
 
-def _runs(reports: Sequence[AnyReport]) -> dict[tuple[tuple[str, str], ...], list[str]]:
+def _runs(reports: Sequence[Report]) -> dict[tuple[tuple[str, str], ...], list[str]]:
     """What the reports of each command share, and its models: all that is needed to judge or to reproduce."""
     runs: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for report in reports:
-        patched = ", patched in memory" if isinstance(report, Report) and report.in_memory else ""
+        patched = ", patched in memory" if report.in_memory else ""
         params = f" {json.dumps(report.params, ensure_ascii=False)}" if report.params else ""
         model = f"{report.checkpoint}: {report.method} ×{report.factor:g}{params}{patched}; pretraining length "
         model += f"{report.original_max_position_embeddings} tokens; digest {report.digest}"
@@ -111,20 +93,18 @@ def _runs(reports: Sequence[AnyReport]) -> dict[tuple[tuple[str, str], ...], lis
     return runs
 
 
-def _details(report: AnyReport) -> list[tuple[str, str]]:
+def _details(report: Report) -> list[tuple[str, str]]:
     """(name, value) of what the reports of one command have in common."""
-    what = f"tuning ({report.level})" if isinstance(report, TuneReport) else task_name(report)
+    skipped = f", {report.too_short} skipped as too short" if report.too_short else ""
     details = [
-        ("measured", what),
+        ("measured", task_name(report)),
         ("command", shlex.join(report.command) or "called from Python"),
         ("data", report.source),
         ("token fingerprint", report.fingerprint),
+        ("measured on", sample_count(report) + skipped),
     ]
-    if isinstance(report, Report):
-        skipped = f", {report.too_short} skipped as too short" if report.too_short else ""
-        details.append(("measured on", sample_count(report) + skipped))
-        if report.reference:
-            details.append(("reference", reference_sentence(report)))
+    if report.reference:
+        details.append(("reference", reference_sentence(report)))
     settings = {name: value for name, value in report.settings.items() if value is not None}
     return [
         *details,

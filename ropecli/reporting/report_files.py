@@ -1,9 +1,7 @@
 """Reads reports from JSON. Every value is validated before use."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +9,34 @@ from ropecli.checkpoint.files import read_file
 from ropecli.errors import DataError, first_fault, shown
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.evaluation.report import SCHEMA_VERSION, Report
-from ropecli.tuning.task import TuneReport
-
-AnyReport = Report | TuneReport
-
-_SCORE_KEYS = {"target", "objective", "documents"}
-"""Keys by which a score in tune.json is known."""
 
 
-def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
-    """Read the reports of all files, in order: of evaluations, or of a tuning run.
-
-    Raises DataError, which names the file and what was expected.
-    """
+def read_reports(paths: Iterable[Path]) -> list[Report]:
+    """Read the reports of all files, in order. Raises DataError, which names the file and what was expected."""
     return [report for path in paths for report in _read_file(path)]
 
 
-def _read_file(path: Path) -> list[AnyReport]:
-    value = read_file(path, partial(json.loads, object_hook=_with_infinity))
+def _read_file(path: Path) -> list[Report]:
+    value = read_file(path, json.loads)
     value = value if isinstance(value, dict) else {}
-    is_tuning, reports, version = value.get("kind") == "tune", value.get("reports"), value.get("schema_version")
-    if version != SCHEMA_VERSION or not (is_tuning or (isinstance(reports, list) and reports)):
+    reports, version = value.get("reports"), value.get("schema_version")
+    if version != SCHEMA_VERSION or not isinstance(reports, list) or not reports:
         raise DataError(
             f"{path} has no reports of this version of ropecli: its schema_version is {shown(version)}. Measure again, "
-            "with `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler` or `tune`."
+            "with `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle` or `ruler`."
         )
-    if is_tuning:
-        return [_read_one(f"{path}", value, TuneReport)]
-    assert reports is not None
-    return [_read_one(f"{path}, report {index}", report, Report) for index, report in enumerate(reports, 1)]
+    return [_read_one(f"{path}, report {index}", report) for index, report in enumerate(reports, 1)]
 
 
-def _with_infinity(value: dict[str, Any]) -> dict[str, Any]:
-    """Convert null in a score of tune.json, a loss that overflows, to infinity. Other objects stay unchanged."""
-    is_score = value.keys() >= _SCORE_KEYS
-    return {key: math.inf if is_score and item is None else item for key, item in value.items()}
-
-
-def _read_one(where: str, value: Any, kind: type[AnyReport]) -> AnyReport:
+def _read_one(where: str, value: Any) -> Report:
     """where: names the file and the report in it, for messages."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        report: AnyReport = TypeAdapter(kind).validate_python(value)
+        report: Report = TypeAdapter(Report).validate_python(value)
     except ValidationError as error:
         raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error
-    if isinstance(report, Report) and (fault := next(_faults(report), None)):
+    if fault := next(_faults(report), None):
         raise DataError(f"{where} is invalid: {fault}.")
     return report
 

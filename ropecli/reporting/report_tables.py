@@ -1,13 +1,11 @@
-"""Reports as tables: all numbers of a set of data, its lines side by side, and tuning runs."""
+"""Reports as tables: all numbers of a set of data, and its lines side by side."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from ropecli.evaluation.copies import CONTEXT
 from ropecli.evaluation.report import Cell, Report, copies_of
-from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.messages import duration, size
 from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, best_of, lengths_of, sets_of, title_of
 from ropecli.reporting.summary import Summary
@@ -22,7 +20,6 @@ from ropecli.reporting.wording import (
     task_name,
 )
 from ropecli.table import Bold, Table, clean
-from ropecli.tuning.task import Score, TuneReport
 
 _Columns = dict[str, Callable[[Report, int], str]]
 
@@ -182,34 +179,3 @@ def copies_tables(lines: Sequence[Line], *, verbose: bool = False) -> list[Table
     ]
     heads = ["model", *(f"{each.name}, {each.share:.1%}" for each in shown)]
     return [Table(title_of(lines, f": loss by what the text repeats, at {longest} tokens"), heads, rows, notes)]
-
-
-def tuning_table(report: TuneReport) -> Table:
-    """Scores as pretrained, with default constants, with the best constants, and after tuning."""
-    original_length, target = report.original_max_position_embeddings, report.target_length
-    method, result, notes = f"{report.method} ×{report.factor:g}", f"tuned ({report.level})", []
-    rows = [_tuning_row("as pretrained", report.base), _tuning_row(report.untuned_name, report.untuned)]
-    if report.level == "heads":
-        spent = sum(point.seconds for point in report.points if point.level != "heads")
-        rows.append(_tuning_row(f"{method}, best constants", report.start, "0", duration(spent)))
-        result = f"tuned (heads, step {report.step})"
-        notes = [
-            f"Rounding the weights to their saved dtype changes the logits by {report.rounding:.1g} of the largest one."
-        ]
-        if not report.step:
-            result = "heads found nothing better"
-            notes = ["heads did not improve on the best constants; only these are written."]
-    rows.append(_tuning_row(f"{method}, {result}", report.score, f"{report.learned:,}", duration(report.seconds)))
-    scored = f"the last {report.settings.get('targets')} tokens of {report.score.documents} calibration documents"
-    heads = ["model", f"perplexity at {original_length}", f"at {target}", "learned parameters", "time"]
-    table = Table(f"{report.checkpoint}: scores of {scored} of {report.source}", heads, rows, notes)
-    return table if original_length != target else table.only(*heads[:2], *heads[3:])
-
-
-def _tuning_row(name: str, score: Score, learned: str = "–", spent: str = "–") -> list[str]:
-    return [name, ppl_words(score.pretraining), ppl_words(score.target), learned, spent]
-
-
-def ppl_words(nll: float) -> str:
-    """Format the perplexity of a loss in nats."""
-    return number(math.exp(nll)) if nll < LARGEST_NLL else "overflowed"

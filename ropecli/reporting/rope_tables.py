@@ -91,7 +91,6 @@ _INSPECTED: dict[str, tuple[str, Any]] = {
     "context length": ("context_length", _length),
     "max_position_embeddings": ("max_position_embeddings", _length),
     "tokenizer model_max_length": ("tokenizer_model_max_length", _length),
-    "weights tuned from": ("tuned_from", _text),
 }
 
 

@@ -1,4 +1,4 @@
-"""A factor of its own for each pair: LongRoPE, whose factors a search finds (see `ropecli tune`), and custom values."""
+"""A factor of its own for each pair: LongRoPE, whose factors a search finds for each model, and custom values."""
 
 import math
 from collections.abc import Sequence

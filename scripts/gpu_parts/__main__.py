@@ -24,7 +24,6 @@ PARTS = {
     "scale-a": 7.9,
     "scale-b": 4,
     "scale-c": 6,
-    "scale-d": 6,
 }
 """Parts in the order of their value, and the minutes that each may take."""
 _LEAST = 30
@@ -59,7 +58,9 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu", description="Check and measure ropecli on GPUs.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}; scale: all four")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}; scale: all three"
+    )
     parser.add_argument("--budget", type=parse_minutes, default="25m", help="total time, such as 25m (default)")
     parser.add_argument("--dry-run", action="store_true", help="every part at toy size on the CPU")
     parser.add_argument("--output", type=Path, help="folder of the results; default: runs/gpu")

@@ -46,8 +46,6 @@ def run(part: Part) -> None:
         for precision, allowed in (("none", FLOAT32), ("bf16", BFLOAT16)):
             labels = {"check": f"losses of {steps} steps, {precision}"}
             part.measure("fine-tuning", labels, lambda p=precision, a=allowed: training(folder, steps, p, a, cpu))
-        labels = {"check": "tune --level heads folds"}
-        part.measure("tuning", labels, lambda: folding(part, folder), needs=30)
 
 
 def gpu_tests(part: Part) -> dict[str, Any]:
@@ -142,28 +140,3 @@ def training(folder: Path, steps: int, precision: str, allowed: float, cpu: list
         cpu += losses_of_run(folder, "cpu", {**settings, "mixed_precision": "none"}, environment=without_gpu)
     found = losses_of_run(folder, f"gpu-{precision}", {**settings, "mixed_precision": precision})
     return compare_losses(found, cpu, allowed)
-
-
-def folding(part: Part, folder: Path) -> dict[str, Any]:
-    """`tune` itself refuses a folded checkpoint whose logits differ from the tuned model's."""
-    sizes = (
-        {"steps": 4, "points": 2, "max_documents": 8} if part.toy else {"steps": 20, "points": 6, "max_documents": 60}
-    )
-    result = ropecli.tune("demo", data="demo-train", factor=4, output=folder / "tuned", dtype="float32", **sizes)
-    report = result.tuned.report
-    untuned, tuned = (
-        ropecli.eval_ppl(one, data="demo", lengths=[1024], protocol="tail", max_documents=8, dtype="float32")
-        .reports[0]
-        .cells[-1]
-        .ppl
-        for one in (folder / "patched", folder / "tuned")
-    )
-    return {
-        "objective before": report.start.objective,
-        "after": report.score.objective,
-        "ppl of yarn at 1024": untuned,
-        "tuned": tuned,
-        "rounding": report.rounding,
-        "proved tables": result.proved,
-        "ok": report.score.objective <= report.start.objective,
-    }

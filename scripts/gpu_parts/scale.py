@@ -1,7 +1,6 @@
 """A Llama of some 100 million parameters: do the demo's findings hold at 30 times its size?
 
-(a) trains it on Python source with a context of 1,024 tokens and keeps it; (b) compares methods, (c) the levels of
-`tune`, (d) fine-tuning.
+(a) trains it on Python source with a context of 1,024 tokens and keeps it; (b) compares methods, (c) fine-tuning.
 """
 
 import json
@@ -41,8 +40,6 @@ METHODS = [
     "lm-infinite",
     "streaming",
 ]
-TUNED = {"yarn": {}, "grid": {4: -0.008, 8: 0.0}, "heads": {4: -0.075, 8: -0.199}}
-"""Levels, and the changes against yarn on the demo (ropecli/tuning/README.md) by factor."""
 FINETUNED = -0.09, -0.078
 """Changes on the demo (README.md of this folder): whole sequences, and short ones with gaps."""
 _LONGEST = 1_000_000
@@ -243,33 +240,6 @@ def percent(value: float | None) -> str | None:
 
 
 def run_c(part: Part) -> None:
-    """The levels of `tune` at ×4 and ×8. Changes are against untuned yarn."""
-    for factor in (4, 8):
-        base: list[Cell] = []
-        for level, demo in TUNED.items():
-            part.measure(
-                "levels of tune",
-                {"factor": f"×{factor}", "level": level},
-                partial(tuned, part, level, factor, base, demo.get(factor)),
-                needs=20,
-            )
-
-
-def tuned(part: Part, level: str, factor: int, base: list[Cell], demo: float | None) -> dict[str, Any]:
-    if level == "yarn":
-        return ppl(part, model_of(part), factor, base, methods="yarn", factors=factor)
-    folder = fresh(part, f"{level}-{factor}")
-    sizes = {"points": 2, "max_documents": 6} if part.toy else {"points": 12, "max_documents": 400}
-    steps = size_of(part).steps
-    begun = time.monotonic()
-    ropecli.tune(
-        model_of(part), data=training_text(part), output=folder, factor=factor, level=level, steps=steps, **sizes
-    )
-    seconds = time.monotonic() - begun
-    return {**ppl(part, folder, factor, base), "the demo's change": percent(demo), "seconds": seconds}
-
-
-def run_d(part: Part) -> None:
     """Fine-tuning after yarn ×4, on whole sequences and on short ones with gaps. Changes are against untuned yarn."""
     size = size_of(part)
     base: list[Cell] = []

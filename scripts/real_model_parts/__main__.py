@@ -82,17 +82,6 @@ STEPS = {
         f"eval-ppl {_MODEL} --baseline {_MODEL} --method dual-chunk --factor 4 {_HELD_OUT} {_TAIL} --lengths 8k,32k "
         "--max-documents 4 --resume",
     ),
-    "tune-grid": Step(
-        26,
-        f"tune {_MODEL} --data {WORK}/calibration --dtype bfloat16 --factor 2 --level grid --points 6 --targets 2k "
-        "--resume",
-        "yarn-x2-grid",
-    ),
-    "tail-tuned": Step(
-        16,
-        f"eval-ppl {WORK}/yarn-x2-grid --baseline {WORK}/yarn-x2 {_HELD_OUT} {_TAIL} --lengths 8k,16k "
-        "--max-documents 4 --resume",
-    ),
     "versions-16k": Step(10, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_VERSIONS}/16k --lengths 8k,16k"),
     "versions-ceiling": Step(2, f"eval-ppl {_MODEL} {_VERSIONS}/ceiling --lengths 8k"),
     "versions-16k-control": Step(7, f"{_YARN} --factors 2,4 {_VERSIONS}/16k-control --lengths 16k"),
@@ -163,9 +152,8 @@ def run(name: str, step: Step) -> None:
     begun = time.monotonic()
     if status := subprocess.run(words).returncode:
         sys.exit(f"{name} failed with status {status}")
-    for report in ("tune.json", "extend.json"):
-        if (step.output(name) / report).exists():
-            shutil.copy(step.output(name) / report, WORK / f"reports/{name}.json")
+    if (report := step.output(name) / "extend.json").exists():
+        shutil.copy(report, WORK / f"reports/{name}.json")
     print(f"{name}: {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
 
 

@@ -9,20 +9,15 @@ from pathlib import Path
 from ropecli.evaluation.report import Cell, Change, Report, loss_change
 from ropecli.reporting.extended import candidates_table
 from ropecli.reporting.report_files import read_reports
-from ropecli.reporting.report_tables import tuning_table
 from ropecli.reporting.wording import recall_words
 from ropecli.scaling.registry import find_method
 from ropecli.table import Table, markdown
-from ropecli.tuning.task import TuneReport
 
 Lines = Sequence[tuple[str, Report]]
 
 
 def main(folder: Path) -> None:
-    read = {path.stem: read_reports([path]) for path in sorted(folder.glob("*.json"))}
-    tuned = [report for reports in read.values() for report in reports if isinstance(report, TuneReport)]
-    found = {name: [report for report in reports if isinstance(report, Report)] for name, reports in read.items()}
-    made = [*tables({name: reports for name, reports in found.items() if reports}), *map(tuning_table, tuned)]
+    made = tables({path.stem: read_reports([path]) for path in sorted(folder.glob("*.json"))})
     made += [candidates_table(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("extend-*.json"))]
     for table in made:
         print(f"{markdown(table)}\n")
@@ -36,8 +31,6 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
             lines = [(named(report), report) for report in reports]
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
-            if name == "tail-x2-distance" and "tail-tuned" in found:
-                lines += [(report.label, report) for report in found["tail-tuned"]]
             made.append(_TABLES[reports[0].task](name, lines))
     if "tail-x4" in found:
         (base, yarn), distance = found["tail-x4"], found.get("tail-x4-distance", [])[1:]
@@ -169,7 +162,7 @@ def command(report: Report) -> str:
 
 
 _ELSEWHERE = {
-    *("prefix-x2-windows", "tail-trained", "tail-tuned", "tail-x4", "tail-x4-distance"),
+    *("prefix-x2-windows", "tail-trained", "tail-x4", "tail-x4-distance"),
     *("versions-ceiling", "versions-float32"),
 }
 _RECALLED = (8192, 12288, 16384)

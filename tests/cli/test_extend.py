@@ -16,11 +16,11 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import driver
 from ropecli.evaluation.progress import Speed
 from ropecli.evaluation.report import Cell, Change
+from ropecli.extension import choice
+from ropecli.extension.choice import Extension, Measured, best_of, make_candidates
 from ropecli.reporting import page
 from ropecli.reporting.lines import sets_of
 from ropecli.reporting.report_files import read_reports
-from ropecli.tuning import extension
-from ropecli.tuning.extension import Extension, Measured, best_of, make_candidates
 
 FEW = ["--length", 512, "--max-documents", 4]
 
@@ -28,8 +28,8 @@ FEW = ["--length", 512, "--max-documents", 4]
 @pytest.fixture
 def extend(ropecli, tmp_path, monkeypatch):
     """With one method and two factors."""
-    monkeypatch.setattr(extension, "scaling_methods", lambda: ("yarn",))
-    monkeypatch.setattr(extension, "HEADROOM", (1.0, 2.0))
+    monkeypatch.setattr(choice, "scaling_methods", lambda: ("yarn",))
+    monkeypatch.setattr(choice, "HEADROOM", (1.0, 2.0))
     return lambda *options, checkpoint="demo": ropecli("extend", checkpoint, *FEW, "-o", tmp_path / "out", *options)
 
 

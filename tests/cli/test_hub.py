@@ -184,10 +184,10 @@ def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, rope
         ropecli("eval-ppl", llama, "--data", name).is_refused(message)
 
 
-@pytest.mark.parametrize("command", ["compare", "eval-ppl", "finetune", "needle", "ruler", "tune"])
+@pytest.mark.parametrize("command", ["compare", "eval-ppl", "finetune", "needle", "ruler"])
 def test_a_source_that_takes_no_configuration_is_refused_with_one(command, ropecli, llama):
     """Every command that reads text has the option."""
-    more = {"finetune": ["-o", "out"], "tune": ["-o", "out", "--factor", 2]}.get(command, [])
+    more = {"finetune": ["-o", "out"]}.get(command, [])
     outcome = ropecli(command, llama, "--data", "demo-train", "--dataset-config", "de", *more)
     outcome.is_refused("No file or folder demo-train:de.")
 

@@ -121,8 +121,8 @@ PUSHED = [
     "tokenizer_config.json",
 ]
 PUBLIC = [
-    "config.json", "generation_config.json", "configuration.json", "ropecli.yaml", "model.safetensors", "tune.json",
-    "factors.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json",
+    "config.json", "generation_config.json", "configuration.json", "ropecli.yaml", "model.safetensors",
+    "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json",
     "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "special_tokens_map.json",
     "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "tekken.json", "preprocessor_config.json",
     "processor_config.json", "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja",

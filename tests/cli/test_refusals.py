@@ -128,7 +128,6 @@ TRAIN = "finetune source --output run "
 RECIPE = TRAIN + "--recipe recipe.yaml"
 RESUME = TRAIN + "--data data.txt --length 16 --steps 1 --resume"
 CHAT = TRAIN + "--data chat.jsonl --length 16 --steps 1"
-TUNE = "tune source --data data.txt --factor 2 --output run "
 PLAN = "plan source --length 64 "
 PUSH = "push patched --repo me/tiny --dry-run "
 LONG = "v" * 5000
@@ -142,10 +141,9 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
      write(CONFIG, GPT2)),
     *((command, "no layer sees further than 16 tokens (its window in config.json), so yarn has no effect on distant",
        edit(CONFIG, model_type="cohere2", sliding_window=16))
-      for command in (PATCH, EVAL + "--method yarn --factor 2", COMPARE + "--methods yarn --factors 2", TUNE)),
+      for command in (PATCH, EVAL + "--method yarn --factor 2", COMPARE + "--methods yarn --factors 2")),
     *((command, "16 pairs rotate in stock transformers, but 8 in ropecli", edit(CONFIG, partial_rotary_factor=0.5))
-      for command in (PATCH, PATCH + "--dry-run", EVAL + "--method yarn --factor 2", COMPARE + "--factors 2",
-                      "tune source --data demo-train --max-documents 10 --factor 2 --output run")),
+      for command in (PATCH, PATCH + "--dry-run", EVAL + "--method yarn --factor 2", COMPARE + "--factors 2")),
     ("inspect source", "it has ALiBi, biases that grow with the distance. No scaling applies; its training and the",
      write(CONFIG, {"model_type": "bloom"})),
     ("inspect source", "it has 3 recurrent layers and 1 with attention without positions. No scaling applies",
@@ -298,13 +296,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (CHAT, "chat.jsonl:1: system is 5; expected", conversation("user", "a", system=5)),
     (CHAT, "chat.jsonl:1: message 0 has the content [{'type'", conversation("user", [{"type": "text", "text": 5}])),
     (CHAT, "chat.jsonl:1: tools is not JSON", conversation("user", "a", tools="[" * 10**5)),
-    # tune
-    (TUNE + "--level head", "--level is 'head'; expected one of"),
-    (TUNE + "--methods yarn,rerope", "rerope cannot be tuned"),
-    (TUNE + "--methods ,", "--methods has 0 values; expected at least 1"),
-    (TUNE + "--data demo", "'demo' is the held-out text"),
-    (TUNE + "--factor 400", "25600 tokens"),
-    (TUNE + "--max-documents 3", "at least 4"),
     # theory, report
     ("theory source --set beta_fast=8", "--set has no effect without --methods"),
     ("report missing.json", "No such file or directory: 'missing.json'"),

@@ -1,6 +1,5 @@
 """Models spread over devices by Accelerate: over CPU and disk here, over two GPUs where there are two."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -92,20 +91,6 @@ def test_comparisons_give_the_same_numbers(ropecli, corpus, llama):
         assert {report["device"] for report in reports} == {device}
         losses.append([row["nll"] for report in reports for row in report["rows"]])
     assert losses[1] == pytest.approx(losses[0])
-
-
-def test_a_scaling_is_tuned_and_proved_with_offloaded_weights(ropecli, corpus, llama, tmp_path):
-    options = ["--data", corpus, "--factor", 2, "--level", "grid", "--points", 2, "--max-documents", 8]
-    reports = []
-    for name, place in (("whole", []), ("spread", ["--device-map", "auto", "--max-memory", "cpu=300KB"])):
-        outcome = ropecli("tune", llama, *options, *place, "--output", tmp_path / name, "--json")
-        assert outcome.code == 0, outcome.err
-        reports.append(json.loads(outcome.out))
-    assert [one["device"] for one in reports] == ["cpu", "cpu,disk"]
-    assert reports[0]["score"] == pytest.approx(reports[1]["score"])
-    outcome = ropecli("tune", llama, *options[:4], "--level", "heads", *place, "--output", tmp_path / "heads")
-    assert outcome.code == 2
-    assert "--level heads changes weights, which must be unquantized and on one device" in outcome.err
 
 
 @pytest.mark.parametrize(

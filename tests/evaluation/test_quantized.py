@@ -114,13 +114,9 @@ def test_weights_are_quantized_while_loading(bits, llama, nll):
 
 @pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_scaling_is_tuned_on_quantized_weights(bits, ropecli, llama, corpus, tmp_path, config_of):
-    options = ["--data", corpus, "--factor", 2, "--level", "grid", "--points", 2, "--max-documents", 8]
-    outcome = ropecli("tune", llama, *options, f"--load-in-{bits}bit", "--output", tmp_path / "out")
-    assert outcome.code == 0, outcome.err
-    assert "the logits are those of the tuned model" in outcome.out
-    assert "quantization_config" not in config_of(tmp_path / "out")
-    outcome = ropecli("eval-ppl", tmp_path / "out", *options[:2], f"--load-in-{bits}bit", "--lengths", 64, "--json")
+def test_a_method_is_measured_on_quantized_weights(bits, ropecli, llama, corpus):
+    options = ["--data", corpus, "--methods", "yarn", "--factors", 2, "--max-documents", 8, "--lengths", 64]
+    outcome = ropecli("eval-ppl", llama, *options, f"--load-in-{bits}bit", "--json")
     assert outcome.report()["settings"]["bits"] == bits
 
 

@@ -121,65 +121,10 @@ def retrieval(report):
 @pytest.fixture
 def written(tmp_path):
     """written(report or list of them, name=...) -> the JSON file that holds it."""
-    from ropecli.evaluation.report import Report, as_json, write_report
+    from ropecli.evaluation.report import as_json, write_report
 
     def write(reports, name="report.json"):
-        several = reports if isinstance(reports, list) else [reports]
-        value = as_json(several) if isinstance(several[0], Report) else reports.as_json()
-        write_report(tmp_path / name, value)
+        write_report(tmp_path / name, as_json(reports if isinstance(reports, list) else [reports]))
         return tmp_path / name
 
     return write
-
-
-@pytest.fixture
-def tuning():
-    """tuning("heads", ...) -> the TuneReport of a made-up run, with these fields replaced. Level heads has gains."""
-    import math
-
-    from ropecli.tuning.task import LayerGains, Point, Score, TuneReport
-
-    def score(target, pretraining, documents=3):
-        """The score with these perplexities."""
-        target, pretraining = math.log(target), math.log(pretraining)
-        return Score(target, pretraining, target + 0.25 * pretraining, documents)
-
-    def make(level="heads", **others):
-        tried, default, best = {"beta_fast": 14.9}, {}, {"beta_fast": 23.3, "attention_factor": 1.41}
-        scored = [(default, 2000, 1500, 2), (tried, 2100, 1550, 2), (best, 1900, 1450, 2)]
-        scored += [(best, 1700, 1520, 3), (default, 1900, 1490, 3)]
-        points = [Point("grid", "yarn", 2.0, params, score(*losses), 0.5) for params, *losses in scored]
-        result = {"score": points[3].score, "learned": 0, "step": 0}
-        if level == "heads":
-            result = {"score": score(1580, 1480), "learned": 65, "step": 4}
-            result["gains"] = [LayerGains("model.layers.0.self_attn.q_proj", [[0.1] * 8] * 2, [[0.0] * 8] * 2)]
-            points.append(Point("heads", "yarn", 2.0, best, result["score"], 4.0, step=4, learned=65))
-        values = {
-            "checkpoint": "base",
-            "digest": "0" * 64,
-            "level": level,
-            "factor": 2.0,
-            "original_max_position_embeddings": 64,
-            "target_length": 128,
-            "source": "text",
-            "fingerprint": "3" * 64,
-            "dtype": "float32",
-            "device": "cpu",
-            "command": ["ropecli", "tune", "base", "--data", "text", "--factor", "2", "--level", level],
-            "settings": {"level": level, "objective": "ppl", "short_weight": 0.25, "targets": 32},
-            "method": "yarn",
-            "params": best,
-            "attention_factor": 1.41,
-            "inv_freq": [10.0 ** (-pair / 2) / 2 for pair in range(8)],
-            "pretrained_inv_freq": [10.0 ** (-pair / 2) for pair in range(8)],
-            "base": score(1600, 1300),
-            "untuned": points[4].score,
-            "start": points[3].score,
-            "rounding": 0.0,
-            "seconds": sum(point.seconds for point in points),
-            "points": points,
-            "untuned_name": "yarn ×2, nothing tuned",
-        }
-        return TuneReport(**{**values, **result, **others})
-
-    return make

@@ -78,12 +78,11 @@ def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, 
     assert "/home" not in made.text
 
 
-def test_a_report_of_anything_else_is_refused(card, of, report, tuning, written):
+def test_a_report_of_anything_else_is_refused(card, of, report, written):
     yarn = {"method": "yarn", "factor": 8.0}
     for given, message in (
         (report(20.0, 19.0, 18.5, checkpoint="base"), "it is of base. Measure"),
         (of(report(20.0, 19.0, 18.5, **yarn), in_memory=True), ", patched in memory. Measure"),
-        (tuning(), "it is of `ropecli tune`, whose scores chose the result"),
     ):
         with pytest.raises(DataError, match=re.escape(message)):
             card(written(given))
@@ -128,15 +127,6 @@ def test_trained_weights_are_a_finetune(card, folder):
     assert "trained it for 7 steps of 8 sequences of 256 tokens from `books`: learning rate 2e-05" in made.text
     assert "The weights are unchanged" not in made.text
     assert "/home" not in made.text
-
-
-def test_what_was_tuned_is_described(card, folder):
-    tuned = {"level": "heads", "data": "books", "points": 24, "steps": 40, "learned": 65, "weights_changed": True}
-    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
-    (folder / "ropecli.yaml").write_text(yaml.safe_dump({**record, "tuned": tuned}))
-    text = card().text
-    assert "chose these constants from 24 measurements and trained 65 parameters in 40 steps, on `books`." in text
-    assert "The weights are unchanged" not in text
 
 
 def test_a_link_to_the_hub_leads_nowhere_else(card, folder):

@@ -165,13 +165,6 @@ def test_a_base_that_is_measured_at_its_own_length_only(report, changed):
     assert rows_of(tree)[3][:3] == ["base", "–", "–"]
 
 
-def test_a_tuning_run_has_its_own_page(tuning):
-    tree = ET.fromstring(render_page([tuning("heads"), tuning("grid")]))
-    assert texts(tree, "h1") == ["Tuning of base"]
-    assert len(list(tree.iter("table"))) == 2
-    assert verdict_of(tree)[0].startswith("yarn ×2, tuned: perplexity 1580.00 at 128 tokens, 1900.00 untuned")
-
-
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, by Playwright."""
@@ -219,7 +212,7 @@ def test_the_page_in_a_browser(browser, situations, retrieval, tmp_path, name, w
 MARKUP = "<script>alert(1)</script>'\"><img src=x onerror=alert(1)></title>--><!--{{ 7 * 7 }}]]>&lt;$\\frac"
 
 
-def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuning):
+def test_names_are_neither_markup_nor_control_characters(report, retrieval):
     name = f"{MARKUP}\x00\x1b[31m"
     hostile = {"checkpoint": name, "source": name}
     everywhere = {"digest": name, "fingerprint": name, "dtype": name, "device": name, "settings": {name: name}}
@@ -227,11 +220,9 @@ def test_names_are_neither_markup_nor_control_characters(report, retrieval, tuni
     base = report(18.0, 25.0, 47.0, **hostile)
     first = replace(base, **everywhere, document_names=[name] * 4)
     scores = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)
-    run = replace(tuning("heads", **hostile), **everywhere, level=name)
-    run = replace(run, gains=[replace(layer, name=name) for layer in run.gains])
-    text = render_page([first, replace(base, checkpoint="other", digest="2", method=name), scores, run])
+    text = render_page([first, replace(base, checkpoint="other", digest="2", method=name), scores])
     tree = ET.fromstring(text)
     assert not {"script", "img"} & {element.tag.rpartition("}")[2] for element in tree.iter()}
     assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
     assert not {"\x00", "\x1b"} & set(text)
-    assert texts(tree, "dd").count(clean(name, 1000)) > 5
+    assert texts(tree, "dd").count(clean(name, 1000)) >= 5

@@ -1,7 +1,6 @@
 """Reports round-trip through JSON; invalid files are refused with the file name and what was expected."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +11,13 @@ import ropecli
 from ropecli.errors import DataError
 from ropecli.evaluation.report import ARMS, Cell, as_json, reference_of
 from ropecli.reporting.report_files import read_reports
-from ropecli.tuning.task import Score
 
 
-def test_reports_round_trip(report, with_baseline, retrieval, tuning, written):
+def test_reports_round_trip(report, with_baseline, retrieval, written):
     first, scores = report(18.0, 25.0, 47.0), retrieval({(256, 0.0): 4})
     ranked = replace(scores, cells=[replace(scores.cells[0], chance=0.1)])
-    runs = [tuning(level) for level in ("grid", "heads")]
     files = [written([first, *with_baseline], "several.json"), written(ranked)]
-    files += [written(run, f"{run.level}.json") for run in runs]
-    assert read_reports(files) == [first, *with_baseline, ranked, *runs]
+    assert read_reports(files) == [first, *with_baseline, ranked]
 
 
 def test_the_page_names_what_is_written(report, with_baseline, retrieval):
@@ -43,17 +39,6 @@ def test_the_page_names_what_is_written(report, with_baseline, retrieval):
     assert of_rows == {key for value in values for row in value["rows"] for key in row}
 
 
-def test_a_tuning_report_with_overflowed_scores_round_trips(tuning, tmp_path):
-    from ropecli.evaluation.report import write_report
-
-    run = tuning("heads")
-    lost = Score(math.inf, math.inf, math.inf, 0)
-    run = replace(run, base=lost, points=[run.points[0], replace(run.points[1], score=lost), *run.points[2:]])
-    for name, value in run.files().items():
-        write_report(tmp_path / name, value)
-        assert read_reports([tmp_path / name]) == [run]
-
-
 def change_of(*path, **changes):
     """A change of the values at a path of keys in a report."""
 
@@ -68,7 +53,6 @@ def change_of(*path, **changes):
 OTHER = "has no reports of this version of ropecli:"
 DAMAGED = {
     "another schema": ("prefix", change_of(schema_version=2), f"{OTHER} its schema_version is 2"),
-    "another schema of tune": ("tune", change_of(schema_version=1), f"{OTHER} its schema_version is 1"),
     "no reports": ("prefix", change_of(reports=[]), OTHER),
     "an unknown kind": ("prefix", change_of("reports", 0, kind=["speed"]), "report 1 is invalid: kind: "),
     "a missing field": (
@@ -101,11 +85,10 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("kind", "change", "expected"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_report_is_refused(report, retrieval, tuning, tmp_path, kind, change, expected):
+def test_a_damaged_report_is_refused(report, retrieval, tmp_path, kind, change, expected):
     value = {
         "prefix": lambda: as_json([report(18.0, 25.0, 47.0)]),
         "passkey": lambda: as_json([retrieval({(256, 0.0): 4})]),
-        "tune": lambda: tuning("heads").as_json(),
     }[kind]()
     value = json.loads(json.dumps(value))
     change(value)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ropecli.evaluation.statistics import bootstrap_interval, wilson
-from ropecli.reporting.report_tables import measured_tables, tuning_table
+from ropecli.reporting.report_tables import measured_tables
 from ropecli.table import Bold
 
 
@@ -136,15 +136,3 @@ def test_wilsons_interval():
     # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), without hits up to z²/n / (1 + z²/n)
     assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
     assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
-
-
-def test_a_tuning_run_by_state(tuning):
-    heads = tuning("heads")
-    table = tuning_table(heads)
-    assert [row[:4] for row in table.rows] == [
-        ["as pretrained", "1300.00", "1600.00", "–"],
-        ["yarn ×2, nothing tuned", "1490.00", "1900.00", "–"],
-        ["yarn ×2, best constants", "1520.00", "1700.00", "0"],
-        ["yarn ×2, tuned (heads, step 4)", "1480.00", "1580.00", "65"],
-    ]
-    assert len(tuning_table(tuning("grid", target_length=64)).heads) == 4  # factor 1
