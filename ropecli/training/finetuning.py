@@ -39,7 +39,6 @@ from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import refuse_unsuitable, weighed_from
 from ropecli.training.sharded_weights import UnreadModel, build_unread
-from ropecli.training.tiled_mlp import tile_mlps
 from ropecli.training.validation import Validation, make_validation
 
 if TYPE_CHECKING:
@@ -278,8 +277,6 @@ def _make_loss(
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
-    if recipe.tiled_mlp:
-        tile_mlps(model)
     return loss_of
 
 

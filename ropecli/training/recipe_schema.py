@@ -178,9 +178,6 @@ class Recipe(_Text):
         "auto", description="recompute layers in the backward pass. auto: only if memory would not suffice otherwise"
     )
     offload_activations: bool = Field(False, description="keep checkpointed activations in CPU memory")
-    tiled_mlp: bool = Field(
-        False, description="compute MLPs in tiles of the sequence, which the backward pass recomputes one by one"
-    )
 
     save_every: int = _may_change(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = _may_change(2, ge=1, description="number of checkpoints to keep during the run")

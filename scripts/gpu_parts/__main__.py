@@ -20,7 +20,6 @@ PARTS = {
     "plan": 2,
     "attention": 3,
     "several": 4,
-    "kernels": 3,
     "scale-a": 7.9,
     "scale-b": 4,
     "scale-c": 6,
