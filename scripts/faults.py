@@ -73,8 +73,6 @@ FAULTS: list[tuple[str, str]] = [
     ("last = sinks + window - 1", "last = sinks + window"),
     ("(x * cos - y * sin, y * cos + x * sin)", "(x * cos + y * sin, y * cos - x * sin)"),
     ("query.flatten(1, 2) * self.scaling", "query.flatten(1, 2)"),
-    ("done = int(equal.cumprod(0).sum())", "done = tokens"),
-    ("kept=kept.get(padding)", "kept=None"),
     # evaluate
     ('ids = _with_prefix(special.prefix, document.ids[longest - length : longest])', 'ids = _with_prefix(special.prefix, document.ids[:length])'),
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),
@@ -102,7 +100,6 @@ FAULTS: list[tuple[str, str]] = [
     ("at = bisect_left(rooms, size)", "at = min(bisect_left(rooms, size) + 1, len(rooms))"),
     ("shares[by_remainder[: free - shares.sum()]] += 1", "shares[by_remainder[: free - shares.sum() - 1]] += 1"),
     ("(lengths >= long_from) | (chances < keep_short)", "(lengths >= long_from) | (chances > keep_short)"),
-    ("ranked[best : len(ranked) - worst]", "ranked[worst : len(ranked) - best]"),
     ("draw.integers(bias, context_length - length, endpoint=True)", "draw.integers(0, context_length - length, endpoint=True)"),
     # finetune
     ("clamp(max=math.log(self._cap)).exp()", "exp()"),
@@ -115,7 +112,6 @@ FAULTS: list[tuple[str, str]] = [
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
     ("checksum == _checksum(text)", "checksum"),
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
-    ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
     ("length, launch).total <= _USABLE * memory", "length, launch).total <= memory"),
     ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),

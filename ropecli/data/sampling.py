@@ -6,9 +6,6 @@ share of the original mixture) is used up. The mixture stays the same and the le
 lengths are counted in tokens, not estimated from characters; the last document is cut at the budget; and the shares
 of a mixture are separate weights (`Mixture`).
 
-The filter by compression follows OLMo 3, arXiv:2512.13961, section 3.6.1: of its long documents it removes the 20% of
-the text that gzip compresses best, and the 20% that it compresses worst. Here these are shares of the documents.
-
 Positions with gaps let short sequences cover a longer context length. `pose`: Zhu et al. 2023, arXiv:2309.10400,
 section 3.2, equations 3 and 4. A sequence is split into N chunks of random lengths. The positions of chunk i are
 shifted by a skipping bias u_i, uniform on {u_{i-1}, ..., context length − length}, with u_0 = 0. The paper does not
@@ -17,9 +14,6 @@ first chunk in the first half). The text skips along, v_i = u_i in equation 5, a
 up to the document's end: a document only needs to fill a sequence, not the context length.
 `randomized`: Ruoss et al. 2023, arXiv:2305.16843, section 3. Positions are drawn from the context length without
 replacement, sorted, and shifted to start at 0: transformers treats position 0 as the start of a document.
-`endprompt`: Tian et al. 2026, arXiv:2605.14589, and https://github.com/clx1415926/EndPrompt (fine_tune_suffix.py). The
-last tokens of a sequence have the last positions of the context length; all others keep theirs. In the paper these
-are a short prompt appended to every text. Here, as in the authors' code, they are the last tokens of the text.
 """
 
 import zlib
@@ -62,9 +56,6 @@ def select_documents(
     held_out: np.ndarray | None = None,
     long_from: int | None = None,
     keep_short: float = 1.0,
-    compression: np.ndarray | None = None,
-    skip_compressible: float = 0.0,
-    skip_incompressible: float = 0.0,
     max_tokens: int | None = None,
     seed: int = 0,
     source: int = 0,
@@ -74,8 +65,7 @@ def select_documents(
     lengths: of all documents, tokens. least: shorter documents are never used. held_out: of all documents, whether it
     is measured on, and so never used. source: its index in the mixture.
     Whether a short document is kept depends only on the seed and its index; so does the order in which documents are
-    taken up to `max_tokens`. compression: of all documents, see Document. skip_compressible and skip_incompressible are
-    shares of the documents that the lengths leave.
+    taken up to `max_tokens`.
     """
     long_enough = lengths >= least
     free = long_enough if held_out is None else long_enough & ~held_out
@@ -84,10 +74,6 @@ def select_documents(
         chances = seeded_generator(seed, "keep short documents", source).random(len(lengths))
         drawn = free & ((lengths >= long_from) | (chances < keep_short))
     documents = np.flatnonzero(drawn)
-    best, worst = (round(share * len(documents)) for share in (skip_compressible, skip_incompressible))
-    if compression is not None:
-        ranked = documents[np.argsort(compression[documents], kind="stable")]
-        documents = np.sort(ranked[best : len(ranked) - worst])
     used = lengths[documents]
     if max_tokens is not None:
         order = seeded_generator(seed, "budget of tokens", source).permutation(len(lengths))
@@ -104,8 +90,6 @@ def select_documents(
             "too short": int(len(lengths) - long_enough.sum()),
             "measured on": int(long_enough.sum() - free.sum()),
             "skipped by keep_short": int(free.sum() - drawn.sum()),
-            "skipped by skip_compressible": best,
-            "skipped by skip_incompressible": worst,
             "beyond max_tokens": int(len(documents) - within.sum()),
         },
         cut=bool((used[within] < lengths[documents[within]]).any()),
@@ -152,36 +136,30 @@ def _arrange(shares: tuple[int, ...], seed: int, block: int) -> tuple[np.ndarray
     return sources, ranks
 
 
-def refuse_impossible_positions(kind: str, length: int, context_length: int, parts: int) -> None:
-    """Raise RecipeError if sequences of `length` tokens cannot have positions of this kind. parts: see positions_of."""
+def refuse_impossible_positions(kind: str, length: int, context_length: int, chunks: int) -> None:
+    """Raise RecipeError if sequences of `length` tokens cannot have positions of this kind. chunks: of `pose`."""
     if kind != "full" and length > context_length:
         raise RecipeError(
             f"positions: {kind} cannot fit sequences of {length} tokens into {context_length} positions. "
             "Use a longer context or shorter sequences."
         )
-    if kind == "pose" and parts > length:
-        raise RecipeError(f"pose_chunks: {parts} chunks need at least {parts} tokens, but a sequence has {length}.")
-    if kind == "endprompt" and parts >= length:
-        raise RecipeError(f"endprompt_tokens: {parts} last tokens need a sequence of more than {parts}, not {length}.")
+    if kind == "pose" and chunks > length:
+        raise RecipeError(f"pose_chunks: {chunks} chunks need at least {chunks} tokens, but a sequence has {length}.")
 
 
-def positions_of(kind: str, length: int, context_length: int, parts: int, seed: int, at: int) -> np.ndarray:
+def positions_of(kind: str, length: int, context_length: int, chunks: int, seed: int, at: int) -> np.ndarray:
     """Positions of a sequence, shape (length,), int64, increasing from 0 to at most context_length − 1.
 
-    parts: chunks of `pose`, last tokens of `endprompt`. at: index of the sequence in the stream; part of the random
-    seed, so positions differ in every epoch.
+    chunks: of `pose`. at: index of the sequence in the stream; part of the random seed, so positions differ in every
+    epoch.
     """
     if kind == "full":
         return np.arange(length)
-    if kind == "endprompt":
-        positions = np.arange(length)
-        positions[length - parts :] += context_length - length
-        return positions
     draw = seeded_generator(seed, "positions", at)
     if kind == "randomized":
         drawn = np.sort(draw.choice(context_length, length, replace=False, shuffle=False))
         return drawn - drawn[0]
-    borders = 1 + np.sort(draw.choice(length - 1, parts - 1, replace=False, shuffle=False))
+    borders = 1 + np.sort(draw.choice(length - 1, chunks - 1, replace=False, shuffle=False))
     bias, positions = 0, np.arange(length)
     for start, stop in zip(borders, [*borders[1:], length], strict=True):
         bias = int(draw.integers(bias, context_length - length, endpoint=True))

@@ -135,9 +135,8 @@ class Stream:
         part = self._parts[source]
         if recipe.positions == "full":
             return part.at(index)
-        positions = positions_of(
-            recipe.positions, self.length, self._context_length, recipe.position_parts, recipe.seed, at
-        )
+        span = self._context_length
+        positions = positions_of(recipe.positions, self.length, span, recipe.pose_chunks, recipe.seed, at)
         if recipe.positions == "pose":
             return part.skipping_at(index, positions)
         return replace(part.at(index), positions=positions)
@@ -150,7 +149,8 @@ class Stream:
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
         of_mixture = self._mixture.shares, list(self._made_of)
-        return digest(_FORMAT, self.length, recipe.seed, gaps, recipe.position_parts or None, *of_mixture)
+        chunks = recipe.pose_chunks if recipe.positions == "pose" else None
+        return digest(_FORMAT, self.length, recipe.seed, gaps, chunks, *of_mixture)
 
     def summary(self, pretraining_length: int, context_length: int, weighed_from: int | None = None) -> list[str]:
         """A sentence per source, and the share of the labels that need a longer context than the pretraining length.
@@ -236,17 +236,17 @@ def open_stream(
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
     length: of a sequence, tokens. context_length: range of positions with gaps. unpackable: why
-    conversations cannot be packed; empty if they can. held_out: token ids; documents that begin so are not used. first: a context that lets the main process run first, so that it
-    tokenizes and the other processes reuse the tokens.
+    conversations cannot be packed; empty if they can. held_out: token ids; documents that begin so are not used.
+    first: a context that lets the main process run first, so that it tokenizes and the other processes reuse the
+    tokens.
     """
-    refuse_impossible_positions(recipe.positions, length, context_length, recipe.position_parts)
+    refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     parts, kinds, made_of = [], [], []
     for number, source in enumerate(recipe.sources):
         text = Source(
             source.data, source.text_column, source.split, TO_TRAIN, source.max_documents, source.skip_faulty
         ).limited("max_documents")
         options: dict[str, Any] = {"drop_unrendered": source.drop_unrendered}
-        options["measured"] = source.skip_compressible > 0 or source.skip_incompressible > 0
         has_ends = source.sequences in _WITH_ENDS
         end = end_of_text(tokenizer, source.end_token) if has_ends or source.end_token else None
         with first():
@@ -277,8 +277,6 @@ def open_stream(
         parts.append(part)
         kinds.append(kind)
         choices = [kind, source.overlong, source.long_from, source.keep_short, source.max_tokens]
-        if store.compression is not None:
-            choices += [source.skip_compressible, source.skip_incompressible]
         made_of.append([store.digest, padding, *choices, *([digest(*held_out)] if held_out else [])])
     return Stream(recipe, length, context_length, parts, kinds, made_of, tokenizer)
 
@@ -352,9 +350,6 @@ def _lay_out(
         held_out=_begin_as(store, held_out) if held_out else None,
         long_from=source.long_from,
         keep_short=source.keep_short,
-        compression=store.compression,
-        skip_compressible=source.skip_compressible,
-        skip_incompressible=source.skip_incompressible,
         max_tokens=source.max_tokens,
         seed=seed,
         source=number,

@@ -27,7 +27,7 @@ from ropecli.live.loading import load_tokenizer
 from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import write_result
 from ropecli.training.launch import Launch, start_launch
-from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
+from ropecli.training.loop import Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import (
     LongContextLoss,
     NextTokenLoss,
@@ -39,7 +39,6 @@ from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import refuse_unsuitable, weighed_from
 from ropecli.training.sharded_weights import UnreadModel, build_unread
-from ropecli.training.tiled_mlp import tile_mlps
 from ropecli.training.validation import Scoring, make_validation
 
 if TYPE_CHECKING:
@@ -188,17 +187,13 @@ def _train(
     interrupt: Interrupt,
     settings: dict[str, Any],
 ) -> None:
-    """Train from the newest checkpoint, or from the start, with the log, validation and detection of divergence."""
+    """Train from the newest checkpoint, or from the start, with the log and validation."""
     checkpoints = run_folder.TrainingCheckpoints(
         launch, output / run_folder.CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=listener.say
     )
     done = checkpoints.restore()
     if done:
         listener.say(f"Resuming after step {done}.")
-    divergence = Divergence(
-        recipe.max_loss_rise, output, launch.from_main(lambda: run_folder.losses_until(output, done))
-    )
-    checkpoints.spare = divergence.last_good
     log = run_folder.RunLog(launch, output, done or None, settings)
 
     def validate(step: int) -> None:
@@ -211,7 +206,6 @@ def _train(
     def report(progress: TrainingProgress) -> None:
         log.write(asdict(progress))
         listener.on_step(progress)
-        divergence.add(progress.step, progress.loss)
         validate(progress.step)
 
     def batches(step: int) -> list[Batch]:
@@ -233,8 +227,9 @@ def _train(
         on_step=report,
         checkpoints=checkpoints,
         interrupt=interrupt,
-        advice=lambda: (
-            f"{divergence.kept()} Start over in another --output with a lower learning_rate or more warmup_steps."
+        advice=(
+            f"Checkpoints from before that stay in {checkpoints.folder}. Start over in another --output with a lower "
+            "learning_rate or more warmup_steps."
         ),
     )
     pass_size = f"A pass over {recipe.batch_size} × {stream.length} tokens"
@@ -284,8 +279,6 @@ def _make_loss(
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
-    if recipe.tiled_mlp:
-        tile_mlps(model)
     return loss_of
 
 

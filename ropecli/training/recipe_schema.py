@@ -26,7 +26,7 @@ Tokens = Annotated[
     ),
 ]
 _MOST = 10**6
-_GAPS = Only("positions", ("pose", "randomized", "endprompt"))
+_GAPS = Only("positions", ("pose", "randomized"))
 _ADAPTED = Only("adapter", ("lora", "lora-plus", "qlora"))
 _VALIDATED = Only("eval_data")
 
@@ -81,12 +81,6 @@ class _Text(_Keys):
     keep_short: float = Field(
         1.0, ge=0, le=1, description="... and this share of the shorter ones, sampled with the seed"
     )
-    skip_compressible: float = Field(
-        0.0, ge=0, lt=1, description="share of the documents to skip: those that compress best, like repetitions"
-    )
-    skip_incompressible: float = Field(
-        0.0, ge=0, lt=1, description="share of the documents to skip: those that compress worst, like noise"
-    )
 
 
 class RecipeSource(_Text):
@@ -116,17 +110,14 @@ class Recipe(_Text):
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")
     length: Tokens | None = Field(None, description="tokens per sequence; default: the context length")
-    positions: Literal["full", "pose", "randomized", "endprompt"] = Field(
-        "full", description="full: 0, 1, 2 ... pose, randomized, endprompt: with gaps, up to `window`"
+    positions: Literal["full", "pose", "randomized"] = Field(
+        "full", description="full: 0, 1, 2 ... pose, randomized: with gaps, up to `window`"
     )
     window: Annotated[Tokens | None, _GAPS] = Field(
         None, description="tokens that positions with gaps span; default: the context length"
     )
     pose_chunks: Annotated[int, Only("positions", ("pose",))] = Field(
         2, ge=2, le=_MOST, description="runs of consecutive positions in a sequence"
-    )
-    endprompt_tokens: Annotated[int, Only("positions", ("endprompt",))] = Field(
-        18, ge=1, le=_MOST, description="last tokens, at the end of `window`"
     )
 
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
@@ -178,9 +169,6 @@ class Recipe(_Text):
         "auto", description="recompute layers in the backward pass. auto: only if memory would not suffice otherwise"
     )
     offload_activations: bool = Field(False, description="keep checkpointed activations in CPU memory")
-    tiled_mlp: bool = Field(
-        False, description="compute MLPs in tiles of the sequence, which the backward pass recomputes one by one"
-    )
 
     save_every: int = _may_change(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = _may_change(2, ge=1, description="number of checkpoints to keep during the run")
@@ -196,9 +184,6 @@ class Recipe(_Text):
         (), description="tokens; default: the pretraining length and `length`"
     )
     eval_documents: Annotated[int, _VALIDATED] = _may_change(16, ge=1, description="documents to measure on")
-    max_loss_rise: float = _may_change(
-        2.0, gt=0, description="rise above the best loss that ends the run, nats per token"
-    )
     tracker: Literal["auto", "none", "tensorboard", "wandb"] = _may_change(
         "auto", description="auto: TensorBoard, if installed"
     )
@@ -232,11 +217,6 @@ class Recipe(_Text):
         if self.data is None:
             return self.mixture
         return (RecipeSource(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
-
-    @property
-    def position_parts(self) -> int:
-        """Chunks of `pose`, last tokens of `endprompt`; else 0."""
-        return {"pose": self.pose_chunks, "endprompt": self.endprompt_tokens}.get(self.positions, 0)
 
     @property
     def packs(self) -> bool:

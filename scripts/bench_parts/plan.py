@@ -47,7 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
     "llama, packed": _case("llama", 512, 2, 2048, sequences="packed"),
     "phi3, bf16": _case("phi3", 16_384, 4, 2048, mixed_precision="bf16"),
     "qwen3_moe": _case("qwen3_moe", 4096, 2, 1024, _EXPERTS),
-    "llama, tiled MLP": _case("llama", 2048, 6, 4096, tiled_mlp=True),
     "llama, rerope": _case("llama", 2048, 6, 4096, REROPE),
 }  # fmt: skip
 
@@ -86,7 +85,6 @@ def train(
     from ropecli.training.adapters import attach
     from ropecli.training.finetuning import make_optimizer
     from ropecli.training.loss import NextTokenLoss
-    from ropecli.training.tiled_mlp import tile_mlps
 
     recipe = recipe_of(case)
     torch.manual_seed(0)
@@ -97,8 +95,6 @@ def train(
         model = AutoModelForCausalLM.from_config(config_of(case), dtype=dtype, **attention)
     loss_of = NextTokenLoss(attach(model, recipe), offload=recipe.offload_activations).to(device)
     model.train()
-    if recipe.tiled_mlp:
-        tile_mlps(model)
     if recipe.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     optimizer = make_optimizer(loss_of.named_parameters(), recipe)

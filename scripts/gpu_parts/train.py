@@ -22,7 +22,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "all parameters": {},
     "LoRA": {"adapter": "lora"},
     "all parameters, offloading": {"offload_activations": True},
-    "all parameters, tiled MLP": {"tiled_mlp": True},
     "all parameters, no checkpointing": {"gradient_checkpointing": False},
     "LoRA, no checkpointing": {"adapter": "lora", "gradient_checkpointing": False},
 }

@@ -50,22 +50,6 @@ def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget,
     assert chosen.skipped["too short"] == (lengths < least).sum()
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0.2, 0.3, 0.5, 1.1])), max_size=30),
-    *(st.floats(0, 0.5, exclude_max=True), st.floats(0, 0.5), st.integers(1, 12)),
-)
-def test_the_shares_that_compress_best_and_worst_are_skipped(documents, best, worst, least):
-    """They are shares of the documents that are long enough."""
-    lengths, compression = (np.array([document[at] for document in documents]) for at in (0, 1))
-    chosen = select_documents(
-        lengths, least, compression=compression, skip_compressible=best, skip_incompressible=worst
-    )
-    ranked = sorted((ratio, at) for at, (length, ratio) in enumerate(documents) if length >= least)
-    low, high = round(best * len(ranked)), len(ranked) - round(worst * len(ranked))
-    assert chosen.documents.tolist() == sorted(at for _, at in ranked[low:high])
-    assert len(chosen.documents) + sum(chosen.skipped.values()) == len(documents)
-
-
 @settings(max_examples=20)
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=6), st.integers(0, 3))
 def test_every_block_has_the_shares_and_a_source_gives_its_sequences_in_order(weights, seed):
@@ -89,7 +73,7 @@ def test_shares_are_those_of_the_largest_remainder():
     assert list(Mixture(weights, 0).shares) == shares
 
 
-@pytest.mark.parametrize("kind", ["pose", "randomized", "endprompt"])
+@pytest.mark.parametrize("kind", ["pose", "randomized"])
 @given(st.integers(5, 40), st.integers(0, 200), st.integers(2, 4), st.integers(0, 10**6))
 def test_positions_rise_from_zero_within_the_context_length(kind, length, more, chunks, at):
     positions = positions_of(kind, length, length + more, chunks, 0, at)
@@ -98,9 +82,6 @@ def test_positions_rise_from_zero_within_the_context_length(kind, length, more, 
     assert (np.diff(positions) >= 1).all()
     if kind == "pose":
         assert (np.diff(positions) > 1).sum() <= chunks - 1
-    if kind == "endprompt":
-        ends = range(length + more - chunks, length + more)
-        assert positions.tolist() == [*range(length - chunks), *ends], "the last tokens, here `chunks`, are at the end"
 
 
 def test_every_next_bias_is_sampled_from_the_last_one_on():
@@ -127,7 +108,6 @@ def test_randomized_positions_are_a_sample_without_replacement():
     [
         ("pose", 64, 48, 2, "pose cannot fit sequences of 64 tokens into 48 positions"),
         ("randomized", 64, 48, 2, "randomized cannot fit sequences of 64 tokens into 48 positions"),
-        ("endprompt", 18, 64, 18, "18 last tokens need a sequence of more than 18, not 18"),
         ("pose", 8, 64, 9, "9 chunks need at least 9 tokens, but a sequence has 8"),
     ],
 )

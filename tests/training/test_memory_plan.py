@@ -136,16 +136,6 @@ def test_setups_that_finetune_refuses_are_not_advised(config_of):
     assert "adamw-8bit" in shared.refused
 
 
-def test_tiled_mlps_lower_the_peak_of_a_long_sequence(estimator):
-    """By most of the four values that an MLP computes for each token: 11,008 numbers in two bytes."""
-    whole, tiled = (
-        estimator.estimate(recipe(offload_activations=True, tiled_mlp=tiled), 2**18, Launch("fsdp2", 8, 8))
-        for tiled in (False, True)
-    )
-    assert whole.host == tiled.host
-    assert 0.5 < (whole.total - tiled.total) / (4 * 2**15 * 11008 * 2) < 1
-
-
 @pytest.mark.parametrize(("keys", "window"), [(8, None), (4, None), (4, 64)])
 def test_shared_attention_takes_the_memory_of_ringmasters(keys, window):
     """ringmaster's own code, as one of four processes that do not communicate."""
@@ -198,7 +188,6 @@ SMALL = {
     "capped": case_of("gemma2", 4096, 2, 256),
     "eager": case_of("llama", 512, 2, 512, attn="eager"),
     "lora by document": {**case_of("llama", 4096, 2, 512, **LORA), "half_base": True},
-    "tiled MLP": case_of("llama", 512, 2, 1024, tiled_mlp=True),
     "rerope": {**case_of("llama", 512, 2, 1024, gradient_checkpointing=False, **BF16), "more": bench.REROPE},
 }
 

@@ -20,8 +20,6 @@ PINNED = ["deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4"
 ROOT = Path(__file__).parents[2]
 KEYS = {"steps": 6, "batch_size": 1, "gradient_accumulation": 2, "learning_rate": 5e-4, "save_every": 3}
 SHARED = {**KEYS, "batch_size": 2, "gradient_checkpointing": True, "context_parallel_size": 2}
-NARROW = {"hidden_size": 16, "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-"""With tiles of 16 tokens, of which half a sequence has more than one."""
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
@@ -126,7 +124,7 @@ def test_data_parallel_run_stopped_and_resumed_equals_one_process(
 
 @slow
 @pytest.mark.parametrize(
-    "kind", ["whole", "longce", "tied, in several files", "experts that transformers merges", "adapter", "tiled"]
+    "kind", ["whole", "longce", "tied, in several files", "experts that transformers merges", "adapter"]
 )
 def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_same, kind):
     from transformers import AutoModelForCausalLM
@@ -134,7 +132,6 @@ def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_sa
     others = {
         "longce": PACKED_LONGCE,
         "adapter": {"adapter": "lora-plus"},
-        "tiled": {"tiled_mlp": True, "gradient_checkpointing": True},
     }
     keys = {**KEYS, **others.get(kind, {})}
     folder = patched_llama
@@ -145,10 +142,8 @@ def test_fsdp2_equals_one_process(run_two, patched_llama, build, tune, assert_sa
         model.save_pretrained(folder, max_shard_size="100KB")
     if kind.startswith("experts"):
         folder = build("mixtral", head_dim=32, num_local_experts=2)
-    if kind == "tiled":
-        folder = build("llama", **NARROW)
     two = run_two(fsdp2, folder, **keys)
-    assert_same(folder, two, tune(folder, **{**keys, "gradient_accumulation": 4, "tiled_mlp": False}))
+    assert_same(folder, two, tune(folder, **{**keys, "gradient_accumulation": 4}))
     if kind.startswith("tied"):
         assert {file.name for file in folder.glob("*.safetensors*")} == {file.name for file in two.glob("*.safe*")}
         assert AutoModelForCausalLM.from_pretrained(two, output_loading_info=True)[1]["missing_keys"] == set()
@@ -170,7 +165,6 @@ def test_stopped_fsdp2_run_resumes_to_the_same_bits(run_two, patched_llama, stop
         ("ddp", "chat"),
         ("fsdp2", "measured"),
         ("fsdp2", "adapter"),
-        ("fsdp2", "tiled"),
         ("zero-3", "pose"),
     ],
 )
@@ -187,15 +181,14 @@ def test_processes_that_share_each_sequence_equal_one(
         "packed": {"sequences": "packed", "end_token": "<s>"},
         "windows": {"sequences": "packed", "end_token": "<s>"},
         "adapter": {"adapter": "lora-plus"},
-        "tiled": {"tiled_mlp": True},
         "measured": {"eval_data": str(corpus), "eval_every": 3, "eval_lengths": [48, 96], "eval_documents": 3},
     }[kind]
-    folder = build("llama", **NARROW) if kind == "tiled" else patched_llama
+    folder = patched_llama
     if kind == "windows":
         folder = build("gemma3_text", head_dim=32, **windows)
     start = request.getfixturevalue("deepspeed")(3) if engine == "zero-3" else {"ddp": ddp, "fsdp2": fsdp2}[engine]
     two = run_two(start, folder, **SHARED, **keys)
-    assert_same(folder, two, tune(folder, **{**SHARED, "context_parallel_size": 1, **keys, "tiled_mlp": False}))
+    assert_same(folder, two, tune(folder, **{**SHARED, "context_parallel_size": 1, **keys}))
 
 
 @slow

@@ -20,7 +20,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -43,7 +43,6 @@ from ropecli.training.adapters import attach, trainable
 from ropecli.training.launch import for_every_rank
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.tiled_mlp import Tileable, apply_tiles, find_tileable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +51,7 @@ _ATTENTION = "ropecli-memory-plan"
 _BLOCK = 64
 """Tokens that the loops of recurrent layers take at once, if the config has no block_size as MiniMax has."""
 _CHUNKS = 3
-"""Chunks to run of a head, and tiles of an MLP, that are recomputed one by one."""
+"""Chunks to run of a head, which are recomputed one by one."""
 
 
 class Peak(NamedTuple):
@@ -89,11 +88,6 @@ class FakeSteps:
         settings = read_settings(json.loads(model.config.to_json_string(use_diff=False)))
         self.loops = any(layer.attention == RECURRENT for layer in settings.layers)
 
-    @cached_property
-    def tileable(self) -> Tileable:
-        """The parts of layers that tiled_mlp tiles."""
-        return find_tileable(self.model)
-
     def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ranks: int = 1) -> FakeStep:
         """Run a step.
 
@@ -124,7 +118,6 @@ class FakeSteps:
         """The model with few layers, on fake tensors, and their mode."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        tileable = self.tileable if recipe.tiled_mlp else None
         model = build_model(self.config, dtype=dtype)
         with quiet_transformers():
             with torch.device("meta"):
@@ -136,8 +129,6 @@ class FakeSteps:
                 model.train()
                 if recipe.gradient_checkpointing:
                     enable_checkpointing(model)
-                if tileable:
-                    apply_tiles(model, tileable, _CHUNKS)
                 yield model
 
     def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, counted: int, shards: int) -> FakeStep:

@@ -35,5 +35,5 @@ TRAINING_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp"
 
 def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:
     """The changes of a setup, in a word or two each. checkpointing: whether it recomputes layers, changed or not."""
-    words = {"offload_activations": "offload", "optimizer": "8-bit AdamW", "tiled_mlp": "tiled MLP"}
+    words = {"offload_activations": "offload", "optimizer": "8-bit AdamW"}
     return ["checkpointing"] * checkpointing + [words[key] for key in changes if key in words]

@@ -20,7 +20,6 @@ from ropecli.training.memory_plan.hardware import TRAINING_ENGINES
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import launch_faults
 from ropecli.training.sharded_weights import is_converted
-from ropecli.training.tiled_mlp import untileable
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -28,10 +27,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"optimizer": "adamw-8bit"},
     {"gradient_checkpointing": True, "offload_activations": True},
     {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
-    {"gradient_checkpointing": True, "tiled_mlp": True},
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
-    {"gradient_checkpointing": True, "offload_activations": True, "tiled_mlp": True},
-    {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit", "tiled_mlp": True},
 )
 """Tried in this order: the first that fits changes least."""
 GPUS_PER_HOST = 8
@@ -124,10 +120,7 @@ def _smallest_change(
     ]
     auto = recipe.gradient_checkpointing == "auto"
     base = recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe
-    least = setup(base, {key: value for key, value in possible[-1].items() if key != "tiled_mlp"})
-    if least.estimate.total > memory >= least.estimate.total - least.estimate.working:
-        # the copies of tiles may take more than they save
-        least = min(least, setup(base, possible[-1]), key=lambda setup: setup.estimate.total)
+    least = setup(base, possible[-1])
     if least.estimate.total > memory:  # then so does every other
         return least
     base = estimator.resolve_checkpointing(recipe, length, launch, memory)
@@ -161,8 +154,6 @@ def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Re
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch) -> Iterator[str]:
     """Yield the messages with which `finetune` would refuse a setup."""
-    if recipe.tiled_mlp and not estimator.fake_steps.tileable:
-        yield untileable(estimator.model)
     integers = recipe.adapter == "qlora"
     yield from launch_faults(launch, estimator.model, recipe, length, integers=integers, varies=estimator.varies)
 
