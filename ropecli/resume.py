@@ -176,10 +176,10 @@ def complete_snapshot(partial: Path) -> None:
     fsync(snapshot.parent)
 
 
-def prune_snapshots(folder: Path, newest: int, keep: int) -> None:
-    """Remove all snapshots except the last `keep` up to step `newest`."""
+def prune_snapshots(folder: Path, newest: int, keep: int, best: int | None = None) -> None:
+    """Remove all snapshots except the last `keep` up to step `newest`, and that of step `best`."""
     earlier = [step for step, _ in list_snapshots(folder) if step <= newest]
-    kept = {snapshot_path(folder, step) for step in earlier[-keep:]}
+    kept = {snapshot_path(folder, step) for step in (*earlier[-keep:], best) if step is not None}
     for path in folder.iterdir():
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)

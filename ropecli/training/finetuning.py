@@ -39,7 +39,7 @@ from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import refuse_unsuitable, weighed_from
 from ropecli.training.sharded_weights import UnreadModel, build_unread
-from ropecli.training.validation import Scoring, make_validation
+from ropecli.training.validation import TIMED_STEPS, Scoring, make_validation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -191,10 +191,24 @@ def _train(
     checkpoints = run_folder.TrainingCheckpoints(
         launch, output / run_folder.CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=listener.say
     )
+    if scoring:
+        checkpoints.best = lambda: scoring.best
     done = checkpoints.restore()
     if done:
         listener.say(f"Resuming after step {done}.")
     log = run_folder.RunLog(launch, output, done or None, settings)
+
+    def fix(steps: int) -> None:
+        """Set the number of steps, where the time decides."""
+        nonlocal recipe
+        recipe = recipe.model_copy(update={"steps": steps})
+        settings["recipe"]["steps"] = steps
+
+    if scoring:
+        for line in launch.from_main(lambda: run_folder.metrics_until(output, done) if done else []):
+            scoring.follow(line)
+        if scoring.steps:
+            fix(scoring.steps)
 
     def validate(step: int) -> None:
         if scoring and scoring.due(step):
@@ -205,6 +219,9 @@ def _train(
 
     def report(progress: TrainingProgress) -> None:
         log.write(asdict(progress))
+        if scoring and scoring.steps is None and progress.step >= TIMED_STEPS:
+            scoring.steps = launch.from_main(lambda: scoring.affordable(progress.tokens / progress.tokens_per_second))
+            fix(scoring.steps)
         listener.on_step(progress)
         validate(progress.step)
 

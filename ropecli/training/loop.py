@@ -125,7 +125,7 @@ class TrainingLoop:
         done = progress.step
         self.on_step(progress)
         stopping = self.interrupt is not None and self.interrupt.agreed(self.launch)
-        due = self.checkpoints is not None and done % self.checkpoints.every == 0
+        due = self.checkpoints is not None and self.checkpoints.due(done)
         if stopping or self.ended(done) or due:
             # of other steps, the next loss tells
             if not self.launch.all_finite(self.parameters):

@@ -147,14 +147,18 @@ def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
 class TrainingCheckpoints:
     """Saves and restores Accelerate's state. All processes call it together, and fail together.
 
-    every: steps between checkpoints. keep: number of latest checkpoints to keep.
+    every: steps between checkpoints. keep: number of latest checkpoints to keep. best: a step to save and keep besides.
     """
 
     launch: Launch
     folder: Path
     every: int
     keep: int = 1
+    best: Callable[[], int | None] = lambda: None
     say: Callable[[str], None] = lambda message: None
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.best()
 
     def save(self, step: int) -> None:
         """Raises OutputError and keeps the earlier checkpoints if it fails."""
@@ -178,11 +182,12 @@ class TrainingCheckpoints:
             raise OutputError(f"{path} could not be written ({why}). Check the disk space, then use --resume.")
         if main:
             self.say(f"Saved {path}.")
-            prune_snapshots(self.folder, step, self.keep)
+            prune_snapshots(self.folder, step, self.keep, self.best())
 
-    def restore(self) -> int:
-        """Restore the newest checkpoint and return its step; 0 if there is none. Call it after `prepare`.
+    def restore(self, step: int | None = None) -> int:
+        """Restore the checkpoint of a step, by default the newest, and return its step; 0 if there is none.
 
+        Call it after `prepare`.
         Raises OutputError if it is damaged.
         """
 
@@ -193,7 +198,8 @@ class TrainingCheckpoints:
         def fault_of(path: Path) -> str | None:
             return self.launch.from_main(lambda: manifest_fault(path)) or self._fault_of(lambda: load(path))
 
-        return restore_newest(self.launch.from_main(lambda: list_snapshots(self.folder)), fault_of)
+        saved = self.launch.from_main(lambda: list_snapshots(self.folder))
+        return restore_newest([each for each in saved if step in (None, each[0])], fault_of)
 
     def _fault_of(self, action: Callable[[], Any], *, on_main: bool = False) -> str | None:
         """Return the error of the first process that failed, on all processes; None if none failed."""

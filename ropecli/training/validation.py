@@ -31,6 +31,10 @@ from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe_schema import Recipe
 
 
+TIMED_STEPS = 2
+"""Steps after which the number of steps is set, if the time decides."""
+
+
 class Scored(NamedTuple):
     """ids: shape (tokens,). targets: bool, the same shape, whether each is scored."""
 
@@ -42,11 +46,11 @@ class Scored(NamedTuple):
 class Scoring(ABC):
     """Scores texts with the training loss, so that the engine splits them between processes like batches.
 
-    every: steps between measurements. steps: of the run.
+    every: steps between measurements; 0 while they are not known. steps: of the run; None until its time is known.
     """
 
     every: int
-    steps: int
+    steps: int | None
 
     @property
     @abstractmethod
@@ -58,8 +62,16 @@ class Scoring(ABC):
         """What metrics.jsonl says of losses by name, nats per token."""
 
     @abstractmethod
+    def described(self, name: str) -> tuple[str, str]:
+        """What is measured on the texts of this name, and what to do if it fails, as a sentence."""
+
+    @abstractmethod
     def words(self, line: Mapping[str, Any]) -> str:
         """The same for the terminal."""
+
+    def affordable(self, seconds: float) -> int:
+        """The steps for which there is time, if one takes these seconds. The main process calls it after TIMED_STEPS."""
+        raise NotImplementedError
 
     @property
     def held_out(self) -> Sequence[np.ndarray]:
@@ -81,7 +93,7 @@ class Scoring(ABC):
 
     def due(self, step: int) -> bool:
         """Return True before the first step, every `every` steps, and after the last."""
-        return step % self.every == 0 or step == self.steps
+        return step in (0, self.steps) or (self.every > 0 and step % self.every == 0)
 
     def run(self, launch: Launch, wrapped: torch.nn.Module, step: int) -> dict[str, Any]:
         """Return a line for metrics.jsonl: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
@@ -91,18 +103,19 @@ class Scoring(ABC):
         """
         longest = max(len(text.ids) for texts in self.texts.values() for text in texts)
         with _evaluation_mode(launch, wrapped, longest) as reset:
-            losses = {name: _mean_loss(launch, wrapped, name, texts, reset) for name, texts in self.texts.items()}
+            losses = {}
+            for name, texts in self.texts.items():
+                with explain_out_of_memory(*self.described(name)):
+                    losses[name] = _mean_loss(launch, wrapped, texts, reset)
         for name, nll in losses.items():
             if not math.isfinite(nll):
-                raise NotFiniteError(
-                    f"After step {step} the loss on held-out text is {nll:g} at {name} tokens. Lower learning_rate, "
-                    f"or remove {name} from eval_lengths."
-                )
+                what, remedy = self.described(name)
+                raise NotFiniteError(f"{what} is {nll:g} nats after step {step}. Lower learning_rate. {remedy}")
         return {"step": step, **self.line(losses)}
 
 
 def _mean_loss(
-    launch: Launch, wrapped: torch.nn.Module, name: str, texts: Sequence[Scored], reset: Callable[[], None]
+    launch: Launch, wrapped: torch.nn.Module, texts: Sequence[Scored], reset: Callable[[], None]
 ) -> float:
     """Mean negative log-likelihood over all texts, nats per token."""
     total = torch.zeros(2, dtype=torch.float64)
@@ -113,9 +126,7 @@ def _mean_loss(
         reset()
         labels = np.append(np.where(text.targets, text.ids, UNSCORED)[1:], UNSCORED)
         part = launch.take(Batch(text.ids[None], labels[None]))
-        with explain_out_of_memory(f"Perplexity at {name} tokens", f"Remove {name} from eval_lengths."):
-            nll = wrapped(*part)
-        total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
+        total += torch.tensor([float(wrapped(*part)), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
     nll, targets = launch.total(*total)
     return nll / targets
 
@@ -149,6 +160,9 @@ class Validation(Scoring):
             "documents": len(self.documents.kept),
             "tokens": len(self.documents.kept) * (self.protocol.targets or 0),
         }
+
+    def described(self, name: str) -> tuple[str, str]:
+        return f"The loss on held-out text at {name} tokens", f"Remove {name} from eval_lengths."
 
     def words(self, line: Mapping[str, Any]) -> str:
         perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in line["ppl"].items())
