@@ -88,7 +88,7 @@ def test_perplexity_that_is_not_finite_ends_the_run(prepared, patched_llama, cor
     evaluation, launch, loss_of = prepared(patched_llama, eval_data=str(corpus))
     with torch.no_grad():
         loss_of.model.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(NotFiniteError, match="After step 7"):
+    with pytest.raises(NotFiniteError, match="after step 7"):
         evaluation.run(launch, loss_of, 7)
     assert loss_of.training
 
