@@ -8,8 +8,8 @@ OUTPUT.state/            state of an evaluation or of `extend`, removed once its
     request              the request, as one record
     .lock-0              lock held by the first process
     samples-0.jsonl      records of the first process
-    learned/000040/      snapshot after 40 steps; 000040.partial is left by a killed run
 OUTPUT/checkpoints/      snapshots of a training run; its request is OUTPUT/run.yaml
+    000040/              snapshot after 40 steps; 000040.partial is left by a killed run
 """
 
 import contextlib

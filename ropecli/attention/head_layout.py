@@ -191,24 +191,6 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
     return _common_layout(far, _frequencies(model))
 
 
-def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None]) -> tuple[HeadLayout, list[Any]]:
-    """Find the layout of q and k, and the attention modules that rotate by the ropes of these labels.
-
-    labels: layer types; None if all layers share one rope. Layers without positions are skipped. Restores the model.
-    Raises PatchError like find_layout, and if no layer rotates.
-    """
-    frequencies = _frequencies(model)
-    rotating = [
-        layer
-        for layer in _see_layers(model)
-        if layer.rotates and layer_label(layer.before.module, frequencies) in labels
-    ]
-    if not rotating:
-        raise PatchError(f"No layer rotates by the rotary table of {', '.join(map(str, labels))}.")
-    modules = {id(layer.before.module): layer.before.module for layer in rotating}  # some modules attend several times
-    return _common_layout(rotating, frequencies), list(modules.values())
-
-
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
     """Return the rope label of an attention module: its layer type; None if all layers share one rope.
 

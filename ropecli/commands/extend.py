@@ -98,7 +98,7 @@ class Extended:
         }
 
 
-class ExtendOptions(request.EvalTextOptions, request.LoadingOptions, total=False): ...
+class ExtendOptions(request.TextOptions, request.LoadingOptions, total=False): ...
 
 
 @command

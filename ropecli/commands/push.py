@@ -47,7 +47,7 @@ def push(
     folder: Annotated[
         str | Path,
         Flag("folder", metavar="DIR"),
-        Doc("Folder written by patch, tune, finetune or merge."),
+        Doc("Folder written by patch, finetune or merge."),
         IS_CHECKPOINT,
     ],
     *,

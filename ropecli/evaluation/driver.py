@@ -120,10 +120,6 @@ class Store:
             for part, sample, value in read_records(path):
                 self._values.setdefault(part, {})[tuple(sample)] = value
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._values
-
     def values(self, part: str) -> Values:
         return self._values.setdefault(part, {})
 

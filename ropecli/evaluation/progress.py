@@ -47,11 +47,11 @@ class Speed:
 class Progress:
     """Shows what a command has read, within a sample too. Says once if the rest takes more than an hour.
 
-    jobs: the work of each. advice, doing: for what is said then.
+    jobs: the work of each. advice: what is said then, too.
     """
 
-    def __init__(self, jobs: Sequence[Work], advice: str = "", doing: str = "Reading") -> None:
-        self._later, self._advice, self._doing = [Counter(job) for job in jobs], advice, doing
+    def __init__(self, jobs: Sequence[Work], advice: str = "") -> None:
+        self._later, self._advice = [Counter(job) for job in jobs], advice
         self._now = Counter[int]()
         """The rest of the current job, without its current batch."""
         self._length, self._batch = 0, 0.0
@@ -103,5 +103,5 @@ class Progress:
             self._step(done=self._spent / (self._spent + left) if left else 1, left=left)
             if not self._said and self._spent > _SECONDS_BEFORE_ESTIMATE and left > 3600:
                 self._said = True
-                say(f"{self._doing} takes some {duration(left)} more.{self._advice}")
+                say(f"Reading takes some {duration(left)} more.{self._advice}")
         self._last = now

@@ -99,22 +99,17 @@ DatasetConfig = Annotated[
 
 
 class TextOptions(TypedDict, total=False):
-    """The text of a source. `split` is not here, since its default differs between commands."""
+    """The texts of an evaluation."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
     dataset_config: DatasetConfig
     skip_faulty: Annotated[
         bool, Default(False), Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA
     ]
-
-
-class EvalTextOptions(TextOptions, total=False):
-    """The texts of an evaluation."""
-
     split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: test, validation or train."), DATA]
 
 
-class DocumentOptions(EvalTextOptions, total=False):
+class DocumentOptions(TextOptions, total=False):
     """The documents of an evaluation."""
 
     data: Required[
@@ -316,7 +311,7 @@ RULER_TASKS = (
 )
 
 
-class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
+class RulerOptions(TextOptions, MeasuringOptions, total=False):
     """RULER's tasks."""
 
     data: Annotated[
@@ -361,7 +356,7 @@ class RulerOptions(EvalTextOptions, MeasuringOptions, total=False):
     ]
 
 
-class NeedleOptions(EvalTextOptions, SearchOptions, total=False):
+class NeedleOptions(TextOptions, SearchOptions, total=False):
     """A search in a text of the user's choice."""
 
     data: Annotated[
@@ -397,17 +392,15 @@ class NeedleOptions(EvalTextOptions, SearchOptions, total=False):
     ]
 
 
-def source_of(options: TextOptions, data: str, split: str | None) -> "Source":
-    """The source of a group with these options; `split` has another default in other commands."""
+def source_of(options: TextOptions, data: str) -> "Source":
     from ropecli.data.sources import Source
 
-    return Source(
-        with_config(data, options["dataset_config"]), options["text_column"], split, skip_faulty=options["skip_faulty"]
-    )
+    name = with_config(data, options["dataset_config"])
+    return Source(name, options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
 
 
 def document_source(options: DocumentOptions) -> "Source":
-    return source_of(options, options["data"], options["split"])
+    return source_of(options, options["data"])
 
 
 def with_config(data: str, config: str | None) -> str:

@@ -212,19 +212,13 @@ def refuse_attention(subject: Subject, attn: str) -> None:
         raise MethodError(f"--attn {attn} would replace the attention of {method}. Remove --attn.")
 
 
-def load(
-    checkpoint: Checkpoint,
-    tokenizer: "PreTrainedTokenizerBase",
-    *,
-    refuse_unused: bool = False,
-    **loading: Any,
-) -> "PreTrainedModel":
+def load(checkpoint: Checkpoint, tokenizer: "PreTrainedTokenizerBase", **loading: Any) -> "PreTrainedModel":
     """Load the checkpoint's model. Warns about a tokenizer with another vocabulary and about unused weights.
 
-    refuse_unused: refuse unused weights. loading: see load_model. Raises CheckpointError.
+    loading: see load_model. Raises CheckpointError.
     """
     with progress_bar(f"loading {checkpoint.name}", None):
-        model = load_model(checkpoint, say=None if refuse_unused else warn, **loading)
+        model = load_model(checkpoint, say=warn, **loading)
     if mismatch := vocabulary_mismatch(tokenizer, model):
         warn(mismatch)
     return model

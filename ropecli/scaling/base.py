@@ -1,10 +1,7 @@
 """Methods that change the base: ABF, NTK-aware scaling, and dynamic NTK, by which it grows with the current length."""
 
-from typing import Annotated
-
 from ropecli.errors import MethodError
 from ropecli.rope import Frequencies, RopeGeometry
-from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import scaling_method
 
 
@@ -15,7 +12,7 @@ def abf(
     s: float,
     *,
     rope_theta: float | None = None,
-    beta: Annotated[float | None, SearchRange(2.0, 500.0)] = None,
+    beta: float | None = None,
 ) -> Frequencies:
     """Adjusted base frequency (ABF): replace the base b with rope_theta, or with beta * b.
 

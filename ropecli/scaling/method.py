@@ -20,13 +20,6 @@ LIST = "a list of non-negative numbers"
 """The kind of a parameter with one number per pair; a method may restrict it further."""
 
 
-class SearchRange(NamedTuple):
-    """The range of a parameter that a search samples on a logarithmic scale; both ends are positive."""
-
-    low: float
-    high: float
-
-
 class Parameter(NamedTuple):
     """A method's parameter, for display.
 
@@ -115,16 +108,6 @@ class ScalingMethod:
             described.append(Parameter(name, _describe(parameter.annotation), default, required))
         return tuple(described)
 
-    @property
-    def search_ranges(self) -> dict[str, SearchRange]:
-        """Search ranges by parameter, for those that have one."""
-        return {
-            name: note
-            for name, parameter in self.signature.items()
-            for note in getattr(parameter.annotation, "__metadata__", ())
-            if isinstance(note, SearchRange)
-        }
-
     def check(self, params: Mapping[str, object]) -> None:
         """Raise MethodError for an unknown parameter, an invalid value, or a missing required parameter."""
         known = self.signature
@@ -140,7 +123,6 @@ class ScalingMethod:
 
 
 def _fits(value: object, annotation: object) -> bool:
-    annotation = _plain(annotation)
     if isinstance(annotation, types.UnionType):
         return any(_fits(value, kind) for kind in typing.get_args(annotation))
     if annotation is types.NoneType:
@@ -158,13 +140,7 @@ def _fits(value: object, annotation: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
-def _plain(annotation: object) -> object:
-    """The type without its Annotated metadata."""
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
-
-
 def _describe(annotation: object) -> str:
-    annotation = _plain(annotation)
     if isinstance(annotation, types.UnionType):
         return " or ".join(_describe(kind) for kind in typing.get_args(annotation) if kind is not types.NoneType)
     if annotation is bool:

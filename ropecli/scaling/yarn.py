@@ -5,17 +5,12 @@ YaRN is NTK-by-parts plus an attention factor; also without the factor, or by th
 """
 
 import math
-from typing import Annotated
 
 import numpy as np
 
 from ropecli.errors import MethodError
 from ropecli.rope import Frequencies, RopeGeometry
-from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import scaling_method
-
-BetaFast = Annotated[float, SearchRange(4.0, 64.0)]
-BetaSlow = Annotated[float, SearchRange(0.25, 2.0)]
 
 
 def yarn_attention_factor(s: float, mscale: float = 1.0) -> float:
@@ -58,7 +53,7 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
                 h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast", targeted=True,
                 rope_type="yarn")  # fmt: skip
 def ntk_by_parts(
-    rope: RopeGeometry, s: float, *, beta_fast: BetaFast = 32.0, beta_slow: BetaSlow = 1.0, truncate: bool = True
+    rope: RopeGeometry, s: float, *, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
 ) -> Frequencies:
     """NTK-by-parts: interpolate slow pairs, keep fast pairs, and ramp in between. YaRN without its attention factor.
 
@@ -78,10 +73,10 @@ def yarn(
     rope: RopeGeometry,
     s: float,
     *,
-    beta_fast: BetaFast = 32.0,
-    beta_slow: BetaSlow = 1.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
     truncate: bool = True,
-    attention_factor: Annotated[float | None, SearchRange(1.0, 1.5)] = None,
+    attention_factor: float | None = None,
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
 ) -> Frequencies:
@@ -132,8 +127,8 @@ def llama3(
     rope: RopeGeometry,
     s: float,
     *,
-    low_freq_factor: Annotated[float, SearchRange(0.25, 2.0)] = 1.0,
-    high_freq_factor: Annotated[float, SearchRange(2.5, 32.0)] = 4.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
 ) -> Frequencies:
     """Llama 3.1: divide the frequencies of slow pairs by the factor, keep fast pairs, and interpolate in between.
 

@@ -99,11 +99,7 @@ def _write_folder(
         staging.mkdir(parents=True)
         with explain_full_disk(output):
             write(staging)
-        refuse_not_finite(
-            _tensors(staging.glob("*.safetensors")),
-            "Train again with a lower learning_rate or more warmup_steps.",
-            lambda: _tensors(source.weight_files()),
-        )
+        refuse_not_finite(_tensors(staging.glob("*.safetensors")), lambda: _tensors(source.weight_files()))
         for file in files:
             place(file, output / file.name, link=False)
         for file in [*staging.glob("*.safetensors*"), *staging.glob(ADAPTER_CONFIG)]:
@@ -127,8 +123,8 @@ def explain_full_disk(output: Path) -> Iterator[None]:
         raise OutputError(f"{output} could not be written: {error}. Free disk space.") from error
 
 
-def refuse_not_finite(tensors: NamedTensors, remedy: str, before: Callable[[], NamedTensors] = tuple) -> None:
-    """Raise NotFiniteError for tensors that are not finite, unless they were not before. remedy: ends the message."""
+def refuse_not_finite(tensors: NamedTensors, before: Callable[[], NamedTensors]) -> None:
+    """Raise NotFiniteError for tensors that are not finite, unless they were not before."""
     names = [name for name, tensor in tensors if not tensor.isfinite().all()]
     if names:
         known = {name for name, tensor in before() if not tensor.isfinite().all()}
@@ -137,7 +133,7 @@ def refuse_not_finite(tensors: NamedTensors, remedy: str, before: Callable[[], N
         more = f" and {len(names) - 1} more tensors are" if len(names) > 1 else " is"
         raise NotFiniteError(
             f"{names[0]}{more} not finite, or too large for the dtype of the weight files. Nothing was written. "
-            f"{remedy}"
+            "Train again with a lower learning_rate or more warmup_steps."
         )
 
 

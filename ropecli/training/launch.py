@@ -40,8 +40,6 @@ _WINDOW = "sliding_window"
 _SHARED = "ropecli_shared"
 """Name in transformers of attention that processes share."""
 _waits = itertools.count()
-_PLAIN = Recipe.model_validate({"data": "demo-train", "mixed_precision": "none", "gradient_accumulation": 1})
-"""For training without a recipe, as by `ropecli tune`."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +304,7 @@ def leave_processes() -> None:
         distributed.destroy_process_group()
 
 
-def start_launch(recipe: Recipe = _PLAIN, **options: Any) -> Launch:
+def start_launch(recipe: Recipe, **options: Any) -> Launch:
     """Start the engine chosen by `accelerate launch` or torchrun, with the recipe's settings.
 
     options: other arguments of Accelerator. Raises RecipeError for an engine that cannot be used.

@@ -241,10 +241,6 @@ def enable_checkpointing(model: Any) -> None:
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
 
-def disable_checkpointing(model: Any) -> None:
-    getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
-
-
 @torch.no_grad()
 def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:
     """Check on the loaded model that it follows gaps and restarts in position_ids.

@@ -73,7 +73,7 @@ def batch():
 def test_fsdp_on_cpus_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(RecipeError, match="needs a GPU"):
-        start_launch()
+        start_launch(recipe_of())
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def make_needle(scalings: Sequence[Subject], options: NeedleOptions, templates: 
     """A key in a source, and the tokenizer. scalings: see make_passkey."""
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
     longest = choose_lengths(options["lengths"], scalings)[-1]
-    source = source_of(options, options["data"], options["split"])
+    source = source_of(options, options["data"])
     with progress_bar("reading documents", None) as step:
         haystack = read_haystack(source.limited().texts(), pieces, step)
     if len(haystack.ids) < longest:

@@ -34,7 +34,7 @@ class Ruler(Asking):
     ) -> None:
         self.maker, self.tasks, self.lengths, self.options = maker, tasks, sorted(lengths), options
         self.mode, self.count = options["mode"], options["samples"]
-        self.text = source_of(options, options["data"], options["split"])
+        self.text = source_of(options, options["data"])
         self.source = self.text.place
 
     @property
@@ -86,7 +86,7 @@ def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Rule
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
-            essay = read_essay(source_of(options, options["data"], options["split"]).texts(), pieces, lengths[-1])
+            essay = read_essay(source_of(options, options["data"]).texts(), pieces, lengths[-1])
     maker = PromptMaker(pieces, find_frame(tokenizer, options["chat_template"]), essay, options["seed"])
     samples = options["samples"]
 
