@@ -1,7 +1,8 @@
-"""`ropecli extend`: finds the right extension of a checkpoint to a length, and writes it."""
+"""`ropecli extend`: finds the right extension of a checkpoint to a length, trains it if asked, and writes it."""
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -13,12 +14,15 @@ from ropecli.commands import options
 from ropecli.errors import DataError, MethodError
 from ropecli.evaluation import request
 from ropecli.evaluation.loading_options import loading_of
-from ropecli.messages import duration, say, warn
+from ropecli.messages import duration, progress_bar, say, warn
 from ropecli.signature import Flag, Interval, MinLen, OneOf, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
-    from ropecli.extension.choice import Choice, Measured
+    from ropecli.evaluation.driver import Store
+    from ropecli.evaluation.subject import Subject
+    from ropecli.extension.choice import Choice, Extension, Measured
+    from ropecli.extension.training import Training
 
 NOTHING_READS_FAR = 3
 """Exit status."""
@@ -31,7 +35,8 @@ class Extended:
 
     candidates: labels. seconds: estimated. choice: None for a dry run, and for a finished run that was resumed. output:
     the written checkpoint, None if nothing was written. page: None if nothing was chosen. export: how to serve it.
-    finished: the content of extend.json, if an earlier run had written it.
+    finished: the content of extend.json, if an earlier run had written it. training: what was trained, and the step
+    that was kept; None without it.
     """
 
     checkpoint: str
@@ -45,10 +50,15 @@ class Extended:
     page: Path | None = None
     export: "Export | None" = None
     finished: Mapping[str, Any] | None = None
+    training: Mapping[str, Any] | None = None
 
     @property
     def exit_status(self) -> int:
-        return NOTHING_READS_FAR if self.choice and self.choice.chosen is None else 0
+        if self.choice is None:
+            return 0
+        trained, limit = self.choice.trained, inf if self.max_short_cost is None else self.max_short_cost / 100
+        fails = not trained.gains or trained.costs_more(limit) if trained else self.choice.chosen is None
+        return NOTHING_READS_FAR if fails else 0
 
     def as_json(self) -> dict[str, Any]:
         from ropecli.evaluation.report import as_json
@@ -69,17 +79,19 @@ class Extended:
             "command": self.export.command if self.export else None,
             "copies": self._copies(),
             "measured": [self._row(measured) for measured in choice.measured] if choice else [],
+            "training": self.training,
+            "trained": self._row(choice.trained) if choice and choice.trained else None,
             **as_json(choice.reports if choice else []),
         }
 
     def _copies(self) -> dict[str, Any] | None:
-        """The classes of Copies that the chosen or best candidate read in the long texts; None if there are none."""
+        """The classes of Copies that the written or best candidate read in the long texts; None if there are none."""
         from ropecli.evaluation.report import copies_of
 
         reports = [report for report in (self.choice.reports if self.choice else ()) if report.task == "tail"]
         if len(reports) < 2:
             return None
-        base, chosen = reports
+        base, *_, chosen = reports
         classes = [asdict(each) for each in copies_of(chosen, base)]
         return {"reference_length": base.lengths[-1], "classes": classes}
 
@@ -142,6 +154,11 @@ def extend(
         Doc("Time to measure, such as 20m or 2h: fewer candidates, then fewer documents. Default: all."),
     ] = None,
     max_documents: Annotated[int, Interval(ge=2), Doc("Maximum number of documents to measure on."), request.DATA] = 16,
+    train: Annotated[
+        str | None,
+        Flag("--train", metavar="TIME|STEPS"),
+        Doc("Then train it on the documents that are not measured on: for a time such as 20m, or a number of steps."),
+    ] = None,
     weights: options.Weights = "link",
     dry_run: Annotated[bool, Doc("Print the candidates and the time, and write nothing."), request.OUTPUT] = False,
     resume: options.Resume = False,
@@ -151,12 +168,16 @@ def extend(
     """Find the right extension on your texts, and write it.
 
     Tries the methods that need no training and that --serve computes, with headroom. Chooses the one that uses far text
-    best. Exit status 3: no candidate reads far, or none within --max-short-cost; nothing is written.
+    best. --train takes the best at any cost, and trains the cost away. Exit status 3: no candidate reads far, or none
+    within --max-short-cost; nothing is written but what was trained.
     """
-    seconds, loading = _seconds(budget), loading_of(shared)
+    seconds, loading = _seconds("--budget", budget), loading_of(shared)
+    steps = int(train) if train and re.fullmatch(r"0*[1-9]\d{0,5}", train) else None
+    time = None if steps else _seconds("--train", train)
     if resume and output and (finished := _finished(options.as_path(output))):
         return finished
-    folder = options.folder_to_write(output, dry_run=dry_run)
+    begun = resume and train and output and (options.as_path(output) / "run.yaml").exists()
+    folder = options.as_path(output) if output and begun else options.folder_to_write(output, dry_run=dry_run)
 
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.resume import open_state, refuse_interrupted, remove_state
@@ -176,37 +197,91 @@ def extend(
     texts: Any = {**shared, "data": data or "demo", "max_documents": max_documents}
     texts |= {"min_tokens": None, "max_tokens": None}
     most_cost = inf if max_short_cost is None else max_short_cost / 100
-    search = make_extension(opened, candidates, length, texts, loading, most_cost)
+    search = make_extension(opened, candidates, length, texts, loading, inf if train else most_cost)
+    training = None
+    if train:
+        from ropecli.extension.training import Training
+
+        training = Training(opened, length, texts, search.measured_on, steps, time)
 
     def fit(store: Store) -> Extended:
         estimated = search.fit(store, seconds)
         time = f"some {duration(estimated)}" + ", with what is measured already" * resume
         say(f"Candidates that {serve} runs: {', '.join(search.labels)}. Measuring takes {time}.")
+        if training:
+            say(training.sentence())
         return Extended(checkpoint, length, search.short_length, max_short_cost, search.labels, estimated)
 
     if folder is None:
         return fit(Store())
-    with interruptible(folder), open_state(folder, search.request()) as state:
-        store = Store(state)
-        planned = fit(store)
-        try:
-            choice = search.choose(store)
-        except DataError:
-            remove_state(folder)  # the same command would end so again
-            raise
-        result = _write(replace(planned, choice=choice), folder, serve, link=weights == "link")
-        if choice.chosen or not choice.best.gains:  # else what was measured serves a higher --max-short-cost
-            remove_state(folder)
+    first = training is None or training.launch.is_main
+    state = open_state(folder, {**search.request(), "train": train}) if first else nullcontext()
+    with interruptible(folder), state as saved:
+        store = Store(saved)
+        result = Extended(checkpoint, length)
+        if first:
+            result = fit(store)
+            try:
+                result = replace(result, choice=search.choose(store))
+            except DataError:
+                remove_state(folder)  # the same command would end so again
+                raise
+        if training:
+            result = _train(training, search, candidates, result, store, folder, most_cost)
+        if first and (choice := result.choice):
+            result = _write(result, folder, serve, link=weights == "link")
+            if choice.trained or choice.chosen or not choice.best.gains:
+                remove_state(folder)  # else what was measured serves a higher --max-short-cost
     return result
 
 
-def _seconds(budget: str | None) -> float | None:
-    if budget is None:
+def _seconds(option: str, time: str | None) -> float | None:
+    if time is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget)
-    if not match:
-        raise MethodError(f"--budget is {budget!r}; expected a time such as 90s, 20m or 2h.")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", time)
+    if not match or not float(match[1]):
+        raise MethodError(f"{option} is {time!r}; expected a time such as 90s, 20m or 2h.")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _train(
+    training: "Training",
+    search: "Extension",
+    candidates: Sequence["Subject"],
+    result: Extended,
+    store: "Store",
+    folder: Path,
+    most_cost: float,
+) -> Extended:
+    """Train the best candidate into the folder. All processes call it; the main one, which has chosen, measures it."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.evaluation.subject import Subject
+    from ropecli.training.finetuning import Listener
+    from ropecli.training.launch import leave_processes
+
+    launch, choice, part, key = training.launch, result.choice, "training", ("steps",)
+
+    def chosen() -> tuple[int, Any, int | None]:
+        best = choice.chosen or choice.best  # type: ignore[union-attr]
+        number = next(number for number, each in enumerate(candidates) if each is best.subject)
+        return number, search.two_losses(choice), store.values(part).get(key)
+
+    number, losses, steps = launch.from_main(chosen)
+    training.steps = training.steps or steps
+    with progress_bar("preparing", None) as step:
+        listener = Listener(
+            say,
+            lambda done: step(text=f"step {done.step}, loss {done.loss:.3f}, {done.tokens_per_second:,.0f} tokens/s"),
+            lambda phase: step(phase=phase),
+        )
+        scoring = training.run(
+            candidates[number], losses, most_cost, folder, listener, lambda steps: store.add(part, key, steps)
+        )
+        leave_processes()
+    if choice is None:
+        return result
+    choice = search.add_trained(choice, candidates[number], Subject(open_checkpoint(folder, weights=True)))
+    return replace(result, choice=choice, training=training.as_json(scoring))
 
 
 def _finished(folder: Path) -> Extended | None:
@@ -237,10 +312,11 @@ def _write(result: Extended, folder: Path, serve: str, *, link: bool) -> Extende
     from ropecli.reporting.page import render_page
 
     choice = result.choice
-    if choice is None or choice.chosen is None:
+    if choice is None or (choice.chosen or choice.trained) is None:
         return result
-    subject = choice.chosen.subject
-    done = replace(result, output=folder if subject.plan else None, page=folder / PAGE)
+    subject = (choice.trained or choice.chosen).subject  # type: ignore[union-attr]
+    is_new = subject.plan is not None or choice.trained is not None
+    done = replace(result, output=folder if is_new else None, page=folder / PAGE)
 
     def finish(partial: Path) -> None:
         nonlocal done
@@ -249,10 +325,12 @@ def _write(result: Extended, folder: Path, serve: str, *, link: bool) -> Extende
             served = replace(open_checkpoint(partial), name=str(folder))
         done = replace(done, export=export_checkpoint(served, serve) if serve in ENGINES else None)
         record = done.as_json()
-        write_report(partial / EXTENSION, record)
         (partial / PAGE).write_text(render_page(choice.reports, record), encoding="utf-8")
+        write_report(partial / EXTENSION, record)
 
-    if subject.plan:
+    if choice.trained:
+        finish(folder)
+    elif subject.plan:
         write_plan(subject.plan, folder, link=link, verify=True, check=finish)
     else:
         with new_folder(folder) as partial:

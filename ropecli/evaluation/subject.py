@@ -272,6 +272,10 @@ class LiveReaderFactory(ReaderFactory):
         self.loading, self.chunk, self.batch_size = loading, chunk, batch_size
         self._loaded: tuple[Checkpoint, PreTrainedModel] | None = None
 
+    def release(self) -> None:
+        """Free the model that was read last."""
+        self._loaded = None
+
     def request(self) -> dict[str, Any]:
         return {**loading_request(self.loading), "chunk": self.chunk, "batch_size": self.batch_size}
 

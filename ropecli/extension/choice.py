@@ -37,6 +37,7 @@ from ropecli.live.loading import load_tokenizer
 from ropecli.messages import duration, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.spec import make_spec
+from ropecli.training.validation import Scored
 
 _LOSS = attrgetter("far.value")
 HEADROOM = (1.0, 1.5, 2.0)
@@ -141,12 +142,14 @@ class Measured:
 @dataclass(frozen=True)
 class Choice:
     """chosen: None if no candidate reads far within the cost. measured: those of the last round first, best first.
-    reports: the base and the chosen candidate, or else the best; recall, then perplexity, then that of long texts.
+    reports: the base, the chosen candidate, or else the best, and what was trained of it; recall, then perplexity, then
+    that of long texts. trained: on all documents.
     """
 
     chosen: Measured | None
     measured: Sequence[Measured]
     reports: Sequence[Report]
+    trained: Measured | None = None
 
     @property
     def best(self) -> Measured:
@@ -188,6 +191,7 @@ class Extension:
         self._recall, self._cost, self._text = recall, cost, text
         self._factory, self._most_cost = factory, most_cost
         self._store, self.short_length = Store(), cost.lengths[-1]
+        self._trained: Subject | None = None
         self._progress = Progress([], " An interrupted run continues with --resume.")
         self._request = self._make_request()
 
@@ -314,7 +318,9 @@ class Extension:
         """
         self._store = store
         with self._progress.shown():
-            return self._search()
+            choice = self._search()
+        self._factory.release()
+        return choice
 
     def _search(self) -> Choice:
         [[base, _]] = self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates)))
@@ -351,13 +357,42 @@ class Extension:
             level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
             within = sorted(level, key=lambda candidate: candidate.cost.change)
         by_loss = sorted(left, key=_LOSS)
-        recall = self._recall.only("absent", "far", shorter=True)  # the near arm is the base's
         subjects = [each.subject for each in [*within, *by_loss][:1] if each.subject is not self.base]
-        measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=by_loss[0].gains))
+        recalls, *others = self._all_lengths(subjects, with_text=by_loss[0].gains)
+        return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *chain(*others)])
+
+    def _all_lengths(self, subjects: Sequence[Subject], *, with_text: bool) -> list[list[Report]]:
+        """The reports of the base and the subjects by task, on all documents: recall, cost, and that of long texts."""
+        recall = self._recall.only("absent", "far", shorter=True)  # the near arm is the base's
+        measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=with_text))
         recalls, *others = zip(*measured, strict=True)
         reference = reference_of(recalls[0], certain=False)
-        reports = [*(replace(report, reference=reference) for report in recalls), *chain(*others)]
-        return Choice(within[0] if within else None, [*by_loss, *dropped], reports)
+        return [[replace(report, reference=reference) for report in recalls], *map(list, others)]
+
+    def add_trained(self, choice: Choice, patched: Subject, trained: Subject) -> Choice:
+        """The choice with what was trained of it. Raises NotFiniteError if that overflows."""
+        self._trained = trained
+        subjects = [trained] if patched is self.base else [patched, trained]
+        with self._progress.shown():
+            recalls, costs, *text = self._all_lengths(subjects, with_text=True)
+        if len(recalls) <= len(subjects):
+            raise NotFiniteError("The trained model overflows. Try another --dtype.")
+        far = next(cell for cell in recalls[-1].cells if (cell.task, cell.length) == ("far", self._recall.lengths[-1]))
+        reference = reference_of(recalls[0], certain=False)
+        cost = loss_change(costs[-1].cells[0], costs[0].cells[0])
+        measured = Measured(trained, far, cost, reference.recall(far))
+        return replace(choice, trained=measured, reports=[*recalls, *costs, *chain(*text)])
+
+    @property
+    def measured_on(self) -> list[np.ndarray]:
+        """The token ids of each document, up to the length."""
+        return [document.ids for document in self._recall.documents.kept]
+
+    def two_losses(self, choice: Choice) -> tuple[list[Scored], list[Scored], float]:
+        """The far passes and the short texts to score in training, and the loss of the base on these, nats."""
+        cost = self._cost_of(self._recall.count)
+        base = next(report for report in choice.reports if report.task == cost.name)
+        return self._recall.only("far").passes(), cost.texts(), base.cells[0].value
 
     def _measure(
         self,
@@ -394,7 +429,7 @@ class Extension:
         return report_of(job, values, properties, self._factory)
 
     def _part(self, subject: Subject, task: Task) -> str:
-        label = "base" if subject is self.base else label_of(subject)
+        label = "base" if subject is self.base else "trained" if subject is self._trained else label_of(subject)
         kind = "recall" if isinstance(task, Recall) else "text" if task.name == "tail" else "cost"
         return f"{label}, {kind}"
 

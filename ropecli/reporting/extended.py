@@ -1,4 +1,4 @@
-"""What `extend` found, in words and as a table, from the content of extend.json: for the terminal and the page."""
+"""What `extend` found and trained, from the content of extend.json, for the terminal and the page."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -12,10 +12,12 @@ from ropecli.table import Bold, Table
 
 
 def candidates_table(record: Mapping[str, Any]) -> Table:
-    """The candidates, best first."""
-    rows = []
-    for row in record["measured"]:
-        label = Bold(row["label"]) if row["label"] == record["chosen"] else row["label"]
+    """What was trained, then the candidates, best first."""
+    rows, trained = [], record["trained"]
+    for row in [*([trained] if trained else []), *record["measured"]]:
+        written = row is trained if trained else row["label"] == record["chosen"]
+        label = f"{row['label']}, trained" if row is trained else row["label"]
+        label = Bold(label) if written else label
         rows.append([label, str(row["documents"]), _recall(row), _cost(row)])
     heads = ["candidate", "documents", f"recall at {record['length']:,}", f"cost at {record['short_length']:,}"]
     title = f"{record['checkpoint']} to {record['length']:,} tokens"
@@ -27,6 +29,8 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
     length, limit, rows = record["length"], record["max_short_cost"], record["measured"]
     within = "" if limit is None else f" at a cost of {limit:g}% or less"
     chosen = _chosen(record)
+    if record["trained"]:
+        return [*_trained_sentences(record), *_text_sentences(record.get("copies"))]
     if chosen is None:
         return [f"No candidate certainly gains from text {length:,} tokens back{within}: nothing is written."]
     cost = f"{_cost(chosen)} of perplexity at {record['short_length']:,}"
@@ -39,6 +43,23 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
     return [first, why, *_text_sentences(record.get("copies"))]
 
 
+def _trained_sentences(record: Mapping[str, Any]) -> list[str]:
+    """What the training has changed, and whether that is enough."""
+    row, before, how, limit = record["trained"], _chosen(record), record["training"], record["max_short_cost"]
+    what = {"none": "all parameters", "lora": "LoRA"}[how["adapter"]]
+    steps = f"{how['steps']:,} steps of {how['sequences_per_step']} × {how['length']:,} tokens"
+    sentences = [
+        f"Trained: {row['label']}, {what}, {steps}; step {how['kept_step']} reads best and is kept.",
+        f"Recall at {record['length']:,} tokens {_recall(row)}, {_recall(before)} before. Cost {_cost(row)} of "
+        f"perplexity at {record['short_length']:,}, {_cost(before)} before.",
+    ]
+    if not row["reads_far"]:
+        sentences.append("It does not certainly gain from the far text.")
+    if limit is not None and row["cost"]["change"] > limit / 100:
+        sentences.append(f"It costs more than --max-short-cost {limit:g}.")
+    return sentences
+
+
 def _text_sentences(copies: Mapping[str, Any] | None) -> list[str]:
     if not copies or not copies["classes"]:
         return []
@@ -49,6 +70,7 @@ def _text_sentences(copies: Mapping[str, Any] | None) -> list[str]:
 def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(sentence, command or nothing): how to serve it, ways to a lower cost, what to do if nothing reads far."""
     chosen, rows, checkpoint = _chosen(record), record["measured"], quoted(record["checkpoint"])
+    length = record["length"]
     plan = "", f"ropecli plan {checkpoint} --length {record['length']}"
     if chosen is None:
         best, steps = rows[0], []
@@ -59,17 +81,19 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             ]
         elif best["documents"] < MIN_SAMPLES:
             steps = [(f"{best['documents']} documents are few: measure on more", "")]
-        by_hand = [("Or train it: patch it by hand, and plan the training for your GPUs", best["command"])]
-        return [*steps, *(by_hand if best["command"] else []), plan]
+        train = f"ropecli extend {checkpoint} --length {length} --data YOUR_TEXTS --train 1h --output TRAINED"
+        return [*steps, ("Or train it", train), plan]
     steps = [("Serve it", record["command"])] if record["command"] else []
+    if record["trained"]:
+        return steps
     cost = chosen["cost"]["change"]
     if cost > 0 and record["output"]:
         cheaper = [row for row in rows if row["reads_far"] and row["cost"]["change"] < cost]
         for row in cheaper[:1]:
             steps.append((f"For less, {row['label']}: recall {_recall(row)}, cost {_cost(row)}", row["command"] or ""))
         both = f"At no cost, serve {checkpoint} for short texts beside it: no engine switches its scaling per request"
-        train = f"ropecli finetune {quoted(record['output'])} --data YOUR_TEXTS --output TRAINED"
-        steps += [(both, ""), ("Training may take the cost away", train)]
+        train = f"ropecli extend {checkpoint} --length {length} --data YOUR_TEXTS --train 1h --output TRAINED"
+        steps += [(both, ""), ("Training takes the cost away", train)]
     dearer = rows[0] if rows[0]["label"] != chosen["label"] and record["max_short_cost"] is not None else None
     if dearer and dearer["reads_far"]:
         steps.append((f"{dearer['label']} uses far text better, and costs {_cost(dearer)}", dearer["command"] or ""))

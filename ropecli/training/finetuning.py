@@ -74,8 +74,9 @@ def finetune_checkpoint(
     """Train one stage, planned by plan_stages, into the folder `output`, or resume what it contains.
 
     open_source: opens the checkpoint to train, with its origin. whole: the recipe with all stages, to record. length:
-    tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage. scoring: instead of the
-    recipe's eval_data. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or KeyboardInterrupt. Raises RopecliError.
+    tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage. scoring:
+    instead of the recipe's eval_data. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or
+    KeyboardInterrupt. Raises RopecliError.
     """
     say, given = listener.say, recipe
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():

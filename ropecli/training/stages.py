@@ -40,6 +40,7 @@ from ropecli.training.launch import Launch
 from ropecli.training.recipe_schema import Patch, Recipe
 from ropecli.training.refusals import refuse_method_conflicts, why_unpackable
 from ropecli.training.run_folder import LOCK, refuse_foreign, refuse_other_run
+from ropecli.training.validation import Scoring
 
 
 @dataclass(frozen=True)
@@ -182,11 +183,17 @@ def _heading(stage: Stage, count: int) -> str:
 
 
 def run_stages(
-    checkpoint: Checkpoint, recipe: Recipe, output: Path, *, resume: bool = False, listener: Listener = SILENT
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    output: Path,
+    *,
+    resume: bool = False,
+    listener: Listener = SILENT,
+    scoring: Scoring | None = None,
 ) -> None:
     """Run all stages of a recipe into the folder `output`, which stock transformers can then load.
 
-    listener: its steps are counted over all stages. With several processes `output` must be on a disk that they share.
+    listener: its steps are counted over all stages. scoring: instead of the recipe's eval_data. With several processes `output` must be on a disk that they share.
     Raises the errors of plan_stages, before anything is trained, and those of patch_to and finetune_checkpoint.
     """
     stages = plan_stages(checkpoint, recipe)
@@ -203,11 +210,17 @@ def run_stages(
         if kept := len(stages) - 1:
             weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
             listener.say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
-        _run_in_turn(checkpoint, recipe, stages, output, first, listener)
+        _run_in_turn(checkpoint, recipe, stages, output, first, listener, scoring)
 
 
 def _run_in_turn(
-    checkpoint: Checkpoint, recipe: Recipe, stages: list[Stage], output: Path, first: bool, listener: Listener
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    stages: list[Stage],
+    output: Path,
+    first: bool,
+    listener: Listener,
+    scoring: Scoring | None,
 ) -> None:
 
     def after(steps: int) -> Listener:
@@ -243,6 +256,7 @@ def _run_in_turn(
                     length=stage.length,
                     position_span=stage.position_span,
                     unpackable=stage.unpackable,
+                    scoring=scoring,
                 )
             if first:
                 clear_finished(folder)

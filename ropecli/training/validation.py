@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,26 +30,19 @@ from ropecli.training.launch import Launch
 from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe_schema import Recipe
 
-
 TIMED_STEPS = 2
-"""Steps after which the number of steps is set, if the time decides."""
-
-
-class Scored(NamedTuple):
-    """ids: shape (tokens,). targets: bool, the same shape, whether each is scored."""
-
-    ids: np.ndarray
-    targets: np.ndarray
+"""Steps after which their number is set, if the time decides."""
+Scored = tuple[np.ndarray, np.ndarray]
+"""The ids of a text, and whether each is scored; shape (tokens,) both."""
 
 
 @dataclass
 class Scoring(ABC):
     """Scores texts with the training loss, so that the engine splits them between processes like batches.
 
-    every: steps between measurements; 0 while they are not known. steps: of the run; None until its time is known.
+    steps: of the run; None while the time of a step is not known.
     """
 
-    every: int
     steps: int | None
 
     @property
@@ -70,7 +63,7 @@ class Scoring(ABC):
         """The same for the terminal."""
 
     def affordable(self, seconds: float) -> int:
-        """The steps for which there is time, if one takes these seconds. The main process calls it after TIMED_STEPS."""
+        """The steps for which there is time, if one takes these seconds. Called on the main process."""
         raise NotImplementedError
 
     @property
@@ -78,8 +71,8 @@ class Scoring(ABC):
         """Token ids; documents that begin so are not trained on."""
         return ()
 
-    def follow(self, line: Mapping[str, Any]) -> None:
-        """Take note of a line that this run, or the one that it resumes, has written."""
+    def follow(self, line: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take note of a line of metrics.jsonl, also of the run that is resumed."""
 
     @property
     def best(self) -> int | None:
@@ -91,9 +84,9 @@ class Scoring(ABC):
         """Whether more steps would not help."""
         return False
 
+    @abstractmethod
     def due(self, step: int) -> bool:
-        """Return True before the first step, every `every` steps, and after the last."""
-        return step in (0, self.steps) or (self.every > 0 and step % self.every == 0)
+        """Return whether to measure after this step; 0: before the first."""
 
     def run(self, launch: Launch, wrapped: torch.nn.Module, step: int) -> dict[str, Any]:
         """Return a line for metrics.jsonl: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
@@ -101,7 +94,7 @@ class Scoring(ABC):
         wrapped: the NextTokenLoss prepared by Accelerate. All processes call it together, between updates. Raises
         NotFiniteError, and RopecliError if memory runs out.
         """
-        longest = max(len(text.ids) for texts in self.texts.values() for text in texts)
+        longest = max(len(ids) for texts in self.texts.values() for ids, _ in texts)
         with _evaluation_mode(launch, wrapped, longest) as reset:
             losses = {}
             for name, texts in self.texts.items():
@@ -114,18 +107,16 @@ class Scoring(ABC):
         return {"step": step, **self.line(losses)}
 
 
-def _mean_loss(
-    launch: Launch, wrapped: torch.nn.Module, texts: Sequence[Scored], reset: Callable[[], None]
-) -> float:
+def _mean_loss(launch: Launch, wrapped: torch.nn.Module, texts: Sequence[Scored], reset: Callable[[], None]) -> float:
     """Mean negative log-likelihood over all texts, nats per token."""
     total = torch.zeros(2, dtype=torch.float64)
     # all processes read the same number of texts, since they gather sharded weights together; if they do not divide
     # evenly, several read the same ones, which cancels in the mean
     parts = math.gcd(len(texts), launch.data_ranks)
-    for text in texts[launch.data_rank % parts :: parts]:
+    for ids, scored in texts[launch.data_rank % parts :: parts]:
         reset()
-        labels = np.append(np.where(text.targets, text.ids, UNSCORED)[1:], UNSCORED)
-        part = launch.take(Batch(text.ids[None], labels[None]))
+        labels = np.append(np.where(scored, ids, UNSCORED)[1:], UNSCORED)
+        part = launch.take(Batch(ids[None], labels[None]))
         total += torch.tensor([float(wrapped(*part)), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
     nll, targets = launch.total(*total)
     return nll / targets
@@ -135,18 +126,22 @@ def _mean_loss(
 class Validation(Scoring):
     """Measures perplexity with the protocol `tail`, which scores the same tokens at all lengths for comparison.
 
-    lengths: tokens, ascending. documents: each as long as the longest length.
+    every: steps between measurements. lengths: tokens, ascending. documents: each as long as the longest length.
     """
 
+    every: int
     documents: Documents
     lengths: tuple[int, ...]
     protocol: Protocol
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.steps
 
     @cached_property
     def texts(self) -> Mapping[str, Sequence[Scored]]:
         return {
             str(length): [
-                last_scored(window.ids, window.targets)
+                (window.ids, np.arange(len(window.ids)) >= len(window.ids) - window.targets)
                 for document in self.documents.kept
                 for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1])
             ]
@@ -167,11 +162,6 @@ class Validation(Scoring):
     def words(self, line: Mapping[str, Any]) -> str:
         perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in line["ppl"].items())
         return f"perplexity {perplexities}"
-
-
-def last_scored(ids: np.ndarray, targets: int) -> Scored:
-    """A text of which the last `targets` tokens are scored."""
-    return Scored(ids, np.arange(len(ids)) >= len(ids) - targets)
 
 
 def make_validation(
@@ -203,7 +193,7 @@ def make_validation(
     listed = ", ".join(map(str, lengths))
     say(f"Measuring perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {listed} tokens.")
     protocol = Protocol("tail").for_lengths(list(lengths), documents.special)
-    return Validation(recipe.eval_every, recipe.steps, documents, lengths, protocol)
+    return Validation(recipe.steps, recipe.eval_every, documents, lengths, protocol)
 
 
 @contextlib.contextmanager

@@ -13,16 +13,19 @@ from transformers import AutoConfig
 import ropecli
 from ropecli import resume
 from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.data.sources import demo_held_out
 from ropecli.evaluation import driver
 from ropecli.evaluation.progress import Speed
 from ropecli.evaluation.report import Cell, Change
-from ropecli.extension import choice
+from ropecli.extension import choice, training
 from ropecli.extension.choice import Extension, Measured, best_of, make_candidates
+from ropecli.extension.training import TwoLosses
 from ropecli.reporting import page
 from ropecli.reporting.lines import sets_of
 from ropecli.reporting.report_files import read_reports
 
 FEW = ["--length", 512, "--max-documents", 4]
+TRAIN = ["--factors", 4, "--train", 4, "--data"]
 
 
 @pytest.fixture
@@ -218,3 +221,116 @@ def test_candidates_are_what_the_engine_runs(build, llama):
     sliding = make_candidates(open_checkpoint(build("gemma3_text")), 256, "vllm")
     assert all("full_attention" in subject.plan.positions.ropes for subject in sliding)
     assert [subject.plan for subject in make_candidates(open_checkpoint(llama), 64, "vllm")] == [None]
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """Five held-out files of the demo, of which four are measured on. A step has one sequence."""
+    monkeypatch.setattr(training, "_STEP_TOKENS", 512)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, text in [*demo_held_out()][:5]:
+        (folder / name.replace("/", "-")).write_text(text)
+    return folder
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(extend, texts, tmp_path, ropecli):
+    outcome = extend(*TRAIN, texts, "--serve", "vllm").succeeds()
+    out, result = tmp_path / "out", json.loads((tmp_path / "out" / "extend.json").read_text())
+    for part in (
+        "Then it trains all parameters for 4 steps of 1 × 512 tokens",
+        "80.0% of the documents are measured on",
+    ):
+        assert part in outcome.err
+    assert outcome.out.startswith("Trained: yarn ×4, all parameters, 4 steps of 1 × 512 tokens; step ")
+    assert f"Wrote {out}, proved." in outcome.out
+    assert f"vllm serve {out}" in outcome.out
+    scored = {line["step"]: line for line in metrics_of(out) if "far_nll" in line}
+    assert sorted(scored) == [0, 1, 2, 3, 4]
+    [patched] = result["measured"]
+    assert scored[0]["far_nll"] == pytest.approx(patched["far_nll"], rel=1e-5)
+    assert scored[0]["cost"] == pytest.approx(patched["cost"]["change"], abs=1e-5)
+    kept = min((line["far_nll"], step) for step, line in scored.items() if step)[1]
+    assert result["training"]["kept_step"] == kept
+    nearest = min(scored, key=lambda step: abs(scored[step]["far_nll"] - result["trained"]["far_nll"]))
+    assert nearest == kept  # the written weights, rounded to the checkpoint's dtype
+    recalls = [(report["checkpoint"], report["factor"]) for report in result["reports"] if report["kind"] == "recall"]
+    assert recalls == [("demo", 1.0), ("demo", 4.0), (str(out), 4.0)]
+    assert AutoConfig.from_pretrained(out).max_position_embeddings == 512
+    page = (out / "extend.html").read_text()
+    for part in ("Trained: yarn ×4", "yarn ×4, trained", f"vllm serve {out}"):
+        assert part in page
+    assert not (tmp_path / "out.state").exists()
+    assert "is already finished." in extend(*TRAIN, texts, "--resume").succeeds().err
+
+
+@pytest.mark.parametrize("stop", ["in training", "before measuring", "before the page"])
+def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_path, contents, monkeypatch, stop):
+    extend(*TRAIN, texts).succeeds()
+    expected = contents(shutil.move(tmp_path / "out", tmp_path / "expected"))
+    places = {
+        "in training": (training.TwoLosses, "words"),
+        "before measuring": (Extension, "add_trained"),
+        "before the page": (page, "render_page"),
+    }
+    calls = [None] * 2 if stop == "in training" else []
+    real = getattr(*places[stop])
+
+    def stopped(*arguments):
+        if not calls:
+            raise KeyboardInterrupt
+        calls.pop()
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*places[stop], stopped)
+        assert extend(*TRAIN, texts).code == 130
+    extend(*TRAIN, texts).is_refused("--resume")
+    assert "Trained: yarn ×4" in extend(*TRAIN, texts, "--resume").succeeds().out
+    written = contents(tmp_path / "out")
+    assert {name for name in written if name.endswith(".safetensors")}
+    for name in ("model.safetensors", "config.json"):
+        assert written[name] == expected[name]
+
+
+def test_nothing_left_to_train_on_is_refused_before_anything_is_measured(extend, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "score_samples", None)
+    next(texts.iterdir()).unlink()
+    extend(*TRAIN, texts).is_refused("Of 4 documents, 4 are measured on.")
+    extend("--train", "soon").is_refused("--train is 'soon'; expected a time such as 90s, 20m or 2h.")
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_train_what_one_trains(start_ropecli, extend, texts, tmp_path):
+    command = ("extend", "demo", *FEW, "--methods", "yarn", *TRAIN, texts, "--output")
+    process = start_ropecli([*map(str, command), str(tmp_path / "two")], processes=2)
+    _, err = process.communicate()
+    assert process.returncode == 0, err[-4000:]
+    steps = [line["far_nll"] for line in metrics_of(tmp_path / "two") if "far_nll" in line]
+    assert len(steps) == 5
+
+
+@pytest.mark.parametrize(
+    ("far", "costs", "best", "ended"),
+    [
+        ([3, 2, 1], [0.1, 0.1, 0.1], 2, False),
+        ([1, 2, 3], [0.0, 0.0, 0.0], 1, False),  # step 0 is not trained
+        ([9, 1, 2, 2, 2], [0.0, 0.1, 0.1, 0.1, 0.1], 1, True),
+        ([9, 1, 2, 2, 2], [0.0, 0.3, 0.1, 0.1, 0.1], 2, False),  # beyond the cost
+        ([9, 1, 2, 3], [0.0, 0.5, 0.4, 0.3], 3, False),  # all beyond it
+    ],
+)
+def test_the_best_step_within_the_cost_is_kept_and_training_ends_three_scorings_later(far, costs, best, ended):
+    remembered = []
+    losses = TwoLosses(None, [], [], 0.0, 0.2, [], 100.0, remembered.append)
+    assert [losses.due(step) for step in (0, 1, 10)] == [True, False, False]  # before the steps are known
+    for step, (nll, cost) in enumerate(zip(far, costs, strict=True)):
+        losses.follow({"step": step, "far_nll": nll, "cost": cost})
+    assert (losses.best, losses.ended) == (best, ended)
+    assert losses.affordable(0.5) == 200
+    assert losses.affordable(99) == 3
+    assert remembered == [200, 3]

@@ -153,6 +153,13 @@ class Perplexity(Task):
             tally.seconds, tally.peak_memory = cost.seconds / len(documents), cost.peak_memory
         return [{str(length): asdict(tally) for length, tally in by_length.items()} for by_length in tallies]
 
+    def texts(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(ids, whether each is scored) of the windows at the longest length; shape (tokens,) each."""
+        windows = [
+            window for index in range(len(self.documents.kept)) for window in self._windows((self.lengths[-1], index))
+        ]
+        return [(window.ids, np.arange(len(window.ids)) >= len(window.ids) - window.targets) for window in windows]
+
     def _classes_of(self, index: int) -> np.ndarray | None:
         """The class of each token of a document: the same at every length."""
         if (reference := self.reference_length) is None:

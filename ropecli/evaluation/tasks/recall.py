@@ -204,6 +204,16 @@ class Recall(Task):
             for losses, order in zip(reader.losses(windows), orders, strict=True)
         ]
 
+    def passes(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(ids, whether each is scored) of the passes of the arm `far` at the longest length; shape (length,) each."""
+        texts = []
+        for first in self._firsts():
+            ids = self._arm(self.lengths[-1], "far", first)
+            scored = np.arange(PASSAGE) >= CUE
+            repeated = np.tile(scored, len(self._passes[first]))
+            texts.append((ids, np.concatenate([np.zeros(len(ids) - len(repeated), bool), repeated])))
+        return texts
+
     def _copying(self, reader: Reader, samples: Sequence[np.ndarray]) -> list[float]:
         """The scored tokens after the first wrong one of a greedy copy, by the share of its characters."""
         expected = [self.tokenizer.decode(ids[-_SCORED:]) for ids in samples]

@@ -181,6 +181,11 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     return f"{allocator}accelerate launch {' '.join(options)} -m ropecli {finetune}"
 
 
+def memory_of(device: Any) -> int:
+    """Bytes of a process on the device: processes share the machine's main memory."""
+    return total_memory(device) // (read_ranks().local_count if device.type == "cpu" else 1)
+
+
 def resolve_checkpointing(
     launch: Launch, config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
 ) -> Recipe:
@@ -194,8 +199,7 @@ def resolve_checkpointing(
     if isinstance(recorded, bool):
         return recipe.model_copy(update={"gradient_checkpointing": recorded})
     device = launch.accelerator.device
-    # processes share the machine's main memory
-    memory = launch.least(total_memory(device) // (read_ranks().local_count if device.type == "cpu" else 1))
+    memory = launch.least(memory_of(device))
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the estimate counts qlora itself
