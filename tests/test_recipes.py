@@ -142,7 +142,7 @@ def _header(path):
 def test_index_links_every_recipe():
     links = re.findall(r"\]\(([\w/.-]+\.yaml)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert {ROOT / link for link in links} == set(ROOT.rglob("*.yaml"))
-    assert {path.stem for path in RECIPES} == {*EXPECTED, "demo"}
+    assert {path.stem for path in RECIPES} == {*EXPECTED, "demo", "extend"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -193,7 +193,8 @@ def run_stages(
 ) -> None:
     """Run all stages of a recipe into the folder `output`, which stock transformers can then load.
 
-    listener: its steps are counted over all stages. scoring: instead of the recipe's eval_data. With several processes `output` must be on a disk that they share.
+    listener: its steps are counted over all stages. scoring: instead of the recipe's eval_data. With several
+    processes `output` must be on a disk that they share.
     Raises the errors of plan_stages, before anything is trained, and those of patch_to and finetune_checkpoint.
     """
     stages = plan_stages(checkpoint, recipe)
