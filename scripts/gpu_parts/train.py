@@ -136,7 +136,7 @@ def timed(part: Part, case: dict[str, Any], work: Callable[[Callable[[], None]],
     tokens, flops = case["length"], peak_flops()
     with torch.device("meta"):
         shape = model_shape(MemoryEstimator(bench_plan.config_of(case)).model)
-    needed = flops_of(shape, bench_plan.recipe_of(case), tokens, tokens)
+    needed = flops_of(shape, bench_plan.recipe_of(case), tokens, tokens, tokens)
     return {
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,

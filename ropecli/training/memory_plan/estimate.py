@@ -15,6 +15,7 @@ import torch
 from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, PatchError, shown
+from ropecli.evaluation.protocols import short_context
 from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
 from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS, build_model
 from ropecli.training.launch import Launch
@@ -187,19 +188,23 @@ def _copies(step: FakeStep, recipe: Recipe, launch: Launch) -> int:
     return step.layer * (2 * compute + reduced) + 2 * compute * step.outside
 
 
-def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> float:
+def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int, pretraining_length: int) -> float:
     """Floating-point operations of training on `tokens` tokens, in sequences of `length`.
 
     Matrix products take 6 × parameters × tokens (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention is added
     (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, appendix B) and halved because it is causal. Recomputation by
-    gradient checkpointing is not counted, as in model FLOP utilisation.
+    gradient checkpointing is not counted, as in model FLOP utilisation. longce also reads its windows forward.
     """
+
+    def attended(length: int) -> float:
+        seen = [(width, min(length, window or length)) for width, window in shape.attention]
+        # the average number of keys that a query attends to
+        return sum(width * keys * (1 - keys / (2 * length)) for width, keys in seen)
+
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no weight gradient
-    attended = 0.0
-    for width, window in shape.attention:
-        seen = min(length, window or length)
-        attended += width * seen * (1 - seen / (2 * length))  # the average number of keys that a query attends to
-    return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
+    windows = short_context(pretraining_length).windows(length) if recipe.loss == "longce" else ()
+    read = sum((stop - start) / length * (shape.matmul + attended(stop - start)) for start, stop in windows)
+    return 2.0 * tokens * (passes * shape.matmul + 3 * attended(length) + read)
 
 
 def _attention(config: Any) -> Iterator[tuple[int, int | None]]:

@@ -46,7 +46,7 @@ def make_report(
     if best is None:
         raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
-    step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens)
+    step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens, stage.pretraining_length)
     step_seconds = step_flops / (gpus * flops * mfu)
     estimate, written = best.estimate, patch.config if patch else opened.config
     settings = read_settings(written)
