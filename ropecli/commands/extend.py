@@ -176,13 +176,14 @@ def extend(
     time = None if steps else _seconds("--train", train)
     if resume and output and (finished := _finished(options.as_path(output))):
         return finished
+    from ropecli.resume import open_state, refuse_interrupted, remove_state
+
+    refuse_interrupted(None if dry_run else options.optional_path(output), resume)
     begun = resume and train and output and (options.as_path(output) / "run.yaml").exists()
     folder = options.as_path(output) if output and begun else options.folder_to_write(output, dry_run=dry_run)
 
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.resume import open_state, refuse_interrupted, remove_state
 
-    refuse_interrupted(folder, resume)
     opened = open_checkpoint(checkpoint, weights=True, tokenizer=True, revision=revision)
     options.say_opening(checkpoint)
     from ropecli.checkpoint.state import read_state

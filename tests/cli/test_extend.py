@@ -6,6 +6,7 @@ import re
 import shutil
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
@@ -72,7 +73,7 @@ def test_without_a_candidate_within_the_cost_nothing_is_written_and_more_cost_ne
     assert outcome.code == 3
     assert "at a cost of 0% or less: nothing is written." in outcome.out
     assert "for yarn ×4; nothing is measured again:" in outcome.out
-    assert "ropecli patch demo --method yarn --factor 4 --target-length 512 --output DIR" in outcome.out
+    assert "ropecli extend demo --length 512 --data YOUR_TEXTS --train 1h --output TRAINED" in outcome.out
     assert {*tmp_path.rglob("*.*")} >= {tmp_path / "out.state"}
     assert not list((tmp_path / "out").iterdir())
     more = re.search(r"--max-short-cost \d+ --resume", outcome.out)[0].split()
@@ -268,33 +269,27 @@ def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(extend
     assert "is already finished." in extend(*TRAIN, texts, "--resume").succeeds().err
 
 
-@pytest.mark.parametrize("stop", ["in training", "before measuring", "before the page"])
-def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_path, contents, monkeypatch, stop):
+def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_path, contents, monkeypatch):
     extend(*TRAIN, texts).succeeds()
     expected = contents(shutil.move(tmp_path / "out", tmp_path / "expected"))
-    places = {
-        "in training": (training.TwoLosses, "words"),
-        "before measuring": (Extension, "add_trained"),
-        "before the page": (page, "render_page"),
-    }
-    calls = [None] * 2 if stop == "in training" else []
-    real = getattr(*places[stop])
+    for place, name, calls in ((TwoLosses, "words", 2), (page, "render_page", 0)):  # in training; before the page
+        real, passed = getattr(place, name), []
 
-    def stopped(*arguments):
-        if not calls:
-            raise KeyboardInterrupt
-        calls.pop()
-        return real(*arguments)
+        def stopped(*arguments, real=real, passed=passed, calls=calls):
+            if len(passed) == calls:
+                raise KeyboardInterrupt
+            passed.append(arguments)
+            return real(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(*places[stop], stopped)
-        assert extend(*TRAIN, texts).code == 130
-    extend(*TRAIN, texts).is_refused("--resume")
-    assert "Trained: yarn ×4" in extend(*TRAIN, texts, "--resume").succeeds().out
-    written = contents(tmp_path / "out")
-    assert {name for name in written if name.endswith(".safetensors")}
-    for name in ("model.safetensors", "config.json"):
-        assert written[name] == expected[name]
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, stopped)
+            assert extend(*TRAIN, texts).code == 130
+        extend(*TRAIN, texts).is_refused("belongs to a run that was interrupted", "--resume")
+        assert "Trained: yarn ×4" in extend(*TRAIN, texts, "--resume").succeeds().out
+        written = contents(tmp_path / "out")
+        for file in ("model.safetensors", "config.json"):
+            assert written[file] == expected[file]
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_nothing_left_to_train_on_is_refused_before_anything_is_measured(extend, texts, tmp_path, monkeypatch):
@@ -305,13 +300,20 @@ def test_nothing_left_to_train_on_is_refused_before_anything_is_measured(extend,
     assert not (tmp_path / "out").exists()
 
 
-def test_two_processes_train_what_one_trains(start_ropecli, extend, texts, tmp_path):
-    command = ("extend", "demo", *FEW, "--methods", "yarn", *TRAIN, texts, "--output")
-    process = start_ropecli([*map(str, command), str(tmp_path / "two")], processes=2)
-    _, err = process.communicate()
-    assert process.returncode == 0, err[-4000:]
-    steps = [line["far_nll"] for line in metrics_of(tmp_path / "two") if "far_nll" in line]
-    assert len(steps) == 5
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(start_ropecli, texts, tmp_path):
+    command = ("extend", "demo", *FEW, "--methods", "yarn", "--factors", 4, "--train", 2, "--data", texts, "--output")
+    for count in (1, 2):
+        process = start_ropecli([*map(str, command), str(tmp_path / str(count))], processes=count)
+        _, err = process.communicate()
+        assert process.returncode == 0, err[-4000:]
+    one, two = (
+        [[line["far_nll"], line["cost"]] for line in metrics_of(tmp_path / count) if "far_nll" in line]
+        for count in ("1", "2")
+    )
+    assert len(two) == 3
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "2" / "extend.json").exists()
 
 
 @pytest.mark.parametrize(
