@@ -34,7 +34,7 @@ def _read_file(path: Path) -> list[AnyReport]:
     if version != SCHEMA_VERSION or not (is_tuning or (isinstance(reports, list) and reports)):
         raise DataError(
             f"{path} has no reports of this version of ropecli: its schema_version is {shown(version)}. Measure again, "
-            "with `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler` or `tune`."
+            "with `ropecli eval-ppl --output FILE`, `compare`, `needle`, `ruler` or `tune`."
         )
     if is_tuning:
         return [_read_one(f"{path}", value, TuneReport)]
@@ -63,7 +63,7 @@ def _read_one(where: str, value: Any, kind: type[AnyReport]) -> AnyReport:
 
 def _faults(report: Report) -> Iterator[str]:
     """What the types do not say: how the numbers of a report belong together."""
-    tasks = {"perplexity": PROTOCOLS, "recall": ("recall",), "scores": ("passkey", "needle", "ruler")}[report.kind]
+    tasks = {"perplexity": PROTOCOLS, "recall": ("recall",), "scores": ("needle", "ruler")}[report.kind]
     if report.task not in tasks:
         yield f"task {shown(report.task)} of kind {report.kind}; expected {', '.join(tasks)}"
     reference = [report.reference.absent, report.reference.near] if report.reference else []
