@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ropecli.commands.measure import compare as compare
     from ropecli.commands.measure import eval_ppl as eval_ppl
     from ropecli.commands.measure import needle as needle
-    from ropecli.commands.measure import passkey as passkey
     from ropecli.commands.measure import ruler as ruler
     from ropecli.commands.merge import merge as merge
     from ropecli.commands.methods import methods as methods

@@ -50,8 +50,8 @@ EVALUATIONS = {
         "as-is,none,linear,abf,ntk,dynamic,dynamic-yarn,ntk-by-parts,yarn,llama3,p-rope,nope", "--set", "abf.beta=50",
     ],
     "compare distances": ["compare", "demo", *DEMO, "--lengths", "256,512", "--methods", ",".join(DISTANCE)],
-    "passkey": ["passkey", "demo", "--lengths", "128,256", "--samples", "2"],
-    "needle": ["needle", "demo", "--lengths", "128,256", "--samples", "2", "--num-needles", "2", "--depths", "0.2,0.8"],
+    "passkey": ["needle", "demo", "--style", "passkey", "--lengths", "128,256", "--samples", "2"],
+    "needle": ["needle", "demo", "--lengths", "128,256", "--samples", "2", "--depths", "0.2,0.8"],
     "needle generate": ["needle", "demo", "--lengths", "256", "--samples", "1", "--mode", "generate"],
     "prefix in batches": ["eval-ppl", "demo", *SIX, "--lengths", "64,256", "--batch-size", "3"],
     "sliding in batches": [

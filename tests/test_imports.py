@@ -127,11 +127,11 @@ REFUSED = {
     "no checkpoint": ["inspect y5", "theory y5", "plan y5", "extend y5 --length 1k --output out", "export y5 -e vllm",
                       "patch y5 --method yarn --factor 4 -o out", "revert y5 -o out", "merge y5 -o out",
                       "push y5 --repo a/b", "eval-ppl y5 --data demo", "compare demo --baseline y5 --data demo",
-                      "passkey y5", "needle y5", "ruler y5", "check-served http://x --checkpoint y5",
+                      "needle y5", "ruler y5", "check-served http://x --checkpoint y5",
                       "finetune y5 --data demo-train -o out"],
     "no method": ["methods yran", "patch demo --method yran --factor 4 -o out", "theory demo --methods yran",
                   "eval-ppl demo --data demo --methods yran", "compare demo --data demo --methods yarn,foo",
-                  "passkey demo --methods yarn+foo", "needle demo --methods yran", "ruler demo --methods yran"],
+                  "needle demo --methods yarn+foo", "ruler demo --methods yran"],
     "no data": ["eval-ppl demo --data nowhere", "compare demo --data nowhere", "needle demo --data nowhere",
                 "ruler demo --data nowhere", "extend demo --length 1k --data nowhere -o out",
                 "finetune demo --data nowhere -o out", "check-served http://x -c demo --data nowhere"],
@@ -139,11 +139,11 @@ REFUSED = {
                       "finetune demo --recipe yarn-12k -o out"],
     "no report": ["report nowhere", "report .", "report page.html"],
     "choice": ["export demo --engine vlm", "eval-ppl demo --data demo --protocol tial", "ruler demo --tasks niah",
-               "needle demo --style poem", "passkey demo --mode rnak"],
+               "needle demo --style poem", "needle demo --mode rnak"],
     "number": ["patch demo --method yarn --factor four -o out", "eval-ppl demo --data demo --lengths 1q",
-               "passkey demo --samples 0", "plan demo --length 1q", "extend demo --length 1 -o out"],
+               "needle demo --samples 0", "plan demo --length 1q", "extend demo --length 1 -o out"],
     "usage": ["eval-ppl demo", "eval-ppl demo --data demo --dat x", "patch demo -o out", "evalppl", "recipe yarn-12k",
-              "patch demo --method yarn -o out", "passkey demo --targets 3", "finetune"],
+              "patch demo --method yarn -o out", "needle demo --targets 3", "finetune"],
 }  # fmt: skip
 
 

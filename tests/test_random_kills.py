@@ -24,7 +24,6 @@ def live(arguments):
 SEARCH = ["--samples", "8", "--lengths", "280,330"]
 COMMANDS = {
     "eval-ppl": ["eval-ppl", "--lengths", "24,64", "--protocol", "sliding", "--stride", "4", "--max-tokens", "120"],
-    "passkey": ["passkey", *SEARCH],
     "needle": ["needle", *SEARCH],
     "ruler": ["ruler", "--tasks", "fwe,niah_single_1", "--mode", "rank", "--lengths", "1200,1300", "--samples", "8"],
     "finetune": ["finetune", "--steps", "25", "--length", "48", "--set", "tracker=none", "--set", "save_every=1"],
@@ -57,12 +56,11 @@ def untimed(value):
 def test_killed_at_random_moments(llama, corpus, tmp_path, fork, name):
     """Should a process reach the end of its run before it is killed, the next one begins another run."""
     command, *options = COMMANDS[name]
-    data = [] if name == "passkey" else ["--data", corpus]
     device = [] if name == "finetune" else ["--device", "cpu"]
 
     def begin(run):
         output = ["--output", tmp_path / run, "--resume"]
-        process = fork(live, [command, llama, *data, *device, *options, *output])
+        process = fork(live, [command, llama, "--data", corpus, *device, *options, *output])
         while process.poll() is None and not process.outputs[0].read_text():
             time.sleep(0.005)
         return process

@@ -29,7 +29,7 @@ def misuse() -> None:
     ropecli.eval_ppl("demo")  # type: ignore[call-arg]
     ropecli.eval_ppl("demo", data="demo", dtype=32)  # type: ignore[arg-type]
     ropecli.compare(["demo"], data="demo", lengths="256")  # type: ignore[arg-type]
-    ropecli.passkey("demo", samples=None)  # type: ignore[arg-type]
+    ropecli.needle("demo", samples=None)  # type: ignore[arg-type]
     ropecli.needle("demo", max_documents=3)  # type: ignore[call-arg]
     ropecli.ruler(["demo"], threshold="0.5")  # type: ignore[arg-type]
     ropecli.extend("demo", length=1024, attn=1)  # type: ignore[arg-type]

@@ -42,8 +42,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
     "Measure": {
         "eval-ppl": ("show_measured", "demo --data demo --max-documents 4", "demo -d demo --methods yarn --factors 4"),
         "compare": ("show_measured", "demo -d demo --methods yarn,ntk", "demo yarn-x4 -d demo --methods as-is"),
-        "passkey": ("show_measured", "demo --samples 2", "demo --methods yarn --factors 4 --lengths 512,1k"),
-        "needle": ("show_measured", "demo --samples 2", "demo --lengths 256 --num-needles 4 --depths 0.5"),
+        "needle": ("show_measured", "demo --samples 2", "demo --style passkey --methods yarn --factors 4"),
         "ruler": ("show_measured", "demo --lengths 512 --mode rank --samples 5", "demo --tasks vt,fwe --lengths 512"),
         "check-served": ("show_served", "http://localhost:8000 -c demo", "http://localhost:8000 -c yarn-x4 --json"),
     },

@@ -39,7 +39,7 @@ ALIASES = {
 }
 """Names that transformers, lm-eval, vLLM and TRL use: accepted where a command has the option, hidden."""
 
-_SHARED = {"eval_ppl", "compare", "passkey", "needle", "ruler", "finetune", "extend"}
+_SHARED = {"eval_ppl", "compare", "needle", "ruler", "finetune", "extend"}
 """Commands whose work several processes share."""
 _PANELS = ("Required", "Settings", "Scaling", "Data", "Output", "Loading", "Server", "Engine")
 """Groups of options in the order of every help page. The last three are shown with --help-all only."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_MEASURE = ("compare", "eval_ppl", "needle", "passkey", "ruler")
+_MEASURE = ("compare", "eval_ppl", "needle", "ruler")
 COMMANDS = (
     *("check_served", "env", "export", "extend", "finetune", "inspect", *_MEASURE, "merge", "methods", "patch", "plan"),
     *("push", "recipe", "report", "revert", "theory"),

@@ -1,10 +1,12 @@
-"""The commands that measure: `ropecli eval-ppl`, `compare`, `passkey`, `needle` and `ruler`."""
+"""The commands that measure: `ropecli eval-ppl`, `compare`, `needle` and `ruler`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ropecli.commands import options
+from ropecli.errors import MethodError
 from ropecli.evaluation import request
+from ropecli.names import DEMO
 from ropecli.signature import command
 
 if TYPE_CHECKING:
@@ -15,9 +17,6 @@ class EvalPplOptions(request.InMemoryOptions, request.PerplexityOptions, total=F
 
 
 class CompareOptions(request.ParameterOptions, request.PerplexityOptions, total=False): ...
-
-
-class PasskeyOptions(request.InMemoryOptions, request.SearchOptions, total=False): ...
 
 
 class NeedleOptions(request.InMemoryOptions, request.NeedleOptions, total=False): ...
@@ -77,40 +76,21 @@ def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "R
 
 
 @command
-def passkey(checkpoints: request.CheckpointNames, **shared: Unpack[PasskeyOptions]) -> "Reports":
-    """Measure whether a model finds a pass key in a long text.
-
-    By length and depth. The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
-
-    Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
-    """
-    options.begin_measuring(checkpoints, shared)
-    from ropecli.evaluation.tasks.retrieval import make_passkey
-    from ropecli.reporting.outputs import by_checkpoint, measure
-
-    factory = options.reader_factory_of(shared)
-    return measure(checkpoints, by_checkpoint(lambda scalings: make_passkey(scalings, shared)), factory, shared)
-
-
-@command
 def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]) -> "Reports":
-    """Measure whether a model finds a needle in your own text.
+    """Measure whether a model finds a needle in a long text.
 
-    The key is a random number of five digits. A model that confuses several needles scores 1 ÷ --num-needles.
+    By length and depth. The key is a random number of five digits.
 
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
-    from ropecli.evaluation.retrieval_prompts import choose_templates
-
-    templates = choose_templates(shared)
+    if shared["style"] == "passkey" and shared["data"] != DEMO:
+        raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
     options.begin_measuring(checkpoints, shared)
     from ropecli.evaluation.tasks.retrieval import make_needle
     from ropecli.reporting.outputs import by_checkpoint, measure
 
     factory = options.reader_factory_of(shared)
-    return measure(
-        checkpoints, by_checkpoint(lambda scalings: make_needle(scalings, shared, templates)), factory, shared
-    )
+    return measure(checkpoints, by_checkpoint(lambda scalings: make_needle(scalings, shared)), factory, shared)
 
 
 @command

@@ -170,7 +170,7 @@ def score_samples(
     if task.needs_losses and not reader.gives_losses:
         raise EndpointError(
             f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "
-            "measure what it generates: passkey, needle and ruler with --mode generate, recall with --generate."
+            "measure what it generates: needle and ruler with --mode generate, recall with --generate."
         )
     _check_model(reader, store, longest)
     samples, done = task.samples(one_pass=not reader.follows_length), store.values(part)

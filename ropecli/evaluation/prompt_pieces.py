@@ -1,4 +1,4 @@
-"""The pieces of prompts, as tokens: of a longer text, of a chat template, and the text around needles."""
+"""The pieces of prompts, as tokens: of a longer text, of a chat template, and the text around a needle."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

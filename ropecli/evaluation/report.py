@@ -210,8 +210,8 @@ class Reference:
 class Report:
     """One task, measured on one checkpoint with one scaling.
 
-    kind: perplexity or recall (cells are losses), or scores. task: the protocol of a perplexity; recall, passkey,
-    needle, ruler. digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether
+    kind: perplexity or recall (cells are losses), or scores. task: the protocol of a perplexity; recall, needle or
+    ruler. digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether
     the model was patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data.
     command: the command line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of
     the token ids of all samples. context_length: tokens that it reads. too_short: documents skipped. documents: a

@@ -268,9 +268,24 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     ]
 
 
-class SearchOptions(MeasuringOptions, total=False):
+class NeedleOptions(EvalTextOptions, MeasuringOptions, total=False):
     """A search for a key in a prompt."""
 
+    data: Annotated[
+        _DemoText,
+        Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
+    ]
+    style: Annotated[
+        str | None,
+        Default(None),
+        OneOf(("code", "prose", "passkey")),
+        Doc(
+            "code, prose or passkey. code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a "
+            "sentence and a question. passkey: the pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300), among "
+            "repeated sentences instead of --data. "
+            "Default: code for 'demo' and 'demo-train', else prose."
+        ),
+    ]
     lengths: Annotated[
         _Lengths,
         Doc(
@@ -299,7 +314,7 @@ class SearchOptions(MeasuringOptions, total=False):
         Default(None),
         Interval(ge=2, le=1000),
         Only("mode", ("rank",)),
-        Doc("Number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
+        Doc("Number of candidates: the key and random ones. Default: 10, at most 1000."),
     ]
     chat_template: Annotated[ChatTemplate, Default("auto")]
     seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of keys and texts.")]
@@ -353,42 +368,6 @@ class RulerOptions(TextOptions, MeasuringOptions, total=False):
     seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of the prompts.")]
     batch_size: Annotated[
         int, Default(1), Interval(ge=1), Only("mode", ("generate",)), Doc("Prompts at once."), LOADING
-    ]
-
-
-class NeedleOptions(TextOptions, SearchOptions, total=False):
-    """A search in a text of the user's choice."""
-
-    data: Annotated[
-        _DemoText,
-        Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
-    ]
-    style: Annotated[
-        str | None,
-        Default(None),
-        OneOf(("code", "prose")),
-        Doc(
-            "code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a sentence and a question. "
-            "Default: code for 'demo' and 'demo-train', else prose."
-        ),
-    ]
-    needle: Annotated[
-        str | None,
-        Default(None),
-        Flag("--needle", metavar="TEMPLATE"),
-        Doc("Your own needle, with {key}, and {name} if --num-needles is above 1."),
-    ]
-    question: Annotated[
-        str | None,
-        Default(None),
-        Flag("--question", metavar="TEMPLATE"),
-        Doc("For --needle: the last line, which the key completes, with {name}."),
-    ]
-    num_needles: Annotated[
-        int,
-        Default(1),
-        Interval(ge=1),
-        Doc("Number of needles with different names. One is asked for, the others are spread evenly."),
     ]
 
 

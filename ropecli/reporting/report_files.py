@@ -23,7 +23,7 @@ def _read_file(path: Path) -> list[Report]:
     if version != SCHEMA_VERSION or not isinstance(reports, list) or not reports:
         raise DataError(
             f"{path} has no reports of this version of ropecli: its schema_version is {shown(version)}. Measure again, "
-            "with `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle` or `ruler`."
+            "with `ropecli eval-ppl --output FILE`, `compare`, `needle` or `ruler`."
         )
     return [_read_one(f"{path}, report {index}", report) for index, report in enumerate(reports, 1)]
 
@@ -43,7 +43,7 @@ def _read_one(where: str, value: Any) -> Report:
 
 def _faults(report: Report) -> Iterator[str]:
     """What the types do not say: how the numbers of a report belong together."""
-    tasks = {"perplexity": PROTOCOLS, "recall": ("recall",), "scores": ("passkey", "needle", "ruler")}[report.kind]
+    tasks = {"perplexity": PROTOCOLS, "recall": ("recall",), "scores": ("needle", "ruler")}[report.kind]
     if report.task not in tasks:
         yield f"task {shown(report.task)} of kind {report.kind}; expected {', '.join(tasks)}"
     reference = [report.reference.absent, report.reference.near] if report.reference else []

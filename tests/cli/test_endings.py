@@ -30,13 +30,13 @@ def commands(llama, corpus, tmp_path):
     return {
         "eval-ppl": ["eval-ppl", str(llama), *data, *cpu, "--lengths", "24", "--output", output],
         "compare": ["compare", str(llama), *data, *cpu, "--lengths", "24", "--methods", "linear", "--output", output],
-        "passkey": ["passkey", str(llama), *cpu, "--lengths", "256", "--samples", "2", "--output", output],
+        "needle": ["needle", str(llama), *cpu, "--lengths", "256", "--samples", "2", "--output", output],
         "finetune": ["finetune", str(llama), *data, "--length", "32", "--output", output],
     }
 
 
 @pytest.mark.parametrize(
-    "name", ["eval-ppl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "passkey"))]
+    "name", ["eval-ppl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "needle"))]
 )
 def test_the_end_of_another_process_is_one_message(fork, start_ropecli, commands, name):
     first, other = ({**launch, "CUDA_VISIBLE_DEVICES": ""} for launch in forked.ranks(2))
@@ -64,7 +64,7 @@ def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping,
 
 def test_a_signal_ends_a_command_without_output_quietly(ropecli, commands, stopping, tmp_path):
     with stopping(1, signal.SIGTERM):
-        outcome = ropecli(*commands["passkey"][:-2])
+        outcome = ropecli(*commands["needle"][:-2])
     assert (outcome.code, outcome.out) == (143, "")
     assert "Progress is saved" not in outcome.err
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,6 @@ REQUIRED = {
     "extend": "demo --length 512 --dry-run",
     "finetune": "demo --data demo-train --output out",
     "needle": "demo --method yarn --factor 4",
-    "passkey": "demo --method yarn --factor 4",
     "patch": "demo --method yarn --factor 4 --dry-run",
     "plan": "demo",
     "ruler": "demo --method yarn --factor 4",
@@ -135,8 +134,8 @@ def test_what_type_checkers_do_not_see_is_named():
             {"depths": [0, math.nan]},
             "--depths has nan; expected a finite number of at least 0 and of at most 1.",
         ),
-        ("passkey", {"depths": []}, "--depths has 0 values; expected at least 1."),
-        ("passkey", {"lengths": [64, 0]}, "--lengths has 0; expected a number of at least 1 and of at most 16777216."),
+        ("needle", {"depths": []}, "--depths has 0 values; expected at least 1."),
+        ("needle", {"lengths": [64, 0]}, "--lengths has 0; expected a number of at least 1 and of at most 16777216."),
         ("finetune", {"learning_rate": math.inf}, "--learning-rate is inf; expected a finite number."),
         (
             "ruler",

@@ -264,20 +264,18 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (COMPARE + "--methods none -o out --plot out/plot.png", "out and out/plot.png cannot both be written"),
     (COMPARE + "source --revision main", "--revision"),
     (NEEDLE + "--mode ranks", "Did you mean 'rank'"),
-    (NEEDLE + "--needle x --question y", "expected {key} in it"),
-    (NEEDLE + "--needle {key} --question y --num-needles 2", "{name}"),
-    (NEEDLE + "--needle {name}{key} --question {name} --num-needles 10", "at least 11"),
-    (NEEDLE + "--needle {key} --question y --style code", "must be given together, and without --style"),
+    (NEEDLE + "--style nonsense", "expected one of code, prose, passkey"),
+    (NEEDLE + "--style passkey --data data.txt", "--data has no effect with --style passkey"),
     (NEEDLE + "--mode generate --candidates 10", "--candidates applies only to --mode rank"),
     (NEEDLE + "--data data.txt --split train", "data.txt has no splits. Remove the split 'train'."),
-    ("passkey source --lengths 20", "at least"),
+    ("needle source --lengths 20", "at least"),
     (RULER + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),
     (RULER + "512 --tasks niah", "--tasks has 'niah'; expected one of niah_single_1"),
     (RULER + "512 --chat-template llama", "expected one of auto, none"),
     *(
         (command, "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token",
          edit("source/tokenizer_config.json", tokenizer_class="BertTokenizer"))
-        for command in (EVAL, TRAIN + "--data data.txt", "passkey source --lengths 512")
+        for command in (EVAL, TRAIN + "--data data.txt", "needle source --lengths 512")
     ),
     # finetune
     (TRAIN, "data"),

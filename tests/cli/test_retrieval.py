@@ -1,4 +1,4 @@
-"""ropecli passkey and needle: what their reports say, and how they resume."""
+"""ropecli needle: what its reports say, and how it resumes."""
 
 import json
 
@@ -10,7 +10,8 @@ from ropecli.evaluation.retrieval_prompts import STYLES
 @pytest.fixture
 def passkey(ropecli, llama):
     def call(*options, checkpoint=llama, lengths="280,330"):
-        return ropecli("passkey", checkpoint, "--lengths", lengths, "--samples", 2, "--depths", "0,1", *options)
+        searched = ["--samples", 2, "--depths", "0,1", *options]
+        return ropecli("needle", checkpoint, "--style", "passkey", "--lengths", lengths, *searched)
 
     return call
 
@@ -23,16 +24,17 @@ def needle(ropecli, llama, corpus):
     return call
 
 
-def test_a_report_of_passkey(passkey, llama):
+def test_a_report_of_a_pass_key(passkey, llama):
     report = passkey("--json").report()
-    assert (report["kind"], report["task"], report["settings"]["mode"]) == ("scores", "passkey", "rank")
+    assert (report["kind"], report["task"], report["settings"]["mode"]) == ("scores", "needle", "rank")
+    assert (report["source"], report["settings"]["style"]) == ("repeated sentences", "passkey")
     assert (report["checkpoint"], report["method"], report["in_memory"]) == (str(llama), "none", False)
     assert report["original_max_position_embeddings"] == 64
     assert [(cell["length"], cell["depth"], cell["chance"], len(cell["sums"])) for cell in report["cells"]] == [
         (length, depth, 0.1, 2) for length in (280, 330) for depth in (0, 1)
     ]
     assert len(report["fingerprint"]) == 64
-    assert report["command"][:3] == ["ropecli", "passkey", str(llama)]
+    assert report["command"][:3] == ["ropecli", "needle", str(llama)]
 
 
 def test_generated_answers(passkey):
@@ -66,24 +68,16 @@ def test_a_report_of_needle(needle, corpus):
     assert report["settings"]["needle"] == STYLES["code"].needle
 
 
-def test_the_users_own_needles(needle):
-    own = ("--needle", "the {name} is {key}", "--question", "what is the {name}? it is")
-    report = needle("--json", *own, "--num-needles", 3, "--candidates", 5, lengths="250").report()
-    settings = {"needle": own[1], "question": own[3], "num_needles": 3, "candidates": 5, "style": None}
-    assert settings.items() <= report["settings"].items()
-    assert report["cells"][0]["chance"] == 0.2
-
-
 def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, edited, stopping, tmp_path):
     """Within the second checkpoint: 2 lengths, 2 depths, 2 prompts."""
     checkpoints, output = [llama, edited(llama, rms_norm_eps=1e-3)], tmp_path / "reports.json"
-    options = ["--lengths", "280,330", "--depths", "0,1", "--samples", 2, "--device", "cpu"]
+    options = ["--style", "passkey", "--lengths", "280,330", "--depths", "0,1", "--samples", 2, "--device", "cpu"]
     with stopping(11):
-        assert ropecli("passkey", *checkpoints, *options, "--output", output).code == 130
+        assert ropecli("needle", *checkpoints, *options, "--output", output).code == 130
     with stopping(0) as samples:
-        ropecli("passkey", *checkpoints, *options, "--output", output, "--resume").succeeds()
+        ropecli("needle", *checkpoints, *options, "--output", output, "--resume").succeeds()
     assert len(samples) == 5
-    alone = [ropecli("passkey", checkpoint, *options, "--json").report() for checkpoint in checkpoints]
+    alone = [ropecli("needle", checkpoint, *options, "--json").report() for checkpoint in checkpoints]
     reports = json.loads(output.read_text())["reports"]
     assert [report["checkpoint"] for report in reports] == list(map(str, checkpoints))
     assert [report["cells"] for report in reports] == [report["cells"] for report in alone]
@@ -91,7 +85,7 @@ def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, edited,
     assert not (tmp_path / "reports.json.state").exists()
 
 
-def test_methods_are_asked_for_the_same_needles(needle):
+def test_methods_are_asked_for_the_same_needle(needle):
     options = ["--factor", 4, "--json"]
     first, second = needle("--methods", "yarn,none", *options, lengths="280,330").reports()
     alone = needle("--method", "yarn", *options, lengths="280,330").report()

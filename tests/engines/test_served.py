@@ -380,7 +380,7 @@ def test_a_draft_of_vllm_has_the_scaling_of_the_folder_not_of_the_options(factor
 MEASURED = {
     "perplexity": ["eval-ppl", "--data", "demo", "--max-documents", 4, "--lengths", "256,512,1024"],
     "recall": ["eval-ppl", "--data", "demo", "--max-documents", 8, "--lengths", "256,512", "--protocol", "recall"],
-    "passkey": ["passkey", "--lengths", "512,1024", "--samples", 2],
+    "passkey": ["needle", "--style", "passkey", "--lengths", "512,1024", "--samples", 2],
     "ruler": ["ruler", "--lengths", "1024", "--samples", 2, "--tasks", "niah_single_1,vt"],
 }
 

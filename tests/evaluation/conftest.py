@@ -49,7 +49,7 @@ def prompts(tokenizer, corpus):
 
     pieces = PieceTokenizer(tokenizer)
     haystack = read_haystack([("a", (corpus / "text00.txt").read_text())], pieces)
-    return RetrievalPrompts("needle", STYLES["code"], haystack, pieces)
+    return RetrievalPrompts(STYLES["code"], haystack, pieces)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from ropecli.evaluation.driver import Store, score_samples
 from ropecli.evaluation.prompt_pieces import PieceTokenizer
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.request import RulerOptions
-from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, read_essay
 from ropecli.evaluation.tasks.asking import score_of_ranks
@@ -148,5 +147,3 @@ def test_unsuitable_prompts_and_models_are_refused(prompts, loaded, build):
     task, reader = Retrieval(prompts, [80], [0.5]), LiveReader(loaded(build("llama", head_dim=32, vocab_size=60)))
     with pytest.raises(DataError, match="do not match"):
         score_samples(task, reader)
-    with pytest.raises(DataError, match="at least 5"):
-        RetrievalPrompts("needle", STYLES["code"], prompts.haystack, prompts.pieces, num_needles=4, num_candidates=4)

@@ -35,7 +35,7 @@ def measure(ropecli, llama, corpus):
     """measure("eval-ppl", option, ...) -> the outcome, with what the command needs."""
 
     def call(name, *options, checkpoint=llama):
-        needed = {"eval-ppl": ["--lengths", "24,256", "--max-documents", 6], "passkey": ["--samples", 2]}[name]
+        needed = {"eval-ppl": ["--lengths", "24,256", "--max-documents", 6], "needle": ["--samples", 2]}[name]
         data = ["--data", corpus] if name == "eval-ppl" else ["--lengths", "250,256", "--depths", "0,1"]
         return ropecli(name, checkpoint, *data, *needed, *options)
 
@@ -48,8 +48,8 @@ def measure(ropecli, llama, corpus):
         ["eval-ppl"],
         ["eval-ppl", "--protocol", "tail"],
         ["eval-ppl", "--protocol", "sliding", "--max-tokens", 150],
-        ["passkey"],
-        ["passkey", "--mode", "generate"],
+        ["needle"],
+        ["needle", "--mode", "generate"],
     ],
 )
 def test_a_server_gives_the_numbers_of_transformers(arguments, measure, served):
@@ -118,8 +118,8 @@ def other(llama, patched, loaded):
 
 HOW = {
     "reads": ("vllm", ["eval-ppl", "--protocol", "tail"]),
-    "continues": ("llama", ["passkey", "--mode", "generate"]),
-    "answers alone": ("text", ["passkey", "--mode", "generate"]),
+    "continues": ("llama", ["needle", "--mode", "generate"]),
+    "answers alone": ("text", ["needle", "--mode", "generate"]),
 }
 
 
@@ -177,7 +177,7 @@ def test_a_server_without_prompt_losses_measures_generated_answers_alone(measure
     with served(like="llama").running() as server:
         refused = measure("eval-ppl", "--endpoint", server.url)
         refused.is_refused("no log-probabilities of a prompt's tokens, which prefix needs")
-        assert measure("passkey", "--endpoint", server.url, "--mode", "generate").code == 0
+        assert measure("needle", "--endpoint", server.url, "--mode", "generate").code == 0
 
 
 def test_another_tokenizer_and_a_second_checkpoint_are_refused(measure, served, ropecli, llama, corpus):

@@ -96,7 +96,7 @@ def retrieval(report):
     """retrieval({(length, depth or task): hits of 4, ...}, method=..., ...) -> a Report of scores."""
     from ropecli.evaluation.report import score_cell
 
-    def make(hits, checkpoint="folder", window=256, task="passkey", trials=4, **others):
+    def make(hits, checkpoint="folder", window=256, task="needle", trials=4, **others):
         cells = []
         for (length, row), count in hits.items():
             name, depth = (row, None) if isinstance(row, str) else (task, row)

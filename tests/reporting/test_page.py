@@ -28,9 +28,9 @@ def rows_of(tree):
 @pytest.fixture(scope="module")
 def page(report, with_baseline, retrieval):
     yarn = report(30.0, 31.0, 32.0, task="sliding")
-    passkey = retrieval({(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1})
+    needle = retrieval({(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1})
     linear = report(19.0, 19.5, 30.0, method="linear", factor=4.0)
-    return ET.fromstring(render_page([*with_baseline, linear, yarn, passkey]))
+    return ET.fromstring(render_page([*with_baseline, linear, yarn, needle]))
 
 
 def test_every_number_is_there(page, with_baseline):

@@ -75,12 +75,12 @@ DAMAGED = {
     ),
     "more hits than samples": (
         "prefix",
-        change_of("reports", 0, kind="scores", task="passkey"),
+        change_of("reports", 0, kind="scores", task="needle"),
         "has a score above 1 or below 0",
     ),
     "many faults": ("prefix", change_of("reports", 0, cells=[{}] * 99), "cells.0.task: Field required"),
     "a negative perplexity": ("prefix", change_of("reports", 0, "cells", 0, low=-1.0), "cells.0.low: "),
-    "a depth beyond the end": ("passkey", change_of("reports", 0, "cells", 0, depth=1.5), "cells.0.depth: "),
+    "a depth beyond the end": ("needle", change_of("reports", 0, "cells", 0, depth=1.5), "cells.0.depth: "),
 }
 
 
@@ -88,7 +88,7 @@ DAMAGED = {
 def test_a_damaged_report_is_refused(report, retrieval, tmp_path, kind, change, expected):
     value = {
         "prefix": lambda: as_json([report(18.0, 25.0, 47.0)]),
-        "passkey": lambda: as_json([retrieval({(256, 0.0): 4})]),
+        "needle": lambda: as_json([retrieval({(256, 0.0): 4})]),
     }[kind]()
     value = json.loads(json.dumps(value))
     change(value)

@@ -1,9 +1,9 @@
-"""Retrieval: whether a model finds a key hidden in a long text, by length and depth (`passkey`, `needle`).
+"""Retrieval: whether a model finds a key hidden in a long text, by length and depth (`needle`).
 
-The candidates of the mode rank are the true key, the keys of the other needles in the prompt, and keys that appear
-nowhere in it. They have as many tokens as the true key, so that sums of log-probabilities are comparable, unless the
-tokenizer has too few such numbers. In the mode generate, the answer must start with the key, ignoring white space. A
-digit after the key makes it a different number.
+The candidates of the mode rank are the true key and keys that appear nowhere in the prompt. They have as many tokens as
+the true key, so that sums of log-probabilities are comparable, unless the tokenizer has too few such numbers. In the
+mode generate, the answer must start with the key, ignoring white space. A digit after the key makes it a different
+number.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,9 @@ from itertools import product
 from typing import Any
 
 from ropecli.evaluation.driver import SampleId
-from ropecli.evaluation.prompt_pieces import Haystack, PieceTokenizer, find_frame, read_haystack, repeat_sentences
-from ropecli.evaluation.request import NeedleOptions, SearchOptions, source_of
-from ropecli.evaluation.retrieval_prompts import (
-    KEY_COUNT,
-    PASSKEY,
-    PASSKEY_FILLER,
-    RetrievalPrompts,
-    Templates,
-    default_style,
-)
+from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame, read_haystack, repeat_sentences
+from ropecli.evaluation.request import NeedleOptions, source_of
+from ropecli.evaluation.retrieval_prompts import KEY_COUNT, PASSKEY_FILLER, STYLES, RetrievalPrompts, default_style
 from ropecli.evaluation.subject import Subject, choose_lengths
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.live.loading import load_tokenizer
@@ -38,6 +31,7 @@ class Retrieval(Asking):
     length and depth. settings: further ones for the report. Raises DataError for a length that is too short.
     """
 
+    name = "needle"
     guess = 1 / KEY_COUNT  # any key of five digits
 
     def __init__(
@@ -52,7 +46,6 @@ class Retrieval(Asking):
         **settings: Any,
     ) -> None:
         self.prompts, self.mode, self.source, self._settings = prompts, mode, source, settings
-        self.name = prompts.name
         self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
         for length in self.lengths:
             prompts.check_room(length, self.depths, samples)
@@ -65,7 +58,6 @@ class Retrieval(Asking):
             "introduction": prompts.templates.introduction,
             "needle": prompts.templates.needle,
             "question": prompts.templates.question,
-            "num_needles": prompts.num_needles,
             "candidates": prompts.num_candidates if self.mode == "rank" else None,
             "samples": self.count,
             "seed": prompts.seed,
@@ -96,48 +88,29 @@ class Retrieval(Asking):
         )
 
 
-def make_passkey(scalings: Sequence[Subject], options: SearchOptions) -> tuple[Retrieval, Any]:
-    """The pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300) among repeated sentences, and the tokenizer.
+def make_needle(scalings: Sequence[Subject], options: NeedleOptions) -> tuple[Retrieval, Any]:
+    """The task, without default lengths that are too short, and the tokenizer.
 
     scalings: of its checkpoint, then those of others, whose lengths are the same.
     """
-    pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
-    haystack = repeat_sentences(PASSKEY_FILLER, pieces, choose_lengths(options["lengths"], scalings)[-1])
-    settings: dict[str, Any] = {"source": "repeated sentences", "filler": PASSKEY_FILLER}
-    return _make(scalings, options, "passkey", PASSKEY, haystack, pieces, **settings)
-
-
-def make_needle(scalings: Sequence[Subject], options: NeedleOptions, templates: Templates) -> tuple[Retrieval, Any]:
-    """A key in a source, and the tokenizer. scalings: see make_passkey."""
+    depths, samples, mode = options["depths"], options["samples"], options["mode"]
     pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
     longest = choose_lengths(options["lengths"], scalings)[-1]
-    source = source_of(options, options["data"])
-    with progress_bar("reading documents", None) as step:
-        haystack = read_haystack(source.limited().texts(), pieces, step)
-    if len(haystack.ids) < longest:
-        warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
-    style = (options["style"] or default_style(source.place)) if options["needle"] is None else None
-    settings = {"source": source.place, "style": style, "text_column": source.column, "split": source.split}
-    return _make(scalings, options, "needle", templates, haystack, pieces, options["num_needles"], **settings)
-
-
-def _make(
-    scalings: Sequence[Subject],
-    options: SearchOptions,
-    name: str,
-    templates: Templates,
-    haystack: Haystack,
-    pieces: PieceTokenizer,
-    num_needles: int = 1,
-    **settings: Any,
-) -> tuple[Retrieval, Any]:
-    """Without default lengths that are too short. settings: see Retrieval."""
-    depths, samples, mode = options["depths"], options["samples"], options["mode"]
-    # for generate, the smallest number that the prompts accept
-    num_candidates = num_needles + 1 if mode == "generate" else options["candidates"] or _CANDIDATES
+    if (style := options["style"]) == "passkey":
+        haystack = repeat_sentences(PASSKEY_FILLER, pieces, longest)
+        settings: dict[str, Any] = {"source": "repeated sentences"}
+    else:
+        source = source_of(options, options["data"])
+        with progress_bar("reading documents", None) as step:
+            haystack = read_haystack(source.limited().texts(), pieces, step)
+        if len(haystack.ids) < longest:
+            warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
+        style = style or default_style(source.place)
+        settings = {"source": source.place, "text_column": source.column, "split": source.split}
+    num_candidates = 1 if mode == "generate" else options["candidates"] or _CANDIDATES
     frame = find_frame(pieces.tokenizer, options["chat_template"])
-    prompts = RetrievalPrompts(name, templates, haystack, pieces, num_needles, num_candidates, options["seed"], frame)
+    prompts = RetrievalPrompts(STYLES[style], haystack, pieces, num_candidates, options["seed"], frame)
     lengths = choose_lengths(
         options["lengths"], scalings, lambda length: prompts.most_tokens(length, depths, samples) <= length
     )
-    return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, **settings), pieces.tokenizer
+    return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, style=style, **settings), pieces.tokenizer

@@ -78,7 +78,7 @@ class Ruler(Asking):
 
 
 def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Ruler, Any]:
-    """The task for the scalings of a checkpoint, and its tokenizer. scalings: see make_passkey."""
+    """The task for the scalings of a checkpoint, and its tokenizer. scalings: see make_needle."""
     tokenizer = load_tokenizer(scalings[0].checkpoint)
     pieces = PieceTokenizer(tokenizer)
     tasks = choose_tasks(options["tasks"])
