@@ -22,9 +22,9 @@ def prepared():
     from ropecli.training.validation import make_validation
 
     def make(folder: Path, say=lambda message: None, **keys):
-        recipe = make_recipe(None, {"data": "demo-train", **keys})
+        recipe = make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
         checkpoint = open_checkpoint(folder)
-        launch = start_launch()
+        launch = start_launch(recipe)
         evaluation = make_validation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, launch, say)
         loss_of = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
         return evaluation, launch, launch.accelerator.prepare(loss_of.train())
