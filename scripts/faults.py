@@ -163,7 +163,6 @@ FAULTS: list[tuple[str, str]] = [
     ("positions >= pretraining_length).sum()", "positions > pretraining_length).sum()"),
     ("self.decoder.forward = hooked", "pass"),
     ('"mps" if torch.backends.mps.is_available() else "cpu"', '"cpu"'),
-    ('elif device != "cpu" or bits:  # DeepSpeed', "elif bits:  # DeepSpeed"),
     ('dtype = "bfloat16" if requested == "auto" else dtype', "pass"),
 ]  # fmt: skip
 

@@ -90,7 +90,7 @@ def ctrl_c() -> None:
 
 @pytest.fixture(scope="session")
 def environment(request):
-    """environment("deepspeed", ["deepspeed==..."], "--no-deps") -> the interpreter of an environment with these alone.
+    """environment("trl", ["trl==..."], "--no-deps") -> the interpreter of an environment with these alone.
 
     It is kept for the next session, by its name. Skips where they cannot be installed, and says why.
     """

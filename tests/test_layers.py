@@ -40,7 +40,7 @@ LAYERS = [
 ]
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
-MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
+MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets"}
 # The rooms that load torch with them, because a model goes through their hands; the rest of the model libraries,
 # slower still, are loaded inside functions everywhere.
 TOUCHES_MODELS = ["live", "attention", "evaluation", "training", "extension"]

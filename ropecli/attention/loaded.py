@@ -56,7 +56,7 @@ class LoadedCheck:
 def check_loaded(model: nn.Module, checkpoint: str | Path | Checkpoint, *, strict: bool = True) -> LoadedCheck:
     """Check that a model that a script or trainer has loaded computes the scaling of a checkpoint's files.
 
-    model: a transformers model, also in PEFT, DDP, FSDP2, DeepSpeed or torch.compile; if it is sharded, all processes
+    model: a transformers model, also in PEFT, DDP, FSDP2 or torch.compile; if it is sharded, all processes
     call this. It is left as it was. checkpoint: a folder, a Hub id or `demo`; its weights are not read. strict: raise
     ProofError for differences; otherwise return them. Raises CheckpointError.
     """
@@ -128,8 +128,8 @@ def _cause(model: "PreTrainedModel", checkpoint: Checkpoint, table: RotaryTable,
     dtype = table.buffer.dtype
     if dtype.itemsize < torch.float32.itemsize:
         return (
-            f"The table is {str(dtype).removeprefix('torch.')}: the model was cast after loading (by model.to, by "
-            "model.half, by an older DeepSpeed). Give from_pretrained the dtype, which keeps tables in float32."
+            f"The table is {str(dtype).removeprefix('torch.')}: the model was cast after loading (by model.to or "
+            "model.half). Give from_pretrained the dtype, which keeps tables in float32."
         )
     try:
         prove_reading(checkpoint.config)

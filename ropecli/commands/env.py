@@ -10,7 +10,7 @@ from ropecli.signature import command
 
 _PACKAGES = (
     *("ropecli", "torch", "transformers", "tokenizers", "accelerate", "peft", "datasets", "huggingface_hub", "numpy"),
-    *("safetensors", "typer", "rich", "vllm", "sglang", "deepspeed", "bitsandbytes", "flash-attn", "trl"),
+    *("safetensors", "typer", "rich", "vllm", "sglang", "bitsandbytes", "flash-attn", "trl"),
 )
 _VARIABLES = ("ROPECLI_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 

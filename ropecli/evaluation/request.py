@@ -268,7 +268,7 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     ]
 
 
-class NeedleOptions(EvalTextOptions, MeasuringOptions, total=False):
+class NeedleOptions(TextOptions, MeasuringOptions, total=False):
     """A search for a key in a prompt."""
 
     data: Annotated[
@@ -282,8 +282,7 @@ class NeedleOptions(EvalTextOptions, MeasuringOptions, total=False):
         Doc(
             "code, prose or passkey. code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a "
             "sentence and a question. passkey: the pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300), among "
-            "repeated sentences instead of --data. "
-            "Default: code for 'demo' and 'demo-train', else prose."
+            "repeated sentences instead of --data. Default: code for 'demo' and 'demo-train', else prose."
         ),
     ]
     lengths: Annotated[

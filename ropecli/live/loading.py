@@ -165,7 +165,7 @@ def _placement(
     placed: dict[str, Any] = {}
     if device_map:
         placed = {"device_map": device_map, "max_memory": dict(max_memory) if max_memory else None}
-    elif device != "cpu" or bits:  # DeepSpeed refuses any device_map
+    else:
         placed = {"device_map": {"": device}}
     if bits == 8:
         # it warns in every forward pass that inputs are cast to float16

@@ -154,15 +154,14 @@ def quantization(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 def save_only_trained(accelerator: Any) -> None:
     """Make save_state write only the trained parameters of the model, and load_state read only those.
 
-    Frozen 4-bit weights cannot be loaded back. Engines that write their own shards (FSDP, DeepSpeed) still write
-    everything.
+    Frozen 4-bit weights cannot be loaded back. FSDP, which writes its own shards, still writes everything.
     """
     accelerator.register_save_state_pre_hook(_drop_frozen)
     accelerator.register_load_state_pre_hook(_load_trained)
 
 
 def _drop_frozen(models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
-    for model, state in zip(models, weights, strict=False):  # sharded engines pass no weights
+    for model, state in zip(models, weights, strict=False):  # FSDP passes no weights
         trained = {name for parameter, names in all_names(model) if parameter.requires_grad for name in names}
         for name in state.keys() - trained:
             del state[name]

@@ -266,19 +266,14 @@ def _train(
 def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreTrainedModel", UnreadModel | None]:
     """Load the model: trained weights in float32, as autocast expects; frozen ones on a GPU in bfloat16.
 
-    Under FSDP2 and ZeRO-3 its weights are read only after sharding, and it is also returned as an UnreadModel.
+    Under FSDP2 its weights are read only after sharding, and it is also returned as an UnreadModel.
     """
     device = launch.accelerator.device
     dtype = "float32" if recipe.adapter == "none" or device.type == "cpu" else "bfloat16"
     quantized = adapters.quantization(recipe, device)
     if launch.shards and not (quantized or "quantization_config" in checkpoint.config):
-        # DeepSpeed's own dtype: its optimizer has float32 weights besides
-        half = launch.engine == "zero-3" and recipe.mixed_precision == "bf16"
-        unread = build_unread(checkpoint, dtype="bfloat16" if half else dtype, attn=recipe.attn)
-        model = adapters.attach(unread.model, recipe)
-        for parameter in model.parameters() if half else ():
-            parameter.data = parameter.data.bfloat16()
-        return model, unread
+        unread = build_unread(checkpoint, dtype=dtype, attn=recipe.attn)
+        return adapters.attach(unread.model, recipe), unread
     model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=quantized)
     return adapters.attach(model, recipe), None
 

@@ -1,14 +1,13 @@
-"""How processes share a run, by DDP, FSDP2 or DeepSpeed ZeRO, and a long sequence, by its parts.
+"""How processes share a run, by DDP or FSDP2, and a long sequence, by its parts.
 
-Accelerate provides the engines, configured by `accelerate launch`; this file handles their differences. Processes meet
-in the methods of Launch. axolotl-ringmaster shares sequences: around attention, processes exchange parts of the
-sequence for heads (Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
+Accelerate provides both, configured by `accelerate launch`. Processes meet in the methods of Launch.
+axolotl-ringmaster shares sequences: around attention, processes exchange parts of the sequence for heads (Ulysses,
+Jacobs et al. 2023, arXiv:2309.14509).
 """
 
 import contextlib
 import gc
 import itertools
-import logging
 import math
 import os
 import threading
@@ -27,8 +26,9 @@ from ropecli.config.settings import read_settings
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, RopecliError, reason_of
 from ropecli.training.recipe_schema import Recipe
+from ropecli.training.sharded_weights import local_part
 
-Engine = Literal["ddp", "fsdp2", "zero", "zero-3"]
+Engine = Literal["ddp", "fsdp2"]
 T = TypeVar("T")
 _SILENCE = timedelta(minutes=15)
 """Time after which a process ends that hears nothing from one that it waits for: a host may have vanished."""
@@ -46,8 +46,7 @@ _waits = itertools.count()
 class Launch:
     """How the processes of a run share the work. A planned one has no accelerator, and only says what is shared.
 
-    engine: zero is DeepSpeed's ZeRO-1 or 2. world: number of processes. sequence_ranks: number of processes that share
-    each sequence. rank: of this process.
+    world: number of processes. sequence_ranks: number of processes that share each sequence. rank: of this process.
     """
 
     engine: Engine = "ddp"
@@ -60,11 +59,7 @@ class Launch:
     def of(cls, accelerator: Any, sequence_ranks: int = 1) -> "Launch":
         from accelerate import DistributedType
 
-        engine: Engine = "ddp"
-        if accelerator.distributed_type == DistributedType.FSDP:
-            engine = "fsdp2"
-        elif accelerator.distributed_type == DistributedType.DEEPSPEED:
-            engine = "zero-3" if accelerator.state.deepspeed_plugin.zero_stage == 3 else "zero"
+        engine: Engine = "fsdp2" if accelerator.distributed_type == DistributedType.FSDP else "ddp"
         return cls(engine, accelerator.num_processes, sequence_ranks, accelerator.process_index, accelerator)
 
     @property
@@ -80,7 +75,7 @@ class Launch:
     @property
     def shards(self) -> bool:
         """Whether processes share weights, gradients and optimizer state."""
-        return self.engine in ("fsdp2", "zero-3")
+        return self.engine == "fsdp2"
 
     @property
     def data_ranks(self) -> int:
@@ -166,11 +161,6 @@ class Launch:
                 plugin.mixed_precision_policy = MixedPrecisionPolicy(
                     param_dtype=torch.bfloat16, reduce_dtype=torch.float32
                 )
-        if self.engine == "zero-3":
-            import deepspeed
-
-            # partition now: DeepSpeed would first move the whole model to each device
-            deepspeed.zero.Init(module=model, config_dict_or_path=accelerator.state.deepspeed_plugin.deepspeed_config)
         if self.sequence_ranks > 1:
             self._share_attention(model)
         return accelerator.prepare(loss_of, optimizer)
@@ -243,10 +233,7 @@ class Launch:
         return Batch(placed(batch.ids), placed(batch.labels), placed(positions), packed, placed(batch.document_labels))
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float | torch.Tensor:
-        """Clip the gradient norm over all parameters and processes. Returns the norm before clipping.
-
-        DeepSpeed has already clipped and updated by then, in the backward pass of the step's last micro-batch.
-        """
+        """Clip the gradient norm over all parameters and processes. Returns the norm before clipping."""
         norm = self.accelerator.clip_grad_norm_(parameters, max_norm)
         full = getattr(norm, "full_tensor", None)  # FSDP2 returns a sharded tensor
         return full() if full else norm
@@ -254,12 +241,8 @@ class Launch:
     @torch.no_grad()
     def all_finite(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Return whether all trained parameters are finite, on all processes, which call it together."""
-
-        def own_part(parameter: Any) -> torch.Tensor:
-            held = getattr(parameter, "ds_tensor", parameter)  # under ZeRO-3 the parameter itself is empty
-            return held.to_local() if hasattr(held, "to_local") else held
-
-        finite = [own_part(parameter).isfinite().all() for parameter in parameters if parameter.requires_grad]
+        parts = [local_part(parameter) for parameter in parameters if parameter.requires_grad]
+        finite = [part.isfinite().all() for part in parts]
         return self.total(~torch.stack(finite).all()) == [0]
 
     def least(self, number: int) -> int:
@@ -279,15 +262,6 @@ class Launch:
             state: dict[str, Any] = {name: shard.full_tensor().cpu() for name, shard in trained.items()}
         else:
             state = self.accelerator.get_state_dict(wrapped)
-        if self.engine in ("zero", "zero-3"):
-            from deepspeed.utils import safe_get_full_fp32_param
-
-            # float32 from its optimizer: in bf16 the model's own are rounded. All processes gather them together
-            state = dict(state or {})
-            for name, parameter in cast(Any, wrapped).module.named_parameters(remove_duplicate=False):
-                master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-                if self.is_main and master is not None:
-                    state[name] = master.view(getattr(parameter, "ds_shape", parameter.shape)).cpu()
         if not self.is_main:
             return None
         inner = {name: value for name, value in state.items() if name.startswith("model.")}
@@ -314,17 +288,17 @@ def start_launch(recipe: Recipe, **options: Any) -> Launch:
     from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
     AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
+    if _is_launched_with("DEEPSPEED"):
+        raise RecipeError(
+            "This launch is configured for DeepSpeed; expected FSDP2. Use Accelerate's configuration "
+            '"$(ropecli recipe --path 8-gpu-fsdp2)".'
+        )
     cuda = torch.cuda.is_available()
-    deepspeed = _is_launched_with("DEEPSPEED")
-    # with cpu=True Accelerate ignores DeepSpeed, and without a backend it assumes one process
-    backend = "gloo" if deepspeed and not cuda else "nccl"  # nccl is Accelerate's name for the device's own
-    options["kwargs_handlers"] = [InitProcessGroupKwargs(backend=backend, timeout=_SILENCE)]
-    if deepspeed:
-        options["deepspeed_plugin"] = _deepspeed_plugin(recipe)
+    options["kwargs_handlers"] = [InitProcessGroupKwargs(timeout=_SILENCE)]
     try:
         accelerator = Accelerator(
             mixed_precision="no" if recipe.mixed_precision == "none" else recipe.mixed_precision,
-            cpu=not cuda and not deepspeed,
+            cpu=not cuda,
             # a plugin, since the launch's environment variables override a number
             gradient_accumulation_plugin=GradientAccumulationPlugin(recipe.gradient_accumulation),
             **options,
@@ -334,35 +308,10 @@ def start_launch(recipe: Recipe, **options: Any) -> Launch:
     launch = Launch.of(accelerator, recipe.context_parallel_size)
     refuse_engine(launch)
     show_life(launch)
-    if deepspeed:
-        from transformers.integrations import unset_hf_deepspeed_config
-
-        # otherwise transformers loads sharded weights under ZeRO-3, but the test of the head needs full ones
-        unset_hf_deepspeed_config()
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it logs to standard output
     if cuda and recipe.mixed_precision == "bf16":
         # use TF32 for the head, whose matrix products stay in float32 and are slow otherwise
         torch.set_float32_matmul_precision("high")
     return launch
-
-
-def _deepspeed_plugin(recipe: Recipe) -> Any:
-    """The launch's DeepSpeed config with the recipe's settings. DeepSpeed clips and accumulates itself."""
-    from accelerate import DeepSpeedPlugin
-
-    plugin = DeepSpeedPlugin()
-    settings = plugin.deepspeed_config
-    for key in ("optimizer", "scheduler"):
-        if key in settings:
-            raise RecipeError(f"The DeepSpeed config has {key!r}, which the recipe sets. Remove it there.")
-    settings.update(
-        train_micro_batch_size_per_gpu=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation,
-        gradient_clipping=recipe.max_grad_norm,
-    )
-    settings.pop("train_batch_size", None)  # follows from these and the number of processes
-    settings["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
-    return plugin
 
 
 def _is_launched_with(engine: str) -> bool:
@@ -374,7 +323,7 @@ def refuse_engine(launch: Launch) -> None:
     """Raise RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
     if _is_launched_with("FSDP") and launch.engine != "fsdp2" and launch.accelerator.device.type == "cpu":
         # Accelerate silently falls back to data parallelism
-        raise RecipeError("FSDP needs a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
+        raise RecipeError("FSDP needs a GPU. Without one, use data parallelism (torchrun).")
     plugin = getattr(launch.accelerator.state, "fsdp_plugin", None)
     if plugin and plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")

@@ -61,15 +61,13 @@ def launch_faults(
     model: may be on the meta device. integers: whether some weights are integers, such as 4-bit weights. varies:
     whether rotary frequencies depend on the length.
     """
-    if launch.engine == "fsdp2" and recipe.optimizer == "adamw-8bit":
+    if launch.shards and recipe.optimizer == "adamw-8bit":
         # its kernels do not support sharded tensors: bitsandbytes issue 1633, illegal memory access
-        yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw, or DeepSpeed."
+        yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw."
     if launch.shards and integers:
-        # peft's guides to FSDP and DeepSpeed: bnb_4bit_quant_storage must be a floating dtype
-        zero = launch.engine == "zero-3"
-        hint = "Set zero_stage to 2." if zero else "Use DDP (MULTI_GPU), or adapter: lora."
-        engine = "ZeRO-3" if zero else "FSDP2"
-        yield f"adapter: {recipe.adapter} stores weights as integers, which {engine} cannot shard. {hint}"
+        # peft's guide to FSDP: bnb_4bit_quant_storage must be a floating dtype
+        hint = "Use DDP (MULTI_GPU), or adapter: lora."
+        yield f"adapter: {recipe.adapter} stores weights as integers, which FSDP2 cannot shard. {hint}"
     if launch.sequence_ranks > 1:
         yield from _shared_sequence_faults(launch, model, recipe, length, varies=varies)
 

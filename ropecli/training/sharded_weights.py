@@ -1,9 +1,9 @@
-"""Reads and writes the weights of a model that FSDP2 or ZeRO-3 shards, without a whole copy on any process.
+"""Reads and writes the weights of a model that FSDP2 shards, without a whole copy on any process.
 
-Each process builds the model without reading weights and lets the engine shard it. Then it reads the weight files
-tensor by tensor: its own part under FSDP2, all of it under ZeRO-3, which keeps a part. The result is written file by
-file, as the source has it. If transformers renames or merges tensors on loading (experts), the main process reads the
-model, sends each process its parts, and writes the result whole.
+Each process builds the model without reading weights and lets FSDP2 shard it. Then it reads its own part of the weight
+files, tensor by tensor. The result is written file by file, as the source has it. If transformers renames or merges
+tensors on loading (experts), the main process reads the model, sends each process its parts, and writes the result
+whole.
 """
 
 import shutil
@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import distributed
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ropecli.attention import load_model
 from ropecli.checkpoint.files import indexed_weights
@@ -60,13 +63,14 @@ class UnreadModel:
             name = next(name for name in names if name in self.files)
             # a file that stays open keeps what was read of it in memory
             with safe_open(self.files[name], framework="pt") as file:
-                _set(target, file.get_slice(name)[_own_part(target)])
+                local_part(target).copy_(file.get_slice(name)[_own_part(target)])
 
     def gathered(self) -> Iterator[FileTensor]:
         """Yield all tensors in the order of the files. All processes exhaust it together."""
         targets = {name: target for names, target in _tensors_of(self.model) for name in names}
         for name, file in sorted(self.files.items(), key=lambda item: (item[1], item[0])):
-            yield file, name, _full(targets[name])
+            tensor = targets[name].detach()
+            yield file, name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadModel:
@@ -130,54 +134,22 @@ def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]
     return list(named.values())
 
 
-def _set(target: Any, part: torch.Tensor) -> None:
-    """Set this process's part of a tensor. part: under ZeRO-3 the full tensor."""
-    if not hasattr(target, "ds_id"):
-        _local(target).copy_(part)
-        return
-    import deepspeed
-    from deepspeed.utils import safe_set_local_fp32_param
-
-    with deepspeed.zero.GatheredParameters([target], modifier_rank=0):
-        target.data.copy_(part)
-    if target.requires_grad:  # the optimizer has its own float32 weights
-        safe_set_local_fp32_param(target, target.ds_tensor.detach().float())
-
-
-def _local(tensor: Any) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, which may be written to."""
-    return tensor.detach().to_local() if _is_sharded(tensor) else tensor.detach()
-
-
-def _full(tensor: Any) -> torch.Tensor:
-    if hasattr(tensor, "ds_id"):
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        return safe_get_full_fp32_param(tensor).view(tensor.ds_shape)
-    return tensor.detach().full_tensor() if _is_sharded(tensor) else tensor.detach()
-
-
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
+    part = tensor.detach()
+    return part.to_local() if isinstance(part, DTensor) else part
 
 
 def _own_part(tensor: Any) -> tuple[slice, ...]:
     """Slices of the full tensor that this process holds."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    if not _is_sharded(tensor):
-        return tuple(slice(0, size) for size in getattr(tensor, "ds_shape", tensor.shape))
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch.Tensor]]) -> None:
     """Load the whole model on the main process, and give each process its parts."""
-    from torch import distributed
-    from torch.distributed.tensor import distribute_tensor
-
     main = distributed.get_rank() == 0
     state: dict[str, torch.Tensor] = {}
     fault: list[str | None] = [None]
@@ -193,17 +165,17 @@ def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch
     if fault[0]:
         raise CheckpointError(fault[0])
     for names, target in targets:
-        device = _local(target).device
+        part = local_part(target)
         if main:
-            values = next(state[name] for name in names if name in state).to(device)
+            values = next(state[name] for name in names if name in state).to(part.device)
         else:
             dtype = torch.float32 if target.is_floating_point() else target.dtype
-            values = torch.empty(getattr(target, "ds_shape", target.shape), dtype=dtype, device=device)
-        if isinstance(target, torch.distributed.tensor.DTensor):
+            values = torch.empty(target.shape, dtype=dtype, device=part.device)
+        if isinstance(target, DTensor):
             values = distribute_tensor(values, target.device_mesh, target.placements).to_local()
         else:
             distributed.broadcast(values, 0)
-        _set(target, values)
+        part.copy_(values)
 
 
 def write_gathered(

@@ -26,7 +26,7 @@ def recipe_of(**keys):
     return make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
 
 
-def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=2, own=1, fsdp=None, shared=1):
+def engine_of(kind="MULTI_CPU", rank=0, processes=2, own=1, fsdp=None, shared=1):
     """A launch of two or more processes, without starting them. own: Accelerate's sp_size. shared: ours."""
     from accelerate import DistributedType
 
@@ -36,13 +36,13 @@ def engine_of(kind="DEEPSPEED", rank=0, processes=2, zero=2, own=1, fsdp=None, s
         num_processes=processes,
         device=torch.device("cpu"),
         parallelism_config=SimpleNamespace(sp_size=own),
-        state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=zero), fsdp_plugin=fsdp),
+        state=SimpleNamespace(fsdp_plugin=fsdp),
     )
     return Launch.of(accelerator, shared)
 
 
 def sharing(size=2, **options):
-    return engine_of("MULTI_CPU", shared=size, **options)
+    return engine_of(shared=size, **options)
 
 
 @pytest.fixture
@@ -73,6 +73,12 @@ def batch():
 def test_fsdp_on_cpus_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(RecipeError, match="needs a GPU"):
+        start_launch(recipe_of())
+
+
+def test_deepspeed_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(RecipeError, match="ropecli recipe --path 8-gpu-fsdp2"):
         start_launch(recipe_of())
 
 
@@ -137,7 +143,7 @@ def test_optimizers_and_weights_that_cannot_be_sharded_are_refused(model_of):
     refuse_unsuitable(engine_of(), model, recipe_of(optimizer="adamw-8bit"), LENGTH)
     integers = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
     model.register_parameter("in_four_bits", integers)
-    assert "zero_stage to 2" in refusal(engine_of(zero=3), model, adapter="qlora")
+    assert "FSDP2 cannot shard" in refusal(engine_of("FSDP"), model, adapter="qlora")
 
 
 def test_waits_last_as_long_as_the_other_process_lives(monkeypatch):
@@ -203,7 +209,7 @@ def test_launch_configurations_are_valid_for_accelerate(path):
 
     config = load_config_from_file(str(path))
     options = {action.dest for action in launch_command_parser()._actions}
-    sections = [config.fsdp_config, config.deepspeed_config, config.parallelism_config]
+    sections = [config.fsdp_config, config.parallelism_config]
     assert {key for section in sections for key in section} <= options
     assert config.mixed_precision == recipe_of(mixed_precision="bf16").mixed_precision
     text = path.read_text(encoding="utf-8")

@@ -117,7 +117,7 @@ class MemoryEstimator:
         self._steps: dict[Any, FakeStep] = {}
 
     def estimate(self, recipe: Recipe, length: int, launch: Launch = ONE) -> MemoryEstimate:
-        """length: tokens of the whole sequence. launch: ZeRO-1 and 2 count as DDP, which needs more.
+        """length: tokens of the whole sequence.
 
         gradient_checkpointing: auto counts as true; see resolve_checkpointing.
         """
@@ -126,7 +126,7 @@ class MemoryEstimator:
         peak = max(step.peaks.values(), key=sum)
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
         return MemoryEstimate(
-            weights=self._weights(step, recipe, launch) // shards,
+            weights=self._weights(step, recipe) // shards,
             gradients=peak.gradients // (shards if recipe.gradient_accumulation > 1 else 1),
             optimizer=int(2 * moment * step.trained) // shards,
             activations=peak.activations,
@@ -167,14 +167,12 @@ class MemoryEstimator:
             self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, launch.sequence_ranks)
         return self._steps[key]
 
-    def _weights(self, step: FakeStep, recipe: Recipe, launch: Launch) -> int:
+    def _weights(self, step: FakeStep, recipe: Recipe) -> int:
         size = 4.0 * step.trained
         if recipe.adapter != "none":
             frozen = max(0, self.shape.total - step.trained)
             in_four_bits = step.quantizable if recipe.adapter == "qlora" else 0
             size += (2 if self.gpu else 4) * (frozen - in_four_bits) + _FOUR_BITS * in_four_bits
-        if launch.engine == "zero-3" and recipe.mixed_precision == "bf16":
-            size += 2 * step.trained  # DeepSpeed keeps bfloat16 and float32 weights
         return int(size)
 
 
