@@ -1,19 +1,17 @@
 """Runs one of the benchmarks in bench_parts/ and prints its tables as Markdown.
 
-    python scripts/bench.py eval             # one of: eval, load, patch, plan, read, remapping, train, tune
-    python scripts/bench.py eval --help      # what it compares, and its options
-    python scripts/bench.py eval --json      # {title: rows}
+    python scripts/bench.py plan             # one of: plan, train, tune
+    python scripts/bench.py plan --help      # what it compares, and its options
+    python scripts/bench.py plan --json      # {title: rows}
 
-Its function `run` yields (title, row) pairs. What is compared runs alternately and the best of each counts, so that
-ratios are reliable on a busy machine. Memory is measured in new processes.
+Its function `run` yields (title, row) pairs. Memory is measured in new processes.
 """
 
 import inspect
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -21,13 +19,12 @@ from typing import Any
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 """Titles of tables, and rows as {column: value}. The first column is a label."""
-MIB = 2**20
 
 
-def in_new_process(function: Callable[..., Any], *arguments: Any, launcher: tuple[str, ...] = ()) -> Any:
+def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a part's function in a new process. Arguments and result are made of what JSON has."""
     call = [Path(inspect.getfile(function)).stem, "--call", function.__name__, json.dumps(arguments)]
-    run = subprocess.run([sys.executable, *launcher, __file__, *call], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, __file__, *call], capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(run.stderr)
     return json.loads(run.stdout.splitlines()[-1])
@@ -42,20 +39,7 @@ def memory_meter() -> Callable[[], float]:
 
     before, cpu = psutil.Process().memory_info().rss, torch.device("cpu")
     reset_peak(cpu)
-    return lambda: (peak_memory(cpu) - before) / MIB
-
-
-def best_times(
-    ways: Mapping[str, Callable[[int], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
-    """Best time of each way, seconds. They run alternately; each is given the number of the round."""
-    best = dict.fromkeys(ways, float("inf"))
-    for number in range(rounds):
-        for name, way in ways.items():
-            begun = clock()
-            way(number)
-            best[name] = min(best[name], clock() - begun)
-    return best
+    return lambda: (peak_memory(cpu) - before) / 2**20
 
 
 def show(rows: Rows, as_json: bool) -> None:
@@ -92,7 +76,7 @@ def main() -> None:
     part = import_module(f"bench_parts.{sys.argv.pop(1)}")
     if sys.argv[1:2] == ["--call"]:
         result = getattr(part, sys.argv[2])(*json.loads(sys.argv[3]))
-        sys.stdout.write(f"{json.dumps(result)}\n")  # at once: processes share it
+        print(json.dumps(result))
         return
     if as_json := "--json" in sys.argv:
         sys.argv.remove("--json")

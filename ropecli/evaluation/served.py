@@ -50,7 +50,7 @@ _APART, _CLOSE = 0.2, 0.5
 """Not served: an interval of shares lies beyond 0.2. Served: all intervals lie within 0.5, half-way to the reading."""
 _FAR, _EXPLAINED, _LEAST = 1.5, 6.0, 1e-3
 """Far from all: differs by 1.5 times what the readings do. Rounding explains up to 6 times the difference after a
-single token, and 0.006 nats; scripts/check_served_noise.py measures less."""
+single token, and 0.006 nats; ropecli/engines/README.md has what was measured."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,6 @@ PARTS = {
     "plan": 2,
     "attention": 3,
     "several": 4,
-    "scale-a": 7.9,
-    "scale-b": 4,
-    "scale-c": 6,
-    "scale-d": 6,
 }
 """Parts in the order of their value, and the minutes that each may take."""
 _LEAST = 30
@@ -58,25 +54,17 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu", description="Check and measure ropecli on GPUs.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}; scale: all four")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}")
     parser.add_argument("--budget", type=parse_minutes, default="25m", help="total time, such as 25m (default)")
     parser.add_argument("--dry-run", action="store_true", help="every part at toy size on the CPU")
     parser.add_argument("--output", type=Path, help="folder of the results; default: runs/gpu")
-    parser.add_argument(
-        "--work", type=Path, help="folder that keeps the trained model of scale; default: ~/.cache/ropecli/gpu"
-    )
     parser.add_argument("--wheels", type=Path, default=Path("wheels"), help="wheels of missing packages")
     parser.add_argument("--only", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    asked.parts = [
-        one for name in asked.parts for one in (PARTS if name == "scale" else [name]) if one.startswith(name)
-    ]
     if unknown := [name for name in asked.parts if name not in PARTS]:
-        parser.error(f"unknown part {unknown[0]}; expected {', '.join(PARTS)} or scale")
-    toy = "-dry-run" if asked.dry_run else ""
-    asked.output = (asked.output or ROOT / "runs" / f"gpu{toy}").absolute()
-    asked.work = (asked.work or Path.home() / ".cache" / "ropecli" / f"gpu{toy}").absolute()
+        parser.error(f"unknown part {unknown[0]}; expected {', '.join(PARTS)}")
+    asked.output = (asked.output or ROOT / "runs" / f"gpu{'-dry-run' * asked.dry_run}").absolute()
     return asked
 
 
@@ -113,7 +101,7 @@ def install_wheels(asked: argparse.Namespace) -> str:
             f"Missing packages: {', '.join(missing)}. Install them, or on a machine without network, put their wheels "
             f"and those of their dependencies into {asked.wheels}/ (python -m pip download --dest {asked.wheels} NAME)."
         )
-    folder = asked.work / "packages"
+    folder = asked.output / "packages"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade", "--target"]
     subprocess.run([*pip, folder, *wheels], check=True)
     return str(folder)
@@ -122,7 +110,7 @@ def install_wheels(asked: argparse.Namespace) -> str:
 def start_part(name: str, seconds: float, asked: argparse.Namespace) -> str:
     """Run a part; its rows are printed as they are measured. Returns why it failed, or ''."""
     command = [sys.executable, "-m", "gpu_parts", "--only", name, "--seconds", str(seconds)]
-    command += ["--output", asked.output, "--work", asked.work, *(["--dry-run"] if asked.dry_run else [])]
+    command += ["--output", asked.output, *(["--dry-run"] if asked.dry_run else [])]
     # with several GPUs in sight, Trainer would use them all
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     environment = os.environ if name == "several" else {**os.environ, "CUDA_VISIBLE_DEVICES": first}
@@ -153,11 +141,8 @@ def stop(process: subprocess.Popen) -> None:
 def run_part(asked: argparse.Namespace) -> None:
     from gpu_parts.measuring import Part
 
-    module, _, letter = asked.only.partition("-")
-    names = {"eval": "evaluate"}
-    part = Part(asked.only, asked.dry_run, asked.output, asked.work, asked.seconds)
-    run = importlib.import_module(f"gpu_parts.{names.get(module, module)}")
-    getattr(run, f"run_{letter}" if letter else "run")(part)
+    part = Part(asked.only, asked.dry_run, asked.output, asked.seconds)
+    importlib.import_module(f"gpu_parts.{'evaluate' if asked.only == 'eval' else asked.only}").run(part)
     sys.exit(1 if part.failed else 0)
 
 

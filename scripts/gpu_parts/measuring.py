@@ -47,14 +47,13 @@ _MATRIX = 8192
 class Part:
     """One part's rows, written to OUTPUT/NAME.json after each.
 
-    toy: whether this is a dry run. work: folder that outlives the run. seconds: time for the part.
+    toy: whether this is a dry run. seconds: time for the part.
     """
 
-    def __init__(self, name: str, toy: bool, output: Path, work: Path, seconds: float) -> None:
-        self.name, self.toy, self.output, self.work = name, toy, output, work
+    def __init__(self, name: str, toy: bool, output: Path, seconds: float) -> None:
+        self.name, self.toy, self.output = name, toy, output
         self.failed = False
         self._end = time.monotonic() + seconds
-        self.work.mkdir(parents=True, exist_ok=True)
         if not toy and not torch.cuda.is_available():
             sys.exit("torch finds no CUDA device. --dry-run runs on the CPU.")
         self.device = torch.device("cpu" if toy else "cuda")
@@ -116,12 +115,8 @@ class Part:
 
     def llama(self, layers: int | None = None, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
         """A Llama of 8B shape with random weights, in evaluation mode."""
-        return self.llama_of(dtype, **self.shape(layers))
-
-    def llama_of(self, dtype: torch.dtype = torch.float32, **config: Any) -> torch.nn.Module:
-        """A Llama with random weights, in evaluation mode. config: settings of LlamaConfig."""
         torch.manual_seed(0)
-        config = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **config}
+        config = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **self.shape(layers)}
         with self.device:
             model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**config), dtype=dtype)
         return model.eval()

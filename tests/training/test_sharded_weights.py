@@ -1,12 +1,14 @@
 """Each process reads its own part of the weights: that of a whole load. The result has the files of the source."""
 
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from scripts_by_path import load
 
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import open_checkpoint
@@ -109,5 +111,8 @@ def test_converted_or_unknown_tensors_are_left_to_transformers(build, tmp_path):
 @pytest.mark.slow
 def test_two_processes_get_converted_tensors(build):
     folder = build("deepseek_v3", head_dim=32, n_routed_experts=4, n_group=1)  # its routers have saved buffers
-    bench = load("bench_parts/load")
-    assert len({digest for way in bench.WAYS for digest in bench.measure(folder, way)["digests"]}) == 1
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    runs = [[*launcher, Path(__file__).with_name("load_sharded.py"), folder, way] for way in ("whole", "unread")]
+    digests = [subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() for run in runs]
+    assert len(digests[0]) == 2
+    assert len({*digests[0], *digests[1]}) == 1
