@@ -7,7 +7,6 @@ RopecliError
 │   └── ProofError    the model loaded from the patch differs from the expected rotary tables
 ├── DataError         unusable data source
 ├── NotFiniteError    loss, gradient or weights are not finite
-├── DivergedError     training loss rose far above its best value
 ├── EndpointError     a server gives no usable answer
 ├── OutputError       output exists already, or cannot be written
 └── RecipeError       invalid recipe, or a request that differs from the interrupted one; lists all faults
@@ -54,9 +53,6 @@ class DataError(RopecliError): ...
 
 
 class NotFiniteError(RopecliError): ...
-
-
-class DivergedError(RopecliError): ...
 
 
 class EndpointError(RopecliError): ...

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +176,10 @@ def complete_snapshot(partial: Path) -> None:
     fsync(snapshot.parent)
 
 
-def prune_snapshots(folder: Path, newest: int, keep: int, spared: Iterable[int] = ()) -> None:
-    """Remove all snapshots except the last `keep` up to step `newest` and those of the steps `spared`."""
+def prune_snapshots(folder: Path, newest: int, keep: int) -> None:
+    """Remove all snapshots except the last `keep` up to step `newest`."""
     earlier = [step for step, _ in list_snapshots(folder) if step <= newest]
-    kept = {snapshot_path(folder, step) for step in (*earlier[-keep:], *spared)}
+    kept = {snapshot_path(folder, step) for step in earlier[-keep:]}
     for path in folder.iterdir():
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)

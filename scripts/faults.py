@@ -115,7 +115,6 @@ FAULTS: list[tuple[str, str]] = [
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
     ("checksum == _checksum(text)", "checksum"),
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
-    ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
     ("length, launch).total <= _USABLE * memory", "length, launch).total <= memory"),
     ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),

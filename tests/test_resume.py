@@ -195,9 +195,9 @@ def test_a_damaged_snapshot_is_refused_and_the_newest_restored(saved):
     assert restore_newest([], manifest_fault) == 0
 
 
-def test_the_last_snapshots_are_kept_and_those_that_are_spared(saved):
+def test_the_last_snapshots_are_kept(saved):
     folder = saved(1, 2, 3, 4, 5)
     begin_snapshot(folder, 6)
-    prune_snapshots(folder, newest=4, keep=2, spared=[1])
-    assert [step for step, _ in list_snapshots(folder)] == [1, 3, 4]
+    prune_snapshots(folder, newest=4, keep=2)
+    assert [step for step, _ in list_snapshots(folder)] == [3, 4]
     assert not list(folder.glob("*.partial"))

@@ -27,7 +27,7 @@ from ropecli.live.loading import load_tokenizer
 from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import write_result
 from ropecli.training.launch import Launch, start_launch
-from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
+from ropecli.training.loop import Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import (
     LongContextLoss,
     NextTokenLoss,
@@ -183,17 +183,13 @@ def _train(
     interrupt: Interrupt,
     settings: dict[str, Any],
 ) -> None:
-    """Train from the newest checkpoint, or from the start, with the log, validation and detection of divergence."""
+    """Train from the newest checkpoint, or from the start, with the log and validation."""
     checkpoints = run_folder.TrainingCheckpoints(
         launch, output / run_folder.CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=listener.say
     )
     done = checkpoints.restore()
     if done:
         listener.say(f"Resuming after step {done}.")
-    divergence = Divergence(
-        recipe.max_loss_rise, output, launch.from_main(lambda: run_folder.losses_until(output, done))
-    )
-    checkpoints.spare = divergence.last_good
     log = run_folder.RunLog(launch, output, done or None, settings)
 
     def validate(step: int) -> None:
@@ -206,7 +202,6 @@ def _train(
     def report(progress: TrainingProgress) -> None:
         log.write(asdict(progress))
         listener.on_step(progress)
-        divergence.add(progress.step, progress.loss)
         validate(progress.step)
 
     def batches(step: int) -> list[Batch]:
@@ -229,7 +224,8 @@ def _train(
         checkpoints=checkpoints,
         interrupt=interrupt,
         advice=lambda: (
-            f"{divergence.kept()} Start over in another --output with a lower learning_rate or more warmup_steps."
+            f"Checkpoints from before that stay in {checkpoints.folder}. Start over in another --output with a lower "
+            "learning_rate or more warmup_steps."
         ),
     )
     pass_size = f"A pass over {recipe.batch_size} × {stream.length} tokens"

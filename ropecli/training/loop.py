@@ -10,28 +10,19 @@ import contextlib
 import math
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
-from ropecli.errors import DivergedError, NotFiniteError
-from ropecli.resume import list_snapshots
+from ropecli.errors import NotFiniteError
 from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
 from ropecli.training.launch import Launch, leave_processes
-from ropecli.training.run_folder import CHECKPOINTS, TrainingCheckpoints
-
-_STEPS = 8
-_FEWEST = 4
-_LATEST = 3
+from ropecli.training.run_folder import TrainingCheckpoints
 
 
 class Interrupt:
@@ -187,55 +178,3 @@ class TrainingLoop:
 def _counts(batches: Sequence[Batch]) -> tuple[int, float]:
     """The number of scored tokens, and their weight."""
     return sum(int((batch.labels != UNSCORED).sum()) for batch in batches), sum(batch.weight for batch in batches)
-
-
-class Divergence:
-    """Ends a run that diverges: its loss rises far above the lowest so far.
-
-    Compares the median loss of the last 8 steps, nats per token, with the lowest such median so far, of at least 4
-    steps. Three spikes, or a few easy sequences at the start, have no effect. It depends only on the losses, so a
-    resumed run behaves like an uninterrupted one.
-
-    max_rise: nats per token. output: the run's folder, whose checkpoints the error names. earlier: losses by step of
-    the run that is resumed.
-    """
-
-    def __init__(self, max_rise: float, output: Path, earlier: Mapping[int, float] = MappingProxyType({})) -> None:
-        self._max_rise = max_rise
-        self._output = output
-        self._last: deque[float] = deque(maxlen=_STEPS)
-        self._best = math.inf
-        self._good: dict[int, bool] = {}
-        for step in sorted(earlier):
-            self._enter(step, earlier[step])
-
-    def add(self, step: int, loss: float) -> None:
-        """Add a step's loss, which must be finite. Raises DivergedError."""
-        self._enter(step, loss)
-        now = median(self._last)
-        if len(self._last) == _STEPS and now > self._best + self._max_rise:
-            raise DivergedError(
-                f"The loss rose from {self._best:.3f} to {now:.3f} nats per token around step {step}, by more than "
-                f"max_loss_rise ({self._max_rise:g}). {self.kept()} Start over in another --output with a lower "
-                "learning_rate or more warmup_steps. If such a rise is expected, --resume with a higher max_loss_rise."
-            )
-
-    def last_good(self, steps: Iterable[int]) -> int | None:
-        """The last of these steps at which the loss was near its lowest."""
-        return max((step for step in steps if self._good.get(step, True)), default=None)
-
-    def _enter(self, step: int, loss: float) -> None:
-        self._last.append(loss)
-        if len(self._last) >= _FEWEST:
-            self._best = min(self._best, median(self._last))
-        # only the latest steps: the median of eight would lag behind a rise
-        latest = median(list(self._last)[-_LATEST:])
-        self._good[step] = latest <= self._best + self._max_rise / 2
-
-    def kept(self) -> str:
-        """Sentence for an error message: the newest checkpoint from before the loss rose."""
-        folders = dict(list_snapshots(self._output / CHECKPOINTS))
-        step = self.last_good(folders)
-        if step is None:
-            return "No checkpoint was saved before that."
-        return f"{folders[step]} was saved before that and is kept."

@@ -193,9 +193,6 @@ class Recipe(_Text):
         (), description="tokens; default: the pretraining length and `length`"
     )
     eval_documents: Annotated[int, _VALIDATED] = _may_change(16, ge=1, description="documents to measure on")
-    max_loss_rise: float = _may_change(
-        2.0, gt=0, description="rise above the best loss that ends the run, nats per token"
-    )
     tracker: Literal["auto", "none", "tensorboard", "wandb"] = _may_change(
         "auto", description="auto: TensorBoard, if installed"
     )

@@ -136,32 +136,24 @@ def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
             values = json.loads(line)
         except (ValueError, RecursionError):
             values = None
-        has_step = isinstance(values, dict) and isinstance(values.get("step"), int)
-        if has_step and isinstance(values.get("loss", 0.0), int | float):
+        if isinstance(values, dict) and isinstance(values.get("step"), int):
             kept.append(values)
         elif number < len(lines):
             raise OutputError(f"{path} is damaged in line {number}. Delete that line or the file, then use --resume.")
     return [values for values in kept if values["step"] <= step]
 
 
-def losses_until(output: Path, step: int) -> dict[int, float]:
-    """Losses by step from metrics.jsonl, up to `step`. Validation lines have none."""
-    return {values["step"]: values["loss"] for values in metrics_until(output, step) if "loss" in values}
-
-
 @dataclass
 class TrainingCheckpoints:
     """Saves and restores Accelerate's state. All processes call it together, and fail together.
 
-    every: steps between checkpoints. keep: number of latest checkpoints to keep. spare: given the steps of all
-    checkpoints, names one more to keep.
+    every: steps between checkpoints. keep: number of latest checkpoints to keep.
     """
 
     launch: Launch
     folder: Path
     every: int
     keep: int = 1
-    spare: Callable[[list[int]], int | None] = lambda steps: None
     say: Callable[[str], None] = lambda message: None
 
     def save(self, step: int) -> None:
@@ -186,8 +178,7 @@ class TrainingCheckpoints:
             raise OutputError(f"{path} could not be written ({why}). Check the disk space, then use --resume.")
         if main:
             self.say(f"Saved {path}.")
-            spared = self.spare([saved for saved, _ in list_snapshots(self.folder) if saved <= step])
-            prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
+            prune_snapshots(self.folder, step, self.keep)
 
     def restore(self) -> int:
         """Restore the newest checkpoint and return its step; 0 if there is none. Call it after `prepare`.

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
-from ropecli.errors import DataError, DivergedError, NotFiniteError, OutputError
+from ropecli.errors import DataError, NotFiniteError, OutputError
 from ropecli.live.loading import load_tokenizer
 from ropecli.training import finetuning
 from ropecli.training.adapters import attach
@@ -116,22 +116,13 @@ def test_output_with_other_files_is_refused_and_unchanged(tune, patched_llama, t
     assert {path.name: path.read_text() for path in run.iterdir()} == {"thesis.txt": "four years of work"}
 
 
-def test_run_that_diverges_ends_and_keeps_an_earlier_checkpoint(tune, patched_llama, tmp_path):
-    """The rate is too high by far; checkpoints of every step would have pushed the good ones out."""
-    keys = {"steps": 60, "learning_rate": 0.3, "warmup_steps": 12, "save_every": 1, "keep_checkpoints": 1}
-    with pytest.raises(DivergedError, match="was saved before that and is kept") as caught:
-        tune(patched_llama, **keys, max_loss_rise=0.7)
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert len(kept) == 2
-    assert f"checkpoints/{kept[0]} was saved before that" in str(caught.value)
-
-
-def test_loss_that_is_not_finite_ends_the_run_and_the_last_checkpoint_is_named(tune, patched_llama, tmp_path):
+def test_loss_that_is_not_finite_ends_the_run_and_the_checkpoints_are_named(tune, patched_llama, tmp_path):
     with pytest.raises(NotFiniteError) as caught:
         tune(patched_llama, learning_rate=1e30, warmup_steps=0, save_every=1)
-    last = max((tmp_path / "run" / "checkpoints").iterdir())
+    folder = tmp_path / "run" / "checkpoints"
+    assert any(folder.iterdir())
     assert "both must be finite" in str(caught.value)
-    assert f"{last} was saved before that" in str(caught.value)
+    assert f"before that stay in {folder}" in str(caught.value)
     assert "--output" in str(caught.value)
 
 
@@ -147,8 +138,6 @@ def test_an_update_to_weights_that_are_not_finite_is_not_saved(
         tune(patched_llama, learning_rate=1e38, steps=steps, save_every=1, keep_checkpoints=1, **adapter)
     left = sorted((tmp_path / "run" / "checkpoints").glob("*")) if steps > 1 else []
     assert [path.name for path in left] == ["000001"] * (steps > 1)
-    kept = f"{left[0]} was saved before that" if left else "No checkpoint was saved before that"
-    assert f"{kept}" in str(caught.value)
     assert "Start over in another --output with a lower learning_rate" in str(caught.value)
     assert not (tmp_path / "run" / "config.json").exists()
 
