@@ -102,7 +102,6 @@ FAULTS: list[tuple[str, str]] = [
     ("at = bisect_left(rooms, size)", "at = min(bisect_left(rooms, size) + 1, len(rooms))"),
     ("shares[by_remainder[: free - shares.sum()]] += 1", "shares[by_remainder[: free - shares.sum() - 1]] += 1"),
     ("(lengths >= long_from) | (chances < keep_short)", "(lengths >= long_from) | (chances > keep_short)"),
-    ("ranked[best : len(ranked) - worst]", "ranked[worst : len(ranked) - best]"),
     ("draw.integers(bias, context_length - length, endpoint=True)", "draw.integers(0, context_length - length, endpoint=True)"),
     # finetune
     ("clamp(max=math.log(self._cap)).exp()", "exp()"),

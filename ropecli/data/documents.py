@@ -21,7 +21,7 @@ class Document:
 
     ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. trained: shape
     (tokens,), bool, whether to train on each token; None for all. turns: of a conversation, shape (turns,), int64, the
-    first token of each; None of a text. compression: compressed size ÷ size of the text; None if not measured.
+    first token of each; None of a text.
     """
 
     name: str
@@ -29,7 +29,6 @@ class Document:
     ends: np.ndarray | None = None
     trained: np.ndarray | None = None
     turns: np.ndarray | None = None
-    compression: float | None = None
 
     def bytes_of(self, start: int, stop: int) -> int | None:
         """Bytes of text in the tokens start ≤ i < stop."""

@@ -6,9 +6,6 @@ share of the original mixture) is used up. The mixture stays the same and the le
 lengths are counted in tokens, not estimated from characters; the last document is cut at the budget; and the shares
 of a mixture are separate weights (`Mixture`).
 
-The filter by compression follows OLMo 3, arXiv:2512.13961, section 3.6.1: of its long documents it removes the 20% of
-the text that gzip compresses best, and the 20% that it compresses worst. Here these are shares of the documents.
-
 Positions with gaps let short sequences cover a longer context length. `pose`: Zhu et al. 2023, arXiv:2309.10400,
 section 3.2, equations 3 and 4. A sequence is split into N chunks of random lengths. The positions of chunk i are
 shifted by a skipping bias u_i, uniform on {u_{i-1}, ..., context length − length}, with u_0 = 0. The paper does not
@@ -61,9 +58,6 @@ def select_documents(
     *,
     long_from: int | None = None,
     keep_short: float = 1.0,
-    compression: np.ndarray | None = None,
-    skip_compressible: float = 0.0,
-    skip_incompressible: float = 0.0,
     max_tokens: int | None = None,
     seed: int = 0,
     source: int = 0,
@@ -72,8 +66,7 @@ def select_documents(
 
     lengths: of all documents, tokens. least: shorter documents are never used. source: its index in the mixture.
     Whether a short document is kept depends only on the seed and its index; so does the order in which documents are
-    taken up to `max_tokens`. compression: of all documents, see Document. skip_compressible and skip_incompressible are
-    shares of the documents that the lengths leave.
+    taken up to `max_tokens`.
     """
     long_enough = lengths >= least
     drawn = long_enough
@@ -81,10 +74,6 @@ def select_documents(
         chances = seeded_generator(seed, "keep short documents", source).random(len(lengths))
         drawn = long_enough & ((lengths >= long_from) | (chances < keep_short))
     documents = np.flatnonzero(drawn)
-    best, worst = (round(share * len(documents)) for share in (skip_compressible, skip_incompressible))
-    if compression is not None:
-        ranked = documents[np.argsort(compression[documents], kind="stable")]
-        documents = np.sort(ranked[best : len(ranked) - worst])
     used = lengths[documents]
     if max_tokens is not None:
         order = seeded_generator(seed, "budget of tokens", source).permutation(len(lengths))
@@ -100,8 +89,6 @@ def select_documents(
         skipped={
             "too short": int(len(lengths) - long_enough.sum()),
             "skipped by keep_short": int(long_enough.sum() - drawn.sum()),
-            "skipped by skip_compressible": best,
-            "skipped by skip_incompressible": worst,
             "beyond max_tokens": int(len(documents) - within.sum()),
         },
         cut=bool((used[within] < lengths[documents[within]]).any()),

@@ -245,7 +245,6 @@ def open_stream(
             source.data, source.text_column, source.split, TO_TRAIN, source.max_documents, source.skip_faulty
         ).limited("max_documents")
         options: dict[str, Any] = {"drop_unrendered": source.drop_unrendered}
-        options["measured"] = source.skip_compressible > 0 or source.skip_incompressible > 0
         has_ends = source.sequences in _WITH_ENDS
         end = end_of_text(tokenizer, source.end_token) if has_ends or source.end_token else None
         with first():
@@ -276,8 +275,6 @@ def open_stream(
         parts.append(part)
         kinds.append(kind)
         choices = [kind, source.overlong, source.long_from, source.keep_short, source.max_tokens]
-        if store.compression is not None:
-            choices += [source.skip_compressible, source.skip_incompressible]
         made_of.append([store.digest, padding, *choices])
     return Stream(recipe, length, context_length, parts, kinds, made_of, tokenizer)
 
@@ -344,9 +341,6 @@ def _lay_out(
         least,
         long_from=source.long_from,
         keep_short=source.keep_short,
-        compression=store.compression,
-        skip_compressible=source.skip_compressible,
-        skip_incompressible=source.skip_incompressible,
         max_tokens=source.max_tokens,
         seed=seed,
         source=number,

@@ -8,7 +8,6 @@ CACHE/tokens/KEY/ids.bin          tokens of all documents, int32
 CACHE/tokens/KEY/trained.bin      whether to train on each token, one byte
 CACHE/tokens/KEY/turns.bin        the first token of each turn of all conversations, int64
 CACHE/tokens/KEY/turn_counts.bin  turns of each document, int64; 0 for a text
-CACHE/tokens/KEY/compression.bin  compressed size ÷ size of each document's text, float64, if the recipe needs it
 CACHE/tokens/KEY/digest           sha256 of the documents; a damaged store is detected by it and written again
 CACHE/tokens/KEY/skipped          sentences about what was skipped or not used, a line each; empty for none
 
@@ -21,8 +20,6 @@ import os
 import shutil
 import sys
 import tempfile
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -77,9 +74,9 @@ class Chunks:
 class TokenStore:
     """Tokenized documents by index. ids, trained: of all documents, one after the other; see Document.
 
-    lengths: shape (documents,), int64. compression: the same shape, float64; None if not measured. turn_counts: the
-    same shape, int64, turns of each conversation; 0 for a text. masked: whether some tokens are not trained on.
-    largest_id: -1 without tokens. digest: sha256 of all lengths, ids, what is trained on, turns and the compression.
+    lengths: shape (documents,), int64. turn_counts: the same shape, int64, turns of each conversation; 0 for a text.
+    masked: whether some tokens are not trained on. largest_id: -1 without tokens. digest: sha256 of all lengths, ids,
+    what is trained on, and turns.
     """
 
     def __init__(
@@ -87,11 +84,10 @@ class TokenStore:
         lengths: np.ndarray,
         ids: np.ndarray | Chunks,
         trained: np.ndarray | Chunks,
-        compression: np.ndarray | None = None,
         turns: np.ndarray | None = None,
         turn_counts: np.ndarray | None = None,
     ) -> None:
-        self.lengths, self.compression, self.ids, self.trained = lengths, compression, ids, trained
+        self.lengths, self.ids, self.trained = lengths, ids, trained
         self.turns = np.empty(0, np.int64) if turns is None else turns
         self.turn_counts = np.zeros(len(lengths), np.int64) if turn_counts is None else turn_counts
         self._first_turns = np.cumsum(self.turn_counts) - self.turn_counts
@@ -103,8 +99,7 @@ class TokenStore:
             self.masked |= not scored.all()
             self.largest_id = max(self.largest_id, int(part.max()))
             pieces.append(digest(np.where(scored, part, ~part).astype("<i4").tobytes()))
-        # builds of zlib compress a little differently
-        self.digest = digest(lengths, pieces, compression, self.turn_counts, self.turns)
+        self.digest = digest(lengths, pieces, self.turn_counts, self.turns)
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -157,16 +152,15 @@ def open_store(
     *,
     end: int | None = None,
     drop_unrendered: bool = False,
-    measured: bool = False,
 ) -> TokenStore:
     """Open the store of a source; tokenize and write what is missing or damaged of it.
 
     Reads the whole store once to verify it (about 2 GB/s). end: the token after each text. drop_unrendered: keep
-    conversations of which the chat template leaves something out. measured: with the compression of each text. Raises
-    DataError, and OutputError if the cache cannot be written.
+    conversations of which the chat template leaves something out. Raises DataError, and OutputError if the cache cannot
+    be written.
     """
     files = last_seen_files(source, cache_folder() / "hub")
-    settings = [_FORMAT, source.column, source.skip_faulty, source.limit, train_on, measured]
+    settings = [_FORMAT, source.column, source.skip_faulty, source.limit, train_on]
     settings += [tokenizer_digest(tokenizer), template_digest(tokenizer), end, drop_unrendered]
 
     said: set[str] = set()
@@ -176,13 +170,9 @@ def open_store(
         dropped: list[str] = []
         unused: set[str] = set()
 
-        def tokenized(rows: Rows) -> Iterator[Document]:
-            lists = (faults if source.skip_faulty else None), (dropped if drop_unrendered else None), unused
-            return tokenize_rows(rows, tokenizer, train_on, end, *lists)
-
         def documents() -> Iterator[Document]:
-            rows = source.rows(part, faults)
-            return measure_compression(rows, tokenized) if measured else tokenized(rows)
+            lists = (faults if source.skip_faulty else None), (dropped if drop_unrendered else None), unused
+            return tokenize_rows(source.rows(part, faults), tokenizer, train_on, end, *lists)
 
         def skipped() -> str:
             sentences = [describe_faults(faults)]
@@ -221,12 +211,10 @@ def joined(stores: Sequence[TokenStore]) -> TokenStore:
     """The documents of all stores, in order."""
     if len(stores) == 1:
         return stores[0]
-    compressions = [store.compression for store in stores if store.compression is not None]
     return TokenStore(
         np.concatenate([store.lengths for store in stores] or [np.empty(0, dtype=np.int64)]),
         Chunks([store.ids for store in stores]),
         Chunks([store.trained for store in stores]),
-        np.concatenate(compressions) if compressions else None,
         np.concatenate([store.turns for store in stores] or [np.empty(0, dtype=np.int64)]),
         np.concatenate([store.turn_counts for store in stores] or [np.empty(0, dtype=np.int64)]),
     )
@@ -275,12 +263,10 @@ def open_documents(
 
 
 def _write(folder: Path, documents: Iterator[Document]) -> None:
-    lengths, compression, turns, counts = [], [], list[np.ndarray](), []
+    lengths, turns, counts = [], list[np.ndarray](), []
     with (folder / "ids.bin").open("wb") as ids, (folder / "trained.bin").open("wb") as trained:
         for document in documents:
             lengths.append(len(document.ids))
-            if document.compression is not None:
-                compression.append(document.compression)
             counts.append(0 if document.turns is None else len(document.turns))
             turns += [] if document.turns is None else [document.turns]
             ids.write(document.ids.astype("<i4").data)
@@ -290,8 +276,6 @@ def _write(folder: Path, documents: Iterator[Document]) -> None:
     if turns:
         (folder / "turns.bin").write_bytes(np.concatenate(turns).astype("<i8").data)
         (folder / "turn_counts.bin").write_bytes(np.array(counts, dtype="<i8").data)
-    if compression:
-        (folder / "compression.bin").write_bytes(np.array(compression, dtype="<f8").data)
 
 
 def _map(folder: Path) -> TokenStore:
@@ -303,27 +287,9 @@ def _map(folder: Path) -> TokenStore:
 
     further = [
         array(name, dtype) if (folder / name).exists() else None
-        for name, dtype in (("compression.bin", "<f8"), ("turns.bin", "<i8"), ("turn_counts.bin", "<i8"))
+        for name, dtype in (("turns.bin", "<i8"), ("turn_counts.bin", "<i8"))
     ]
     return TokenStore(array("lengths.bin", "<i8"), array("ids.bin", "<i4"), array("trained.bin", "?"), *further)
-
-
-def measure_compression(rows: Rows, tokenize: Callable[[Rows], Iterator[Document]]) -> Iterator[Document]:
-    """Tokenize the rows into a document each, with the size of its text, compressed by zlib, ÷ its size."""
-    measured: deque[tuple[str, float]] = deque()
-
-    def noted() -> Rows:
-        for name, body in rows:
-            text = body if isinstance(body, str) else json.dumps(body.messages, ensure_ascii=False, default=str)
-            raw = text.encode("utf-8", "surrogatepass")
-            measured.append((name, len(zlib.compress(raw)) / max(1, len(raw))))
-            yield name, body
-
-    for document in tokenize(noted()):
-        # a row may be skipped, or become a document for each answer
-        while measured[0][0] not in (document.name, document.name.rpartition(", answer ")[0]):
-            measured.popleft()
-        yield replace(document, compression=measured[0][1])
 
 
 def tokenize_rows(

@@ -81,12 +81,6 @@ class _Text(_Keys):
     keep_short: float = Field(
         1.0, ge=0, le=1, description="... and this share of the shorter ones, sampled with the seed"
     )
-    skip_compressible: float = Field(
-        0.0, ge=0, lt=1, description="share of the documents to skip: those that compress best, like repetitions"
-    )
-    skip_incompressible: float = Field(
-        0.0, ge=0, lt=1, description="share of the documents to skip: those that compress worst, like noise"
-    )
 
 
 class RecipeSource(_Text):

@@ -46,8 +46,6 @@ def source():
             "max_tokens": None,
             "long_from": None,
             "keep_short": 1.0,
-            "skip_compressible": 0.0,
-            "skip_incompressible": 0.0,
         }
         return SimpleNamespace(**{**defaults, "data": str(data), **keys})
 

@@ -380,7 +380,7 @@ def test_where_the_next_message_ends_an_answer_its_first_token_is_trained_on(tok
 def test_an_answer_ends_where_it_is_cut_off_too(tokenizer_of):
     tokenizer = tokenizer_of(GLM, OF_GLM)
     (document,) = tokenize_conversations([("row", Conversation(turns(*QUESTIONS, *ANSWERS, "Bye.")))], tokenizer)
-    arrays = [np.array([len(document.ids)]), document.ids.astype("i4"), document.trained, None, document.turns]
+    arrays = [np.array([len(document.ids)]), document.ids.astype("i4"), document.trained, document.turns]
     store = TokenStore(*arrays, np.array([len(document.turns)]))
     for start, end in zip(document.turns, store.turn_ends(0), strict=True):
         text = tokenizer.decode(document.ids[start:end])

@@ -50,22 +50,6 @@ def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget,
     assert chosen.skipped["too short"] == (lengths < least).sum()
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0.2, 0.3, 0.5, 1.1])), max_size=30),
-    *(st.floats(0, 0.5, exclude_max=True), st.floats(0, 0.5), st.integers(1, 12)),
-)
-def test_the_shares_that_compress_best_and_worst_are_skipped(documents, best, worst, least):
-    """They are shares of the documents that are long enough."""
-    lengths, compression = (np.array([document[at] for document in documents]) for at in (0, 1))
-    chosen = select_documents(
-        lengths, least, compression=compression, skip_compressible=best, skip_incompressible=worst
-    )
-    ranked = sorted((ratio, at) for at, (length, ratio) in enumerate(documents) if length >= least)
-    low, high = round(best * len(ranked)), len(ranked) - round(worst * len(ranked))
-    assert chosen.documents.tolist() == sorted(at for _, at in ranked[low:high])
-    assert len(chosen.documents) + sum(chosen.skipped.values()) == len(documents)
-
-
 @settings(max_examples=20)
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=6), st.integers(0, 3))
 def test_every_block_has_the_shares_and_a_source_gives_its_sequences_in_order(weights, seed):

@@ -103,7 +103,7 @@ def test_a_conversation_that_fits_is_whole_and_a_longer_one_is_cut_between_turns
     """turns: tokens of each. budget: tokens used of all."""
     lengths, starts = np.array([sum(each) for each in turns]), [np.cumsum([0, *each[:-1]]) for each in turns]
     counts = np.array([len(each) for each in turns])
-    store = TokenStore(lengths, np.empty(0, np.int32), np.empty(0, bool), None, np.concatenate(starts), counts)
+    store = TokenStore(lengths, np.empty(0, np.int32), np.empty(0, bool), np.concatenate(starts), counts)
     chosen = select_documents(lengths, 1, max_tokens=budget)
     layout = pieces_of(store, chosen, length, cut=cut)
     pieces = [piece for index in range(len(layout)) for piece in layout.pieces(index)]

@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-import zlib
 from itertools import pairwise
 
 import numpy as np
@@ -314,7 +313,6 @@ def test_everything_that_changes_a_batch_changes_the_fingerprint(
         stream_of(source(corpus, max_tokens=500)),
         stream_of(source(corpus, max_documents=5)),
         *(stream_of(source(corpus, long_from=10**6, keep_short=share)) for share in (0.5, 0.6)),
-        *(stream_of(source(corpus, **{f"skip_{kind}": 0.2})) for kind in ("compressible", "incompressible")),
         *(stream_of(source(corpus), positions="pose", **options) for options in ({}, {"position_parts": 3})),
         stream_of(source(corpus), positions="pose", window=65),
         stream_of(source(corpus), positions="randomized"),
@@ -324,18 +322,6 @@ def test_everything_that_changes_a_batch_changes_the_fingerprint(
         chat_stream(chat, tokenizer=other_template),
     ]
     assert len({stream.fingerprint() for stream in streams}) == len(streams)
-
-
-def test_documents_that_compress_best_and_worst_are_skipped(stream_of, chat_stream, source, short_texts, chat):
-    texts = [text.encode() for _, text in Source(str(short_texts)).texts()]
-    ranked = np.argsort([len(zlib.compress(text)) / len(text) for text in texts], kind="stable")
-    shares = {"skip_compressible": 10 / 42, "skip_incompressible": 4 / 42}
-    stream = stream_of(source(short_texts, sequences="packed", **shares))
-    assert stream._parts[0].selection.documents.tolist() == sorted(ranked[10:38].tolist())
-    skipped = [f"{share:.1%} of the documents are skipped by {key}" for key, share in shares.items()]
-    assert "; ".join(skipped) in stream.summary(16, 16)[0]
-    conversations = chat_stream(chat, sequences="packed", skip_compressible=0.25)
-    assert len(conversations._parts[0].selection.documents) == 9
 
 
 def test_the_summary_counts_documents_and_tokens(stream_of, chat_stream, source, short_texts, ids_of, chat, chatting):

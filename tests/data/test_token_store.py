@@ -30,7 +30,7 @@ def documents(count=100, wait=0.0):
     for number in range(count):
         time.sleep(wait)
         ids = number + np.arange(3_000)
-        yield Document(str(number), ids, trained=ids % 3 > 0 if number % 2 else None, compression=number / count)
+        yield Document(str(number), ids, trained=ids % 3 > 0 if number % 2 else None)
 
 
 @pytest.fixture
@@ -50,7 +50,6 @@ def digest(tmp_path_factory):
 def test_documents_are_kept_with_what_is_trained_on(cache):
     store = open_documents("key", documents)
     assert len(store) == 100
-    np.testing.assert_array_equal(store.compression, np.arange(100) / 100)
     assert store.masked
     assert store.largest_id == 99 + 2_999
     for number, document in enumerate(documents()):
@@ -126,8 +125,8 @@ def flipped(path):
     ("damage", "name"),
     [
         *((truncated, name) for name in ("ids.bin", "lengths.bin", "digest")),
-        *((flipped, name) for name in ("ids.bin", "lengths.bin", "trained.bin", "compression.bin")),
-        *((os.unlink, name) for name in ("trained.bin", "compression.bin")),
+        *((flipped, name) for name in ("ids.bin", "lengths.bin", "trained.bin")),
+        (os.unlink, "trained.bin"),
     ],
 )
 def test_a_damaged_store_is_written_again(cache, digest, damage, name):
