@@ -14,9 +14,6 @@ first chunk in the first half). The text skips along, v_i = u_i in equation 5, a
 up to the document's end: a document only needs to fill a sequence, not the context length.
 `randomized`: Ruoss et al. 2023, arXiv:2305.16843, section 3. Positions are drawn from the context length without
 replacement, sorted, and shifted to start at 0: transformers treats position 0 as the start of a document.
-`endprompt`: Tian et al. 2026, arXiv:2605.14589, and https://github.com/clx1415926/EndPrompt (fine_tune_suffix.py). The
-last tokens of a sequence have the last positions of the context length; all others keep theirs. In the paper these
-are a short prompt appended to every text. Here, as in the authors' code, they are the last tokens of the text.
 """
 
 import zlib
@@ -135,36 +132,30 @@ def _arrange(shares: tuple[int, ...], seed: int, block: int) -> tuple[np.ndarray
     return sources, ranks
 
 
-def refuse_impossible_positions(kind: str, length: int, context_length: int, parts: int) -> None:
-    """Raise RecipeError if sequences of `length` tokens cannot have positions of this kind. parts: see positions_of."""
+def refuse_impossible_positions(kind: str, length: int, context_length: int, chunks: int) -> None:
+    """Raise RecipeError if sequences of `length` tokens cannot have positions of this kind. chunks: of `pose`."""
     if kind != "full" and length > context_length:
         raise RecipeError(
             f"positions: {kind} cannot fit sequences of {length} tokens into {context_length} positions. "
             "Use a longer context or shorter sequences."
         )
-    if kind == "pose" and parts > length:
-        raise RecipeError(f"pose_chunks: {parts} chunks need at least {parts} tokens, but a sequence has {length}.")
-    if kind == "endprompt" and parts >= length:
-        raise RecipeError(f"endprompt_tokens: {parts} last tokens need a sequence of more than {parts}, not {length}.")
+    if kind == "pose" and chunks > length:
+        raise RecipeError(f"pose_chunks: {chunks} chunks need at least {chunks} tokens, but a sequence has {length}.")
 
 
-def positions_of(kind: str, length: int, context_length: int, parts: int, seed: int, at: int) -> np.ndarray:
+def positions_of(kind: str, length: int, context_length: int, chunks: int, seed: int, at: int) -> np.ndarray:
     """Positions of a sequence, shape (length,), int64, increasing from 0 to at most context_length − 1.
 
-    parts: chunks of `pose`, last tokens of `endprompt`. at: index of the sequence in the stream; part of the random
-    seed, so positions differ in every epoch.
+    chunks: of `pose`. at: index of the sequence in the stream; part of the random seed, so positions differ in every
+    epoch.
     """
     if kind == "full":
         return np.arange(length)
-    if kind == "endprompt":
-        positions = np.arange(length)
-        positions[length - parts :] += context_length - length
-        return positions
     draw = seeded_generator(seed, "positions", at)
     if kind == "randomized":
         drawn = np.sort(draw.choice(context_length, length, replace=False, shuffle=False))
         return drawn - drawn[0]
-    borders = 1 + np.sort(draw.choice(length - 1, parts - 1, replace=False, shuffle=False))
+    borders = 1 + np.sort(draw.choice(length - 1, chunks - 1, replace=False, shuffle=False))
     bias, positions = 0, np.arange(length)
     for start, stop in zip(borders, [*borders[1:], length], strict=True):
         bias = int(draw.integers(bias, context_length - length, endpoint=True))

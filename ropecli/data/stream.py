@@ -135,9 +135,8 @@ class Stream:
         part = self._parts[source]
         if recipe.positions == "full":
             return part.at(index)
-        positions = positions_of(
-            recipe.positions, self.length, self._context_length, recipe.position_parts, recipe.seed, at
-        )
+        span = self._context_length
+        positions = positions_of(recipe.positions, self.length, span, recipe.pose_chunks, recipe.seed, at)
         if recipe.positions == "pose":
             return part.skipping_at(index, positions)
         return replace(part.at(index), positions=positions)
@@ -150,7 +149,8 @@ class Stream:
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
         of_mixture = self._mixture.shares, list(self._made_of)
-        return digest(_FORMAT, self.length, recipe.seed, gaps, recipe.position_parts or None, *of_mixture)
+        chunks = recipe.pose_chunks if recipe.positions == "pose" else None
+        return digest(_FORMAT, self.length, recipe.seed, gaps, chunks, *of_mixture)
 
     def summary(self, pretraining_length: int, context_length: int, weighed_from: int | None = None) -> list[str]:
         """A sentence per source, and the share of the labels that need a longer context than the pretraining length.
@@ -238,7 +238,7 @@ def open_stream(
     conversations cannot be packed; empty if they can. first: a context that lets the main process run first, so that it
     tokenizes and the other processes reuse the tokens.
     """
-    refuse_impossible_positions(recipe.positions, length, context_length, recipe.position_parts)
+    refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     parts, kinds, made_of = [], [], []
     for number, source in enumerate(recipe.sources):
         text = Source(

@@ -31,7 +31,7 @@ class RecipeKeys(TypedDict, total=False):
         Doc("Tokens per sequence. Default: the context length."),
     ]
     sequences: Annotated[str | None, Default(None), Doc("long, packed, concat or single."), DATA]
-    positions: Annotated[str | None, Default(None), Doc("full, pose, randomized or endprompt."), DATA]
+    positions: Annotated[str | None, Default(None), Doc("full, pose or randomized."), DATA]
     steps: Annotated[int | None, Default(None), Doc("Training steps.")]
     batch_size: Annotated[int | None, Default(None), Doc("Sequences per process and forward pass.")]
     gradient_accumulation: Annotated[int | None, Default(None), Doc("Forward passes per step.")]

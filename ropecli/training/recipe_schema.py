@@ -26,7 +26,7 @@ Tokens = Annotated[
     ),
 ]
 _MOST = 10**6
-_GAPS = Only("positions", ("pose", "randomized", "endprompt"))
+_GAPS = Only("positions", ("pose", "randomized"))
 _ADAPTED = Only("adapter", ("lora", "lora-plus", "qlora"))
 _VALIDATED = Only("eval_data")
 
@@ -110,17 +110,14 @@ class Recipe(_Text):
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")
     length: Tokens | None = Field(None, description="tokens per sequence; default: the context length")
-    positions: Literal["full", "pose", "randomized", "endprompt"] = Field(
-        "full", description="full: 0, 1, 2 ... pose, randomized, endprompt: with gaps, up to `window`"
+    positions: Literal["full", "pose", "randomized"] = Field(
+        "full", description="full: 0, 1, 2 ... pose, randomized: with gaps, up to `window`"
     )
     window: Annotated[Tokens | None, _GAPS] = Field(
         None, description="tokens that positions with gaps span; default: the context length"
     )
     pose_chunks: Annotated[int, Only("positions", ("pose",))] = Field(
         2, ge=2, le=_MOST, description="runs of consecutive positions in a sequence"
-    )
-    endprompt_tokens: Annotated[int, Only("positions", ("endprompt",))] = Field(
-        18, ge=1, le=_MOST, description="last tokens, at the end of `window`"
     )
 
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
@@ -220,11 +217,6 @@ class Recipe(_Text):
         if self.data is None:
             return self.mixture
         return (RecipeSource(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
-
-    @property
-    def position_parts(self) -> int:
-        """Chunks of `pose`, last tokens of `endprompt`; else 0."""
-        return {"pose": self.pose_chunks, "endprompt": self.endprompt_tokens}.get(self.positions, 0)
 
     @property
     def packs(self) -> bool:

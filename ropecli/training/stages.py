@@ -121,7 +121,7 @@ def _plan_stage(
     pretraining_length, context_length = positions.pretraining_length, positions.context_length
     position_span = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
-    refuse_impossible_positions(recipe.positions, length, position_span, recipe.position_parts)
+    refuse_impossible_positions(recipe.positions, length, position_span, recipe.pose_chunks)
     if recipe.loss == "longce" and length <= (first := short_context(pretraining_length).first):
         raise RecipeError(
             f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."

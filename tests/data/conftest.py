@@ -57,7 +57,7 @@ def stream_of(tokenizer):
     """stream_of(source, ..., length=16, window=64, key=value) -> a stream through the tiny tokenizer."""
     from ropecli.data.stream import open_stream
 
-    defaults = {"positions": "full", "position_parts": 2, "loss_weighting": "tokens", "seed": 0}
+    defaults = {"positions": "full", "pose_chunks": 2, "loss_weighting": "tokens", "seed": 0}
 
     def make(*sources, length=16, window=64, tokenizer=tokenizer, **options):
         keys = {key: options.pop(key, default) for key, default in defaults.items()}

@@ -35,7 +35,7 @@ def ids_of(tokenizer):
     return lambda folder: [tokenizer(text)["input_ids"] for _, text in Source(str(folder)).texts()]
 
 
-@pytest.mark.parametrize("positions", ["full", "pose", "randomized", "endprompt"])
+@pytest.mark.parametrize("positions", ["full", "pose", "randomized"])
 def test_a_batch_depends_only_on_its_positions(stream_of, source, corpus, short_texts, positions):
     def stream():
         kinds = ("long", "concat") if positions != "full" else ("long", "packed")
@@ -313,7 +313,7 @@ def test_everything_that_changes_a_batch_changes_the_fingerprint(
         stream_of(source(corpus, max_tokens=500)),
         stream_of(source(corpus, max_documents=5)),
         *(stream_of(source(corpus, long_from=10**6, keep_short=share)) for share in (0.5, 0.6)),
-        *(stream_of(source(corpus), positions="pose", **options) for options in ({}, {"position_parts": 3})),
+        *(stream_of(source(corpus), positions="pose", **options) for options in ({}, {"pose_chunks": 3})),
         stream_of(source(corpus), positions="pose", window=65),
         stream_of(source(corpus), positions="randomized"),
         stream_of(source(short_texts, sequences="packed")),

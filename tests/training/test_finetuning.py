@@ -201,7 +201,7 @@ def test_loss_on_packed_documents_is_the_mean_over_the_tokens_of_separate_docume
     assert losses == [pytest.approx(first_loss(model, documents_of(batch)), rel=1e-5)]
 
 
-@pytest.mark.parametrize("positions", ["pose", "randomized", "endprompt"])
+@pytest.mark.parametrize("positions", ["pose", "randomized"])
 def test_loss_with_gaps_is_that_of_the_whole_sequence_at_those_positions(
     model, tune, patched_llama, tokenizer, corpus, metrics, positions
 ):
