@@ -73,8 +73,6 @@ FAULTS: list[tuple[str, str]] = [
     ("last = sinks + window - 1", "last = sinks + window"),
     ("(x * cos - y * sin, y * cos + x * sin)", "(x * cos + y * sin, y * cos - x * sin)"),
     ("query.flatten(1, 2) * self.scaling", "query.flatten(1, 2)"),
-    ("done = int(equal.cumprod(0).sum())", "done = tokens"),
-    ("kept=kept.get(padding)", "kept=None"),
     # evaluate
     ('ids = _with_prefix(special.prefix, document.ids[longest - length : longest])', 'ids = _with_prefix(special.prefix, document.ids[:length])'),
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),

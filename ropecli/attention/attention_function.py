@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.block_attention import BlockAttention, RotatedKeys, Rotation
+from ropecli.attention.block_attention import BlockAttention, Rotation
 from ropecli.attention.head_layout import layer_label
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
 from ropecli.config.settings import read_settings
@@ -67,10 +67,8 @@ def remapped_attention(
     options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "sinks": s_aux}
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
-    earlier = _ROTATED.pop(module, {})  # removed while in use, so that no other thread writes to them
-    kept = {row.padding: earlier.get(row.padding) or RotatedKeys() for row in rows if _reads_cache(row, key)}
     if len(set(rows)) == 1:
-        output = _attend_same_padding(kernel, rows[0], query, key, value, options, kept)
+        output = _attend_same_padding(kernel, rows[0], query, key, value, options)
     else:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row in dict.fromkeys(rows):
@@ -78,27 +76,10 @@ def remapped_attention(
                 [index for index, padded in enumerate(rows) if padded == row], device=query.device
             )
             attended = _attend_same_padding(
-                kernel, row, query[same_padding], key[same_padding], value[same_padding], options, kept
+                kernel, row, query[same_padding], key[same_padding], value[same_padding], options
             )
             output = output.index_copy(0, same_padding, attended)
-    _ROTATED[module] = kept
     return output.transpose(1, 2).contiguous(), None
-
-
-_ROTATED: "WeakKeyDictionary[torch.nn.Module, dict[int, RotatedKeys]]" = WeakKeyDictionary()
-"""By layer and padding."""
-
-
-def _reads_cache(row: "RowPadding", key: Tensor) -> bool:
-    """Return whether to keep the rotated keys for the next pass: when generating with a KV cache on a CPU.
-
-    On a GPU they are rotated again: kept keys need half as much memory as the KV cache, in bfloat16 as much again.
-    """
-    if row.query <= row.key or torch.is_grad_enabled() or key.device.type != "cpu":
-        return False
-    steps = (key.shape[-1], *key.stride()[:-1], key.storage_offset())
-    in_words = key.stride(-1) == 1 and not any(step * key.element_size() % 8 for step in steps)
-    return in_words and type(key) is Tensor  # fake tensors have no values to keep
 
 
 def _attend_same_padding(
@@ -108,12 +89,8 @@ def _attend_same_padding(
     key: Tensor,
     value: Tensor,
     options: dict[str, Any],
-    kept: dict[int, RotatedKeys],
 ) -> Tensor:
-    """Attend in rows with equal padding: cut off the padding and count positions from the first token.
-
-    kept: the rotated keys of earlier passes by padding; empty for a pass without a KV cache.
-    """
+    """Attend in rows with equal padding: cut off the padding and count positions from the first token."""
     padding, first_query, first_key = row
     padded = min(max(padding - first_query, 0), query.shape[2])
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
@@ -125,7 +102,6 @@ def _attend_same_padding(
         value[:, :, low:high],
         first_query=first_query + padded - padding,
         first_key=first_key + low - padding,
-        kept=kept.get(padding),
         **options,
     )
     return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result

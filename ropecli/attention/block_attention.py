@@ -19,8 +19,6 @@ from torch import Tensor
 from ropecli.attention.kernels import BlockLoop, KeyRange, attend_by_flex, find_ranges, make_block_masks, suits_flex
 from ropecli.rope import PositionMap, Remapping
 
-_PIECE = 1024
-"""Keys that are rotated at a time, and by which the kept keys grow."""
 _SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
 """Scores per block. On a CPU they should fit into its cache."""
 _MIN_QUERIES, _MAX_QUERIES = 16, 128
@@ -90,42 +88,6 @@ class RotationTable:
         return self._rotation.apply(states, cos[first:stop], sin[first:stop])
 
 
-class RotatedKeys:
-    """The keys of a KV cache that a layer rotated in earlier passes, so that the next pass rotates only the new keys.
-
-    transformers passes all keys in a new tensor at every step, and may have reordered, cropped or replaced them. So
-    each key is compared with the earlier one by the 64-bit sum of its words, and all keys from the first difference on
-    are rotated again. Memory: one rotated key in the computing dtype and a sum for each key of the KV cache.
-    """
-
-    def __init__(self) -> None:
-        self._known: tuple[Any, Tensor, Tensor] | None = None
-
-    def rotate(self, table: RotationTable, keys: Tensor, first: int) -> Tensor:
-        """keys: shape (batch, kv heads, tokens, head_dim), at consecutive positions starting at `first`; each is a
-        whole number of 64-bit words. Returns them in the computing dtype, valid until the next call with this table.
-        """
-        batch, heads, stop, head_dim = keys.shape
-        kind = (table, first, keys.dtype, batch, heads)
-        sums = keys.view(torch.int64).sum(-1)
-        known, earlier, rotated = self._known or (None, sums, keys)
-        if known != kind:
-            earlier, rotated = sums[:, :, :0], keys[:, :, :0]
-        tokens = min(earlier.shape[2], stop)
-        equal = (earlier[:, :, :tokens] == sums[:, :, :tokens]).flatten(0, 1).all(0)
-        done = int(equal.cumprod(0).sum())  # the first tokens that are equal in all rows and heads
-        if rotated.shape[2] < stop:
-            kept, size = rotated[:, :, :done], -(-stop // _PIECE) * _PIECE
-            with torch.inference_mode(False):  # tensors made in inference mode could not be written to later
-                rotated = keys.new_empty(batch, heads, size, head_dim, dtype=computing_dtype(keys))
-            rotated[:, :, :done] = kept
-        for begin in range(done, stop, _PIECE):
-            piece = keys[:, :, begin : begin + _PIECE].to(rotated.dtype)
-            rotated[:, :, begin : begin + piece.shape[2]] = table.rotate(piece, first + begin)
-        self._known = kind, sums, rotated
-        return rotated[:, :, :stop]
-
-
 def _parts(ranges: list[KeyRange]) -> list[int]:
     """The first query of each part: later queries may rotate keys to other positions, and one copy is kept at a time.
 
@@ -164,20 +126,18 @@ class BlockAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         last_block_alone: bool = False,
-        kept: RotatedKeys | None = None,
     ) -> Tensor:
         """query: shape (batch, heads, queries, head_dim); key: (batch, kv heads, keys, head_dim); value: (batch, kv
         heads, keys, width), all on one device. Query i is at position first_query + i, key j at first_key + j.
 
         scaling: multiplies the scores. softcap: scores become softcap·tanh(score/softcap). sinks: shape (heads,), extra
         scores in the softmax, without values. Scores and sums are float32, or float64 for float64 inputs.
-        last_block_alone: see BlockLoop. kept: the layer's rotated keys of earlier passes; not for training. Returns
-        shape (batch, heads, queries, width), in value's dtype.
+        last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in value's dtype.
         """
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
         if len(begins := _parts(ranges)) > 1:
-            options: Any = {"scaling": scaling, "softcap": softcap, "sinks": sinks, "kept": kept}
+            options: Any = {"scaling": scaling, "softcap": softcap, "sinks": sinks}
             options |= {"last_block_alone": last_block_alone, "first_key": first_key}
             parts = []
             for begin, stop in pairwise((*begins, query.shape[2])):
@@ -205,11 +165,6 @@ class BlockAttention:
         for keys in ranges:
             if keys.branch.key:
                 seen[keys.branch.key] = max(seen.get(keys.branch.key, 0), int(keys.stop[-1]))
-        rotated_keys: dict[PositionMap, Tensor] = {}
-        if kept is not None:
-            for to, count in seen.items():
-                rotated_keys[to] = kept.rotate(self._tables[to], key[:, :, :count], first_key).flatten(0, 1)
-            seen = {}
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(keys.stop - keys.first for keys in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
@@ -224,10 +179,8 @@ class BlockAttention:
         for begin in range(0, batch * kv_heads, units):
             part = slice(begin, begin + units)
             part_query, part_key, *values_and_sinks = (tensor[part].to(dtype) for tensor in states)
-            known = {to: tensor[part] for to, tensor in rotated_keys.items()}
-            rotated = self._rotate(
-                ranges, part_query, part_key, first_query, known | self._rotate_keys(part_key, first_key, seen)
-            )
+            rotated_keys = self._rotate_keys(part_key, first_key, seen)
+            rotated = self._rotate(ranges, part_query, part_key, first_query, rotated_keys)
             results.append(loop.run(rotated, *values_and_sinks).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
 

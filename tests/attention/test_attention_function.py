@@ -4,8 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention import attention_function
-from ropecli.attention.block_attention import RotationTable
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
@@ -106,30 +104,6 @@ def test_sliding_layers_stay_unchanged_beyond_their_window(model_type, build):
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     hidden = [each(ROW, use_cache=False, output_hidden_states=True).hidden_states[1] for each in (plain, model)]
     assert_close(hidden[1], hidden[0])  # the first layer slides
-
-
-def test_a_generated_token_rotates_no_key_again(model, monkeypatch):
-    """Of 60 keys and more, only the one that leaves the window, in rows of either padding."""
-    mask = torch.ones_like(IDS)
-    mask[1:, :23] = 0
-    cache = model(IDS[:, :60], attention_mask=mask[:, :60]).past_key_values
-    rotated, rotate = [], RotationTable.rotate
-    monkeypatch.setattr(
-        RotationTable,
-        "rotate",
-        lambda self, states, first: rotated.append(states.shape[2]) or rotate(self, states, first),
-    )
-    longest = []
-    for last in range(60, 64):
-        rotated.clear()
-        model(IDS[:, last : last + 1], attention_mask=mask[:, : last + 1], past_key_values=cache)
-        longest.append(max(rotated))
-    assert longest[0] > 20, "the first token after the prompt rotates the keys of the prompt"
-    assert longest[1:] == [1, 1, 1]
-    layer = model.model.layers[0].self_attn
-    assert set(attention_function._ROTATED[layer]) == {0, 23}
-    model(IDS)
-    assert not attention_function._ROTATED[layer], "the next prompt frees them"
 
 
 def test_gradients_are_equal_with_checkpoints_after_a_pass_for_inference(llama):

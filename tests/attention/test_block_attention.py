@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ropecli.attention import block_attention
-from ropecli.attention.block_attention import BlockAttention, RotatedKeys, Rotation
+from ropecli.attention.block_attention import BlockAttention, Rotation
 from ropecli.remapping.near_and_far import jet_long
 from ropecli.rope import Branch, Remapping
 
@@ -111,30 +111,6 @@ def test_outputs_and_gradients_equal_those_of_brute_force(remapping):
     with torch.no_grad():
         expected = brute_force(remapping, HALVES, *heads[:3], 0, 0, 0.4)
         torch.testing.assert_close(attend(BlockAttention(remapping, HALVES), HALVES, *heads[:3]), expected)
-
-
-@pytest.mark.parametrize("remapping", ["far in groups", "in groups that grow", "only keys rotated"])
-def test_kept_keys_are_used_only_for_equal_keys(remapping, monkeypatch):
-    """A KV cache that grows, whose rows change places, that is cropped, or of another text, place or dtype."""
-    monkeypatch.setattr("ropecli.attention.block_attention._PIECE", 4)
-    kernel, kept = BlockAttention(REMAPPINGS[remapping], HALVES), RotatedKeys()
-    query, key, value = make_heads(head_dim=8)
-    unrelated = make_heads(head_dim=8, seed=1)[1]
-    swapped, forked = key.flip(0), torch.cat([key[:, :, :22], unrelated[:, :, 22:]], 2)
-    one_head = torch.cat([forked[:, :1], unrelated[:, 1:]], 1)
-    calls = [(key, 20), (key, 21), (key, 37), (swapped, 37), (swapped, 30), (swapped, 38), (forked, 38), (forked, 24)]
-    calls += [(forked, 44), (one_head, 44), (one_head[:1], 44), (forked[:1], 44), (forked[:1].float(), 44)]
-    for number, (keys, last) in enumerate(calls):
-        part = query[: len(keys), :, last : last + 1], keys[:, :, : last + 1], value[: len(keys), :, : last + 1]
-        heads = [tensor.to(keys.dtype) for tensor in part]
-        expected = brute_force(kernel.remapping, HALVES, *heads, last, 0, 0.4)
-        with torch.inference_mode(number % 2 == 1), torch.no_grad():
-            actual = attend(kernel, HALVES, *heads, last, 0, kept=kept)
-        atol = 1e-11 if keys.dtype == key.dtype else 1e-5
-        torch.testing.assert_close(actual.double(), expected, atol=atol, rtol=0)
-    heads[1] = rotate(HALVES, heads[1])  # the bytes of the last call, at another position
-    places = {"first_query": last + 3, "first_key": 3, "scaling": 0.4}
-    torch.testing.assert_close(kernel(*heads, **places, kept=kept), kernel(*heads, **places))
 
 
 def test_blocks_of_scores_stay_small(monkeypatch):
