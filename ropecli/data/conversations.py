@@ -6,21 +6,20 @@ itself, with or without their end; of another one, prefixes of the conversation 
 of the whole. If that also holds without the turns between the first and the current one, these are skipped, which
 takes linear time.
 
-A template may leave out what it does not know: tool calls, reasoning, a system prompt. So each answer is rendered a
-second time, with a mark for every text: what is not found in the right order is lost. This is done once for all
-conversations with the same roles and fields. Templates also look at texts, so each text is searched in the real
-rendering too. Reasoning of earlier answers may be left out, as it is at inference.
+A template may leave out what it does not know: tool calls, reasoning, a system prompt. So every text is looked for in
+what is rendered, in the order of the messages: what is not found is lost. Reasoning of earlier answers may be left out,
+as it is at inference.
 """
 
 import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -161,8 +160,6 @@ class _Renderer:
 
     def __init__(self, tokenizer: Any, train_on: str, dropped: list[str] | None, unused: set[str]) -> None:
         self.tokenizer, self.train_on, self.dropped, self.unused = tokenizer, train_on, dropped, unused
-        self.lost: dict[str, list[_Part]] = {}
-        """By shape: what the template leaves out."""
         self.tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._endings: dict[str, tuple[str, str] | None] = {}
 
@@ -248,9 +245,8 @@ class _Conversation:
             spans, turns = self._answers(text)
             return Rendered(*self._ended(self._messages, text, spans), turns)
         self._refuse_lost(self._messages, text, keeps_reasoning=True)
-        _, _, parts = _walk(self._messages, None, lambda text: text)
         spans = self._marked(self._messages)
-        answers = [part for part in parts if part.role == "assistant"]
+        answers = [part for part in _parts_of(self._messages, None) if part.role == "assistant"]
         if not all(any(part.find(text[start:stop]) for part in answers) for start, stop in spans):
             raise DataError("the chat template marks an answer without a text of it, so nothing would be trained on.")
         return Rendered(*self._ended(self._messages, text, spans), self._turns(text))
@@ -260,7 +256,7 @@ class _Conversation:
         if (ending := self._renderer.ending(self._tools)) is None or not spans:
             return text, spans
         end, followed = ending
-        answers = [part for part in _walk(messages, None, str)[2] if part.role == "assistant"]
+        answers = [part for part in _parts_of(messages, None) if part.role == "assistant"]
         ended: Spans = []
         for (start, stop), border in zip(spans, [*(start for start, _ in spans[1:]), len(text)], strict=True):
             answer, rest = text[start:stop].rstrip(), text[stop:border]
@@ -407,20 +403,12 @@ class _Conversation:
 
         keeps_reasoning: whether earlier answers must have their reasoning.
         """
-        tools, last = self._tools, len(messages) - 1 if answer is not None else None
-        _, _, parts = _walk(messages, tools, lambda text: text)
+        last = len(messages) - 1 if answer is not None else None
+        parts = _parts_of(messages, self._tools)
         if last is not None and not any(part.message == last for part in parts):
             raise DataError(f"message {last}, an answer, is empty.")
-        renderer, shape = self._renderer, _shape(messages, tools, last, keeps_reasoning)
-        if shape not in renderer.lost:
-            numbers = count(7001)
-            marked, marked_tools, marks = _walk(messages, tools, lambda text: f"Part{next(numbers)}")
-            text = renderer.text_of(marked, marked_tools)
-            prompt = renderer.text_of(marked[:-1], marked_tools, prompt=True) if last else text
-            target = text[len(prompt) :] if last and text.startswith(prompt) else text
-            renderer.lost[shape] = _missing(marks, prompt, target, last, keeps_reasoning)
-        lost = renderer.lost[shape] or _missing(parts, before, answer or "", last, keeps_reasoning)
-        if lost and renderer.dropped is None:
+        lost = _missing(parts, before, answer or "", last, keeps_reasoning)
+        if lost and self._renderer.dropped is None:
             way = "Use a template that renders it, remove it from the data, or set drop_unrendered: true."
             answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
             earlier = keeps_reasoning and lost[0].what == "reasoning" and lost[0].message not in answers[-1:]
@@ -458,68 +446,40 @@ def _with_text_arguments(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def _walk(messages: list[Message], tools: Any, put: Callable[[str], str]) -> tuple[list[Message], Any, list[_Part]]:
-    """The messages and tools with every text replaced by `put`, and the texts that the template must render."""
+def _parts_of(messages: list[Message], tools: Any) -> list[_Part]:
+    """The texts and values that the template must render."""
     parts: list[_Part] = []
 
-    def text(number: int | None, role: str, what: str, value: str) -> str:
-        bare = value.strip()
-        if not bare:
-            return value
-        new = put(bare)
-        parts.append(_Part(number, role, what, new))
-        return value.replace(bare, new, 1)
+    def add(number: int | None, role: str, what: str, text: str) -> None:
+        if bare := text.strip():
+            parts.append(_Part(number, role, what, bare))
 
-    def arguments(number: int, value: Any) -> Any:
+    def add_arguments(number: int, value: Any) -> None:
         if isinstance(value, str):
-            return text(number, "assistant", "arguments", value)
-        if isinstance(value, dict):
-            return {arguments(number, key): arguments(number, part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [arguments(number, part) for part in value]
-        parts.append(_Part(number, "assistant", "arguments", value))
-        return value
+            add(number, "assistant", "arguments", value)
+        elif isinstance(value, dict | list):
+            for part in (part for pair in value.items() for part in pair) if isinstance(value, dict) else value:
+                add_arguments(number, part)
+        else:
+            parts.append(_Part(number, "assistant", "arguments", value))
 
-    def call(number: int, given: Any) -> Any:
-        function, written = given["function"], given["function"]["arguments"]
-        name = text(number, "assistant", "tool call", function["name"])
-        changed = arguments(number, json.loads(written) if isinstance(written, str) else written)
-        changed = json.dumps(changed, ensure_ascii=False) if isinstance(written, str) else changed
-        return {**given, "function": {**function, "name": name, "arguments": changed}}
-
-    result = []
     for number, message in enumerate(messages):
-        role, changed = message["role"], dict(message)
+        role, content = message["role"], message.get("content") or ""
         if key := reasoning_of(message):
-            changed[key] = text(number, role, "reasoning", message[key])
-        content = message.get("content") or ""
+            add(number, role, "reasoning", message[key])
         if thought := _THINKING.fullmatch(content) if role == "assistant" else None:
-            opening, reasoning, closing, rest = thought.groups()
-            content = opening + text(number, role, "reasoning", reasoning) + closing
-            changed["content"] = content + text(number, role, "content", rest)
-        elif content:
-            changed["content"] = text(number, role, "content", content)
-        if "tool_calls" in message:
-            changed["tool_calls"] = [call(number, given) for given in message["tool_calls"]]
-        result.append(changed)
-    if isinstance(tools, list):
-        tools = [_named(tool, lambda name: text(None, "", f"tool {name}", name)) for tool in tools]
-    return result, tools, parts
-
-
-def _named(tool: Any, put: Callable[[str], str]) -> Any:
-    """The tool with another name."""
-    function = tool.get("function", tool) if isinstance(tool, dict) else {}
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return tool
-    function = {**function, "name": put(function["name"])}
-    return {**tool, "function": function} if "function" in tool else function
-
-
-def _shape(messages: list[Message], tools: Any, *more: object) -> str:
-    """The same for messages that differ in their texts only."""
-    changed, changed_tools, _ = _walk(messages, tools, lambda text: "text")
-    return re.sub(r"'(id|tool_call_id)': '[^']*'", "", repr((changed, changed_tools, more)))
+            add(number, role, "reasoning", thought[2])
+            content = thought[4]
+        add(number, role, "content", content)
+        for function in (call["function"] for call in message.get("tool_calls", ())):
+            add(number, role, "tool call", function["name"])
+            written = function["arguments"]
+            add_arguments(number, json.loads(written) if isinstance(written, str) else written)
+    for tool in tools if isinstance(tools, list) else ():
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+            add(None, "", f"tool {name}", name)
+    return parts
 
 
 def _missing(parts: Sequence[_Part], before: str, answer: str, last: int | None, keeps_reasoning: bool) -> list[_Part]:
