@@ -15,22 +15,7 @@ RopecliError
 import difflib
 import shlex
 from collections.abc import Iterable
-from typing import Any, NamedTuple
-
-
-class Finding(NamedTuple):
-    """A warning about a checkpoint's files or a planned patch.
-
-    rule: its name, for programs. fix: a command that fixes it, if there is one. changes_results: whether a reader
-    computes something else than the files say, or positions beyond the scaling; every command about running the
-    checkpoint repeats these. about: `files` (of the checkpoint), `scaling` (a planned one) or `writing` (it to disk).
-    """
-
-    rule: str
-    message: str
-    fix: str | None = None
-    changes_results: bool = False
-    about: str = "files"
+from typing import Any
 
 
 class RopecliError(Exception):

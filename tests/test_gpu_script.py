@@ -14,10 +14,9 @@ pytestmark = pytest.mark.slow
 def gpu(tmp_path, monkeypatch):
     """gpu(*arguments) -> the finished dry run; results are in tmp_path/results."""
     monkeypatch.setenv("PYTHON", sys.executable)
-    folders = ["--output", tmp_path / "results", "--work", tmp_path / "work"]
 
     def run(*arguments) -> subprocess.CompletedProcess:
-        command = [scripts_by_path.SCRIPTS / "gpu", "--dry-run", *folders, *arguments]
+        command = [scripts_by_path.SCRIPTS / "gpu", "--dry-run", "--output", tmp_path / "results", *arguments]
         return subprocess.run(command, capture_output=True, text=True)
 
     return run
@@ -27,7 +26,7 @@ def test_every_part_measures_something(gpu, tmp_path):
     run = gpu()
     assert run.returncode == 0, run.stdout + run.stderr
     reports = [json.loads(file.read_text()) for file in sorted((tmp_path / "results").glob("*.json"))]
-    assert len(reports) == 10
+    assert len(reports) == 6
     rows = [row for report in reports for table in report["tables"].values() for row in table]
     assert not [row for row in rows if "note" in row or row.get("ok") is False]
     ratios = [
@@ -40,12 +39,11 @@ def test_every_part_measures_something(gpu, tmp_path):
 
 
 def test_a_failed_part_does_not_stop_the_next(gpu, tmp_path):
-    run = gpu("plan", "scale-b", "attention")  # the first two need the results of others
+    run = gpu("plan", "attention")  # the first needs the results of another
     assert run.returncode == 1
     assert "run scripts/gpu train first" in run.stdout
-    assert "run scripts/gpu scale-a first" in run.stdout
     assert "attention: done" in run.stdout
-    assert "Failed: plan, scale-b." in run.stderr
+    assert "Failed: plan." in run.stderr
 
 
 def test_parts_beyond_the_budget_are_named(gpu):

@@ -4,7 +4,6 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,10 @@ from ropecli.checkpoint.patch_plan import make_plan, no_effect
 from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import draft_layers, is_drafter
+from ropecli.config.findings import MISREAD, Finding
 from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes, limit_of_far
-from ropecli.errors import Finding
-from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
-MISREAD = "misread"
-"""Verdict of a reading, and rule of its finding: ropecli does not read config.json as transformers does."""
 _LONGEST_BASE = 32768
 """The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
 
@@ -55,7 +51,7 @@ def inspect_checkpoint(
     tokenizer = checkpoint.tokenizer_config or {}
     findings = find_faults(state)
     if reading and reading["verdict"] == MISREAD:
-        findings.insert(0, Finding(MISREAD, reading["message"], changes_results=True))
+        findings.insert(0, Finding(MISREAD, reading["message"]))
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
@@ -77,7 +73,7 @@ def inspect_checkpoint(
         "limits": list(_limits(state, layers)),
         **_kv_cache(state, layers, length),
         "reading": reading and dict(reading),
-        "findings": [finding._asdict() for finding in findings],
+        "findings": [finding.as_json() for finding in findings],
     }
 
 
@@ -239,34 +235,13 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
 PRETRAINED = "pretrained"
 
 
-@dataclass(frozen=True)
-class Study:
-    """The ropes that `ropecli theory` compares.
-
-    ropes: by name, the pretrained one first, for the layers that see the whole context. target: tokens.
-    """
-
-    checkpoint: str
-    target: int
-    ropes: dict[str, ScaledRope]
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def geometry(self) -> RopeGeometry:
-        return self.ropes[PRETRAINED].geometry
-
-    @property
-    def original_length(self) -> int:
-        """The pretraining length, tokens."""
-        return self.geometry.original_max_position_embeddings
-
-
-def make_study(
+def compared_ropes(
     checkpoint: Checkpoint, specs: Sequence[ScalingSpec | None] = (None,), original_length: int | None = None
-) -> Study:
-    """The study of a checkpoint with the scalings `specs`; None means the checkpoint unchanged.
+) -> tuple[dict[str, ScaledRope], int, tuple[Finding, ...]]:
+    """The ropes of a checkpoint with the scalings `specs`; None means the checkpoint unchanged.
 
-    The target is the longest of their target lengths. original_length: overrides the pretraining length in
+    Returns the ropes of the layers that see the whole context, by name, the pretrained one first; the target, the
+    longest of their target lengths, tokens; and findings. original_length: overrides the pretraining length in
     config.json, for methods only. Raises MethodError, CheckpointError.
     """
     ropes: dict[str, ScaledRope] = {}
@@ -287,30 +262,33 @@ def make_study(
             ropes[f"{name}, as it is" if spec is None else name] = rope
         target = max(target, positions.context_length)
         unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
-    return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(findings)))
+    return {PRETRAINED: unscaled, **ropes}, target, tuple(dict.fromkeys(findings))
 
 
-def study_report(study: Study) -> dict[str, Any]:
+def theory_report(
+    name: str, ropes: Mapping[str, ScaledRope], target: int, findings: Sequence[Finding]
+) -> dict[str, Any]:
     """The report of `ropecli theory`: summarize() of every rope, and its method in YaRN's general form.
 
     supported_length: for the pretrained frequencies, the largest distance before the first negative score, null if
     none was found. smallest_base: of the pretrained geometry for the target; infinite if there is none, null for
     targets above base_bound.LONGEST_BOUNDED.
     """
-    bound = support_of(study.ropes[PRETRAINED], study.target, LONGEST_BOUNDED, always=True)
+    pretrained = ropes[PRETRAINED]
+    bound = support_of(pretrained, target, LONGEST_BOUNDED, always=True)
     return {
-        "checkpoint": study.checkpoint,
-        "original_max_position_embeddings": study.original_length,
-        "target_length": study.target,
+        "checkpoint": name,
+        "original_max_position_embeddings": pretrained.geometry.original_max_position_embeddings,
+        "target_length": target,
         "supported_length": bound.supported,
         "smallest_base": bound.smallest_base,
         "ropes": [
             {
-                "name": name,
+                "name": label,
                 **{key: getattr(rope.spec.method, key) for key in ("g", "h", "interpolation")},
-                **summarize(rope, study.target),
+                **summarize(rope, target),
             }
-            for name, rope in study.ropes.items()
+            for label, rope in ropes.items()
         ],
-        "findings": [finding._asdict() for finding in study.findings],
+        "findings": [finding.as_json() for finding in findings],
     }

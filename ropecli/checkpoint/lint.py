@@ -27,38 +27,30 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import ignores_top_level, is_known
 from ropecli.config.fields import first
-from ropecli.config.settings import DEFAULT_BASE, TEXT_TRUNCATE
-from ropecli.errors import Finding, RopecliError, quoted, shown
+from ropecli.config.findings import DEFAULT_BASE, TEXT_TRUNCATE, Finding
+from ropecli.errors import RopecliError, quoted, shown
 
 _READ = {"rope_type", "type", "rope_theta", "mixed_b", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}
 # finetuned: a note of YaRN's; mixed_b: of `ntk`
 _USUAL_BASE = 10000.0
 # Methods with factor = target length / pretraining length; llama3's factor is not a ratio of lengths.
 _BY_RATIO = ("linear", "ntk-by-parts", "yarn")
-_NOT_FIXED = ("outside-text-config", "switches-with-length", "adapter-beside-model", DEFAULT_BASE)
-"""Rules whose findings a patch does not fix."""
-_SAME_RESULTS = ("context-below-scaling", "tokenizer-caps")
-"""Rules whose findings change no result: readers stop earlier."""
 
 
 def find_faults(state: CheckpointState) -> list[Finding]:
     """All findings about the files."""
     rules = (_against_makers, _only_new_dialect, _outside_of_text_config, _unread_keys, _lengths, _other_formats)
     found = [*state.findings, *(finding for rule in rules for finding in rule(state))]
-    rules_found = {finding.rule for finding in found}
     # a patch would write the default base, and hide that it is one
-    fix = fix_command(state) if rules_found - {*_NOT_FIXED} and DEFAULT_BASE not in rules_found else None
-    return [
-        finding._replace(
-            fix=None if finding.rule in _NOT_FIXED else fix, changes_results=finding.rule not in _SAME_RESULTS
-        )
-        for finding in found
-    ]
+    hides_base = any(finding.rule == DEFAULT_BASE for finding in found)
+    is_fixed = any(finding.record.is_fixed for finding in found) and not hides_base
+    fix = fix_command(state) if is_fixed else None
+    return [finding._replace(fix=fix) if finding.record.is_fixed else finding for finding in found]
 
 
 def faults_in_results(state: CheckpointState) -> tuple[Finding, ...]:
     """The findings that change what is computed."""
-    return tuple(finding for finding in find_faults(state) if finding.changes_results)
+    return tuple(finding for finding in find_faults(state) if finding.record.changes_results)
 
 
 def _against_makers(state: CheckpointState) -> Iterator[Finding]:
@@ -123,7 +115,7 @@ def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
             "config.json has no text_config: transformers ignores the fields of the language model and uses the "
             f"defaults of {config['model_type']}. Use a conversion of the model to transformers' format."
         )
-        yield Finding("outside-text-config", message)
+        yield Finding("no-text-config", message)
     if section is config:
         return
     names = ("rope_parameters", "rope_scaling", *THETA_KEYS)

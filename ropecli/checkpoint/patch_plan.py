@@ -14,10 +14,11 @@ from ropecli.checkpoint.state import CheckpointState, Positions, edit_finding, f
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
+from ropecli.config.findings import Finding
 from ropecli.config.layers import Layer, limit_of_far
 from ropecli.config.saved_remapping import SavedRemapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
-from ropecli.errors import Finding, MethodError, PatchError
+from ropecli.errors import MethodError, PatchError
 from ropecli.names import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import varies_with_length
@@ -60,7 +61,7 @@ class PatchPlan:
     @property
     def findings_in_memory(self) -> tuple[Finding, ...]:
         """Without those that only concern a patch on disk."""
-        return tuple(finding for finding in self.findings if finding.about != "writing")
+        return tuple(finding for finding in self.findings if finding.record.about != "writing")
 
 
 def _before_patches(
@@ -144,14 +145,8 @@ def make_plan(
     # for a distance method alone, the RoPE fields keep the scaling that the checkpoint ships with
     specs = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
     written = {label: replace(rope, spec=rope.spec.frequency or specs[label]) for label, rope in scaled.items()}
-    of_scaling = [
-        finding._replace(about="scaling")
-        for finding in plan_warnings.of_scaling(settings, scaled, target, keeps, state.before)
-    ]
-    of_writing = [
-        finding._replace(about="writing")
-        for finding in plan_warnings.of_writing(checkpoint, config, rope, written_length)
-    ]
+    of_scaling = plan_warnings.of_scaling(settings, scaled, target, keeps, state.before)
+    of_writing = plan_warnings.of_writing(checkpoint, config, rope, written_length)
     plan = PatchPlan(
         source=checkpoint,
         spec=spec,

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from ropecli.checkpoint.opening import Checkpoint
+from ropecli.config.findings import Finding
 from ropecli.config.layers import limit_of_far
 from ropecli.config.settings import RopeSettings
-from ropecli.errors import Finding
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope
 
@@ -147,7 +147,7 @@ def _of_shipped_scaling(settings: RopeSettings, scaled: Mapping[str | None, Scal
                 f"the attention factor is {new:g}, that of factor {frequency.factor:g}; the checkpoint ships with "
                 f"--set attention_factor={shipped.params['attention_factor']} for factor {shipped.factor:g}."
             )
-            yield Finding("replaces-shipped", message)
+            yield Finding("replaces-attention-factor", message)
             return
 
 

@@ -16,9 +16,10 @@ from ropecli.checkpoint.provenance import Provenance, read_provenance
 from ropecli.config.encoding import write_context_length
 from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
+from ropecli.config.findings import Finding
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
-from ropecli.errors import Finding, PatchError
+from ropecli.errors import PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from annotated_doc import Doc
 
 from ropecli.commands import options
-from ropecli.errors import Finding, MethodError, RopecliError, quoted
+from ropecli.config.findings import Finding
+from ropecli.errors import MethodError, RopecliError, quoted
 from ropecli.evaluation import request
 from ropecli.evaluation.loading_options import endpoint_of, loading_of
 from ropecli.evaluation.request import DATA, TOKENS, Length
@@ -62,7 +63,7 @@ class ServedCheck:
             "readings": [asdict(comparison) for comparison in self.verdict.comparisons],
             "fix": self.fix or None,
             "notes": list(self.notes),
-            "findings": [finding._asdict() for finding in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
         }
 
 

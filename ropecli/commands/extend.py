@@ -263,7 +263,8 @@ def _train(
     launch, choice, part, key = training.launch, result.choice, "training", ("steps",)
 
     def chosen() -> tuple[int, Any, int | None]:
-        best = choice.chosen or choice.best  # type: ignore[union-attr]
+        assert choice is not None
+        best = choice.chosen or choice.best
         number = next(number for number, each in enumerate(candidates) if each is best.subject)
         return number, search.two_losses(choice), store.values(part).get(key)
 

@@ -102,7 +102,7 @@ def _probed(state: "CheckpointState") -> "tuple[Layer, ...]":
 
 
 def _proved(state: "CheckpointState") -> dict[str, str]:
-    from ropecli.checkpoint.inspection import MISREAD
+    from ropecli.config.findings import MISREAD
     from ropecli.errors import ProofError
     from ropecli.live.proof import prove_reading
 

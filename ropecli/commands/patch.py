@@ -48,7 +48,7 @@ class PatchResult:
             "target_length": positions.context_length,
             "changes": [change._asdict() for change in self.plan.changes],
             "proved_tables": self.proved or None,
-            "findings": [finding._asdict() for finding in self.plan.findings],
+            "findings": [finding.as_json() for finding in self.plan.findings],
         }
 
 

@@ -14,15 +14,14 @@ from ropecli.messages import warn
 from ropecli.signature import Flag, Only, command
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.inspection import Study
-    from ropecli.scaling.spec import ScalingSpec
+    from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 
 @dataclass(frozen=True)
 class Theory:
-    """study: the compared ropes. report: their quantities. plot: the drawn file."""
+    """ropes: those compared, by name. report: their quantities. plot: the drawn file."""
 
-    study: "Study"
+    ropes: "dict[str, ScaledRope]"
     report: dict[str, Any]
     plot: Path | None = None
 
@@ -57,7 +56,7 @@ def theory(
     Wavelengths, decay, granularity and base bounds.
     Reads only config.json. Compares each method with the pretrained frequencies.
     """
-    from ropecli.checkpoint.inspection import make_study, study_report
+    from ropecli.checkpoint.inspection import compared_ropes, theory_report
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.scalings import method_specs
 
@@ -72,12 +71,12 @@ def theory(
     if methods is not None:
         factors = [] if factor is None else [factor]
         specs = method_specs(methods, factors, shared["settings"], shared["factors_file"])
-    study = make_study(opened, specs, shared["original_length"])
-    for finding in study.findings:
+    ropes, target, findings = compared_ropes(opened, specs, shared["original_length"])
+    for finding in findings:
         warn(finding.message)
     if picture:
         from ropecli.reporting.figures.plots import draw_frequencies
         from ropecli.reporting.figures.style import save
 
-        save(draw_frequencies(study), picture)
-    return Theory(study, study_report(study), picture)
+        save(draw_frequencies(opened.name, ropes, target), picture)
+    return Theory(ropes, theory_report(opened.name, ropes, target, findings), picture)

@@ -10,8 +10,9 @@ from typing import Any
 
 from ropecli.config.families import MSCALES, Family
 from ropecli.config.fields import first
+from ropecli.config.findings import Finding
 from ropecli.config.layers import layer_labels
-from ropecli.errors import CheckpointError, Finding, shown
+from ropecli.errors import CheckpointError, shown
 
 MAX_POSITIONS = "max_position_embeddings"
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
@@ -53,8 +54,6 @@ KEPT_KEYS = (
     "attn_factor",  # vLLM's name for attention_factor
     "extrapolation_factor",
 )
-UNCLEAR = "unclear"
-"""Rule of findings about missing or contradictory values."""
 _OTHER_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 # rope_types that transformers does not know -> how ropecli reads it, and the engines that compute it (vLLM 0.33.0,
 # SGLang 0.5.23, mlx-lm 0.32.2).
@@ -88,7 +87,7 @@ def parameters_by_layer_type(
         theta = first(section.get("attn_config") or {}, THETA_KEYS)
         if theta is not None and "rope_theta" not in new:
             message = f"attn_config sets rope_theta to {theta}, but transformers 5 ignores it and uses 10000. A patch "
-            findings.append(Finding(UNCLEAR, f"{message}writes it where it is read."))
+            findings.append(Finding("unread-base", f"{message}writes it where it is read."))
             theta = None if stock else theta
     if any(isinstance(value, dict) for value in new.values()):
         # transformers 5 reads truncate only next to the layer types
@@ -109,7 +108,7 @@ def parameters_by_layer_type(
             raise _flat(family)
         if in_full and legacy.get("type") and legacy.get("rope_type") is None:
             message = f"rope_scaling has `type` ({legacy['type']}) but no rope_type; transformers 5 ignores `type` in "
-            findings.append(Finding(UNCLEAR, f"{message}{family.model_type}. A patch writes rope_type."))
+            findings.append(Finding("unread-type", f"{message}{family.model_type}. A patch writes rope_type."))
             legacy = {**legacy, "type": None} if stock else legacy
         flat = _flat_parameters(section, new, legacy, theta)
         ropes = _by_layer_type(section, family, flat, findings, stock=stock)
@@ -189,7 +188,7 @@ def _by_layer_type(
         if family.ignores_flat_bases and base not in (None, defaults["rope_theta"]):
             message = f"{bases[label]} is {base}, but transformers 5 ignores it in {family.model_type} and uses "
             message += f"{defaults['rope_theta']:g}. A patch writes it where it is read."
-            findings.append(Finding(UNCLEAR, message))
+            findings.append(Finding("unread-layer-base", message))
             base = None if stock else base
         ropes[label] = {**rope, "rope_theta": base}
     return ropes

@@ -16,7 +16,6 @@ from ropecli.config.dialects import (
     PARTIAL_KEYS,
     QUERY_SCALE,
     THETA_KEYS,
-    UNCLEAR,
     Parameters,
     has_alpha,
     parameters_by_layer_type,
@@ -26,19 +25,14 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import check_fields, entries, first, head_dim, number_of, rotary_dim, section_of
+from ropecli.config.findings import DEFAULT_BASE, NO_LENGTH, TEXT_TRUNCATE, Finding
 from ropecli.config.layers import OTHER, RECURRENT, Layer, read_layers
 from ropecli.config.makers import Makers, find_makers, released_bases
-from ropecli.errors import CheckpointError, Finding, did_you_mean, shown
+from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec
 
-NO_LENGTH = "no-pretraining-length"
-"""Rule of the finding that max_position_embeddings is used as the pretraining length."""
-TEXT_TRUNCATE = "text-for-a-bool"
-"""Rule of the finding that truncate is a text, such as "false", which transformers takes as true."""
-DEFAULT_BASE = "default-base"
-"""Rule of the finding that config.json names no base, and released models have another than the default."""
 _UNSCALED = " No scaling applies; its training and the memory limit its length."
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
@@ -125,7 +119,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
     max_positions = number_of(section, family, MAX_POSITIONS)
     if original_length and original_length > max_positions:
         message = f"--original-length {original_length} is above max_position_embeddings, {max_positions}."
-        findings.append(Finding(UNCLEAR, message))
+        findings.append(Finding("wrong-original-length", message))
     by_layer_type = parameters_by_layer_type(section, family, findings, stock=stock)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
     main, makers, unscaled = _main_parameters(family, rotating), None, None
@@ -385,4 +379,4 @@ def _ignored_lengths(
                 message = (
                     f"Ignoring {ORIGINAL_LENGTH} {shown(named)} in config.json, like transformers; the pretraining "
                 )
-                yield Finding(UNCLEAR, f"{message}length is {used}. Correct it with patch --original-length.")
+                yield Finding("unread-length", f"{message}length is {used}. Correct it with patch --original-length.")

@@ -10,10 +10,11 @@ from typing import Any
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
+from ropecli.config.findings import Finding
 from ropecli.config.layers import acts_nowhere
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
 from ropecli.engines.engine_table import Case, EngineInput, read_input
-from ropecli.errors import Finding, MethodError, PatchError
+from ropecli.errors import MethodError, PatchError
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Export:
 
     def as_json(self) -> dict[str, Any]:
         values = {key: getattr(self, key) for key in ("engine", "command", "overrides", "cannot", "notes")}
-        return {**values, "findings": [finding._asdict() for finding in self.findings]}
+        return {**values, "findings": [finding.as_json() for finding in self.findings]}
 
 
 _ENGINE_NAMES = {

@@ -22,7 +22,8 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.encoding import native_parameters
 from ropecli.config.fields import LATENT, draft_layers, first, is_drafter
-from ropecli.errors import Finding, PatchError
+from ropecli.config.findings import Finding
+from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.spec import ScaledRope
 from ropecli.scaling.yarn import yarn_attention_factor

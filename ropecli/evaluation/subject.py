@@ -16,7 +16,8 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.scalings import method_specs
 from ropecli.checkpoint.state import Positions, read_state
-from ropecli.errors import Finding, MethodError
+from ropecli.config.findings import Finding
+from ropecli.errors import MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
@@ -164,7 +165,7 @@ def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: boo
         finding.message
         for subject in subjects
         for finding in subject.findings
-        if not several or (subject.plan and finding.about == "files")
+        if not several or (subject.plan and finding.record.about == "files")
     ]
     for checkpoint in (
         {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values() if replacing else ()

@@ -95,7 +95,7 @@ _INSPECTED: dict[str, tuple[str, Any]] = {
 
 
 def theory_tables(report: dict[str, Any]) -> list[Table]:
-    """report: of study_report."""
+    """report: of theory_report."""
     pretrained, *methods = report["ropes"]
     forms = [_forms(methods)] if methods else []
     return [*forms, _quantities(report), _bands(pretrained, methods), *_decay(report["ropes"][-1])]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ropecli.config.layers import CHUNKED, COMPRESSED, FULL, RECURRENT, SLIDING, SPARSE, attention_of
+from ropecli.config.layers import RECURRENT, SLIDING
 from ropecli.config.saved_remapping import SavedRemapping, method_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
@@ -20,6 +20,14 @@ from ropecli.training.recipe_schema import Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+SHAREABLE = {
+    *("apertus", "arcee", "aria_text", "bitnet", "cohere", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma"),
+    *("gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt_neox", "granite", "granitemoe", "helium"),
+    *("hunyuan_v1_dense", "llama", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo"),
+    *("olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+    "starcoder2",
+}
+"""Types of text models whose loss and gradients on two processes that share sequences were those of one."""
 _LONGEST_MASK = 2**13
 """Tokens of a shared sequence with a mask: of grouped keys torch then computes all scores, some GiB for more tokens."""
 
@@ -85,33 +93,17 @@ def _shared_sequence_faults(
     if varies:
         # every process would use the largest position of its own part
         yield f"the model's rotary frequencies depend on the length, which {name} splits over processes. {hint}"
-    layers = read_settings(model.config.to_dict()).layers
-    kinds = {layer.attention for layer in layers}
-    labels = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
-    # other names count as full attention, but may do more, as Inkling's hybrid layers do
-    others = sorted(label for label in labels if attention_of(label) == FULL)
-    for kind in (*(kind for kind in (CHUNKED, SPARSE, COMPRESSED) if kind in kinds), *others):
-        yield f"{name} does not support {kind} attention. {hint}"
-    if model._is_stateful or RECURRENT in kinds:
-        # ringmaster passes it on by kernels of flash-linear-attention, which run on GPUs alone
-        yield f"the model's layers carry a state along the sequence, which {name} does not pass on. {hint}"
     config: Any = model.config.get_text_config()
-    # ringmaster 0.2.7 does not divide sinks, drops caps, and stacks values with queries (strategies/ulysses.py)
-    special = {
-        "attention sinks": any("sink" in weight for weight, _ in model.named_parameters()),
-        "capped attention logits": getattr(config, "attn_logit_softcapping", None),
-        "latent attention": getattr(config, "kv_lora_rank", None),
-    }
-    yield from (f"{name} does not support {what}. {hint}" for what, present in special.items() if present)
     if method := method_of(config._attn_implementation):
         # its mask function would treat a process's part of the row as the whole row
         yield f"{method} needs whole sequences on each process, but {name} splits them. {hint}"
         return
-    if not model._supports_attention_backend:
-        # ringmaster replaces transformers' attention functions; other attention would see only a process's own part
-        yield f"{type(model).__name__} does not use transformers' attention functions, which {name} needs. {hint}"
+    if config.model_type not in SHAREABLE:
+        yield f"{name} does not support the model type {config.model_type}. {hint}"
+        return
     attention = config._attn_implementation if recipe.attn == "auto" else recipe.attn
     flash, heads = "flash" in attention, config.num_attention_heads
+    layers = read_settings(model.config.to_dict()).layers
     masked = recipe.packs or any(layer.attention == SLIDING and (layer.window or 0) < length for layer in layers)
     if not flash and attention != "sdpa":
         yield f"attn: {attention} does not support {name}. Use attn: sdpa or flash_attention_2."

@@ -11,10 +11,12 @@ import pytest
 import torch
 from tiny_settings import TINY
 
+import ropecli
 from ropecli.checkpoint import lint
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
+from ropecli.config.findings import DEFAULT_BASE, MISREAD, NO_LENGTH, RULES, TEXT_TRUNCATE
 from ropecli.errors import CheckpointError
 
 LLAMA = {**TINY, "model_type": "llama", "head_dim": 32, "rope_theta": 1e4}
@@ -78,19 +80,30 @@ CASES = [
         None,
     ),
     (
+        "no-text-config",
+        {**GEMMA, "model_type": "gemma3", "vision_config": VISION},
+        {"model_type": "gemma3", "text_config": GEMMA, "vision_config": VISION},
+        None,
+    ),
+    (
         "no-pretraining-length",
         scaled(linear()),
         scaled(linear(original_max_position_embeddings=64)),
         "--original-length N",
     ),
     (
-        "unclear",
+        "unread-length",
         {**CLEAN, "original_max_position_embeddings": 128},
         {**CLEAN, "original_max_position_embeddings": 64},
         "",
     ),
-    ("unclear", {**LLAMA, **LEFTOVER}, {**LLAMA, "original_max_position_embeddings": 64}, "--method none --output"),
-    ("unclear", {**MODERNBERT, **LEFTOVER}, MODERNBERT, ""),
+    (
+        "unread-length",
+        {**LLAMA, **LEFTOVER},
+        {**LLAMA, "original_max_position_embeddings": 64},
+        "--method none --output",
+    ),
+    ("unread-length", {**MODERNBERT, **LEFTOVER}, MODERNBERT, ""),
     ("unread-key", scaled(yarn(betafast=2.0)), scaled(yarn(beta_fast=2.0)), ""),
     (
         "unread-key",
@@ -99,7 +112,7 @@ CASES = [
         "",
     ),
     (
-        "unclear",
+        "unread-length",
         scaled({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}),
         {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}},
         "",
@@ -179,9 +192,14 @@ def test_a_problem_is_found_and_the_printed_command_fixes_it(rule, config, clean
     assert set(rules(fixed(command))) <= {fault["rule"] for fault in faults if fault["fix"] is None}
 
 
-def test_every_rule_has_a_case():
-    named = set(re.findall(r'Finding\("([a-z-]+)"', Path(lint.__file__).read_text(encoding="utf-8")))
-    assert named <= {case[0] for case in CASES} | {"tokenizer-caps", "adapter-beside-model"}
+def test_every_finding_has_a_record_and_those_of_the_linter_a_case():
+    def named(*files: Path) -> set[str]:
+        texts = [file.read_text(encoding="utf-8") for file in files]
+        return {rule for text in texts for rule in re.findall(r'Finding\(\s*"([a-z-]+)"', text)}
+
+    every = named(*Path(ropecli.__file__).parent.rglob("*.py"))
+    assert every | {DEFAULT_BASE, MISREAD, NO_LENGTH, TEXT_TRUNCATE} == RULES.keys()
+    assert named(Path(lint.__file__)) <= {case[0] for case in CASES} | {"tokenizer-caps", "adapter-beside-model"}
 
 
 @pytest.mark.parametrize(("rule", "changes"), [("context-beyond-scaling", True), ("context-below-scaling", False)])

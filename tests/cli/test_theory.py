@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ropecli.analysis.summary import summarize
-from ropecli.checkpoint.inspection import make_study
+from ropecli.checkpoint.inspection import compared_ropes
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.scaling.spec import make_spec
 
@@ -50,14 +50,15 @@ def as_json(value):
 
 def test_the_report_is_what_is_computed(theory):
     report = theory("demo", "--methods", "yarn,nope,rerope", "--factor", 8)
-    study = make_study(open_checkpoint("demo"), [make_spec(name, 8.0) for name in ("yarn", "nope", "rerope")])
-    assert list(study.ropes) == ["pretrained", "yarn ×8", "nope ×8", "rerope ×8"]
-    for found, (name, rope) in zip(report["ropes"], study.ropes.items(), strict=True):
+    specs = [make_spec(name, 8.0) for name in ("yarn", "nope", "rerope")]
+    ropes, _, findings = compared_ropes(open_checkpoint("demo"), specs)
+    assert list(ropes) == ["pretrained", "yarn ×8", "nope ×8", "rerope ×8"]
+    for found, (name, rope) in zip(report["ropes"], ropes.items(), strict=True):
         method = rope.spec.method
         form = {"name": name, "g": method.g, "h": method.h, "interpolation": method.interpolation}
         assert found == as_json({**form, **summarize(rope, 2048)})
     assert (report["original_max_position_embeddings"], report["target_length"]) == (256, 2048)
-    assert report["findings"] == [finding._asdict() for finding in study.findings]
+    assert report["findings"] == [finding.as_json() for finding in findings]
 
 
 def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):

@@ -125,9 +125,7 @@ def examine(name: str, config: dict[str, Any], changes: list[tuple[str, Any]], f
     except RopecliError:
         return "refused"
     assert impossible(report) == [], (name, changes)
-    if not any(
-        finding["rule"] == "outside-text-config" for finding in report["findings"]
-    ):  # which transformers ignores
+    if not any(finding["rule"] == "no-text-config" for finding in report["findings"]):  # which transformers ignores
         assert refusal_of_transformers(config) is None, (name, changes)
     with contextlib.suppress(RopecliError):
         make_plan(state.checkpoint, make_spec("yarn", 4.0))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropecli.checkpoint.inspection import PRETRAINED, Study
+from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import draw_frequencies, draw_lengths, draw_reports
@@ -113,15 +113,14 @@ def test_a_heat_map_holds_the_numbers(retrieval):
     assert "Effective length: at least 256 tokens" in note(ruler)
 
 
-def study_of(*methods, still_pairs=0):
+def drawn_ropes(*methods, still_pairs=0):
     geometry = RopeGeometry(128, 128, 10_000.0, 4096, still_pairs=still_pairs)
     ropes = {f"{name} ×8": scale(geometry, make_spec(name, 8.0)) for name in methods}
-    return Study("folder", 32768, {PRETRAINED: scale(geometry, make_spec("none")), **ropes})
+    return draw_frequencies("folder", {PRETRAINED: scale(geometry, make_spec("none")), **ropes}, 32768)
 
 
 def test_frequencies_are_ratios():
-    draw = draw_frequencies
-    (axes,) = draw(study_of("linear", "ntk", "p-rope")).axes
+    (axes,) = drawn_ropes("linear", "ntk", "p-rope").axes
     ratios = lines(axes)
     np.testing.assert_allclose(ratios["linear ×8"].get_ydata(), np.full(64, 1 / 8))
     # b' = b·s^(d/(d-2)), so that θ'/θ = s^(-2i/(d-2))
@@ -132,8 +131,8 @@ def test_frequencies_are_ratios():
     assert np.isnan(lines(axes)["p-rope ×8"].get_ydata()).sum() == 16
     assert "pairs that do not rotate: 16 of 64 (p-rope ×8)" in note(axes.figure)
     with pytest.raises(DataError, match="nothing to compare"):
-        draw(study_of())
-    draw(study_of("nope", "rerope", still_pairs=64)).draw_without_rendering()
+        drawn_ropes()
+    drawn_ropes("nope", "rerope", still_pairs=64).draw_without_rendering()
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

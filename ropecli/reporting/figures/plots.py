@@ -5,13 +5,13 @@ et al. 2023 (YaRN, arXiv:2309.00071), section 3; critical dimension: Liu et al. 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ropecli.analysis.wavelengths import critical_dimension
-from ropecli.checkpoint.inspection import PRETRAINED, Study
+from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
 from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.report import Change, Report, loss_change
@@ -19,6 +19,7 @@ from ropecli.reporting.figures import style
 from ropecli.reporting.lines import Line, base_of, lengths_of, sets_of, title_of
 from ropecli.reporting.report_tables import score_rows
 from ropecli.reporting.wording import ruler_sentences, task_name
+from ropecli.scaling.spec import ScaledRope
 from ropecli.table import clean
 
 if TYPE_CHECKING:
@@ -191,15 +192,15 @@ def draw_reports(reports: Sequence[Report]) -> "Figure":
     return (draw_scores if reports[0].kind == "scores" else draw_lengths)(reports)
 
 
-def draw_frequencies(study: Study) -> "Figure":
+def draw_frequencies(checkpoint: str, ropes: Mapping[str, ScaledRope], target: int) -> "Figure":
     """Frequency of each pair by method, relative to pretrained. Raises DataError if there is nothing to compare."""
     from matplotlib.ticker import MaxNLocator
 
-    geometry, pretrained = study.geometry, study.geometry.inv_freq()
-    methods = {clean(name): rope for name, rope in study.ropes.items() if name != PRETRAINED}
+    geometry, pretrained = ropes[PRETRAINED].geometry, ropes[PRETRAINED].inv_freq
+    methods = {clean(name): rope for name, rope in ropes.items() if name != PRETRAINED}
     if not methods:
         raise DataError(
-            f"There is nothing to compare: {clean(study.checkpoint)} is unscaled. Give methods and a factor, for "
+            f"There is nothing to compare: {clean(checkpoint)} is unscaled. Give methods and a factor, for "
             "example --methods yarn --factor 4."
         )
     rotating = {name: (rope.inv_freq > 0) & (pretrained > 0) for name, rope in methods.items()}
@@ -232,7 +233,9 @@ def draw_frequencies(study: Study) -> "Figure":
         axes.set(xlabel="rotary pair, fastest first", ylabel="frequency ÷ pretrained frequency, logarithmic")
         style.label_ends(axes)
         layers = f", {clean(geometry.layer_type)} layers" if geometry.layer_type else ""
-        subject = f"{clean(study.checkpoint)}{layers}: rotary_dim {geometry.rotary_dim}"
-        subject += f", rope_theta {geometry.rope_theta:.10g}, pretraining length {study.original_length}, target "
-        style.title(figure, f"Frequency of each pair relative to pretrained, {subject}{study.target} tokens", notes)
+        subject = (
+            f"{clean(checkpoint)}{layers}: rotary_dim {geometry.rotary_dim}, rope_theta {geometry.rope_theta:.10g}"
+        )
+        lengths = f"pretraining length {geometry.original_max_position_embeddings}, target {target} tokens"
+        style.title(figure, f"Frequency of each pair relative to pretrained, {subject}, {lengths}", notes)
     return figure

@@ -78,7 +78,7 @@ def make_report(
         "options": [_setup_row(setup) for setup in candidates],
         "command": setups.launch_command(best, opened.name, length, recipe_name, given),
         # a patch writes new RoPE fields
-        "findings": [] if patch else [finding._asdict() for finding in faults_in_results(read_state(opened))],
+        "findings": [] if patch else [finding.as_json() for finding in faults_in_results(read_state(opened))],
     }
 
 
