@@ -164,7 +164,9 @@ def as_command(function: Callable[..., Any], show: str, panel: str, examples: Se
         parameters.append(_switch("help_all", text, "--help-all", None, callback=_show_all_help, is_eager=True))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    app.command(name, cls=Command, help=function.__doc__, rich_help_panel=panel)(command)
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # the terminal wraps them
+    app.command(name, cls=Command, help=text, rich_help_panel=panel)(command)
     made = typing.cast(Command, typer.main.get_command(app))
     made.examples, made.texts = examples, {}
     return made
