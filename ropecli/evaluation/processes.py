@@ -39,13 +39,20 @@ class Workers:
             return items
         from torch import distributed
 
-        arrived = distributed.barrier(async_op=True)
-        while not arrived.is_completed():  # a blocking wait would delay signals until the others are done
-            time.sleep(0.05)
-        arrived.wait()
+        meet()
         parts: list[Any] = [None] * self.count
         distributed.all_gather_object(parts, items)
         return {key: value for part in parts for key, value in part.items()}
+
+
+def meet(group: Any = None) -> None:
+    """Wait until all processes of a group, by default all of the launch, have called this. Signals are handled."""
+    from torch import distributed
+
+    arrived = distributed.barrier(group, async_op=True)
+    while not arrived.is_completed():  # a blocking wait would delay signals until the others are done
+        time.sleep(0.05)
+    arrived.wait()
 
 
 def join_workers() -> Workers:
