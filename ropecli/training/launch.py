@@ -264,8 +264,8 @@ def start_launch(recipe: Recipe, **options: Any) -> Launch:
     AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
     if _is_launched_with("DEEPSPEED"):
         raise RecipeError(
-            "This launch is configured for DeepSpeed; expected FSDP2. Use Accelerate's configuration "
-            '"$(ropecli recipe --path 8-gpu-fsdp2)".'
+            "This launch is configured for DeepSpeed, which is not supported. Use FSDP2: accelerate launch "
+            '--config_file "$(ropecli recipe --path 8-gpu-fsdp2)" ...'
         )
     cuda = torch.cuda.is_available()
     options["kwargs_handlers"] = [InitProcessGroupKwargs(timeout=_TIMEOUT)]
