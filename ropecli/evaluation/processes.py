@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from torch import distributed
+
 from ropecli.errors import RopecliError, reason_of
 from ropecli.ranks import read_ranks
 
@@ -37,23 +39,24 @@ class Workers:
         """Return the items of all processes, in each process."""
         if self.count == 1:
             return items
-        from torch import distributed
-
-        arrived = distributed.barrier(async_op=True)
-        while not arrived.is_completed():  # a blocking wait would delay signals until the others are done
-            time.sleep(0.05)
-        arrived.wait()
+        meet()
         parts: list[Any] = [None] * self.count
         distributed.all_gather_object(parts, items)
         return {key: value for part in parts for key, value in part.items()}
+
+
+def meet(group: Any = None) -> None:
+    """Wait until all processes of a group, by default all of the launch, have called this. Signals are handled."""
+    arrived = distributed.barrier(group, async_op=True)
+    while not arrived.is_completed():  # a blocking wait would delay signals until the others are done
+        time.sleep(0.05)
+    arrived.wait()
 
 
 def join_workers() -> Workers:
     """Join the other processes of this launch, if any. Uses gloo on GPUs too: few Python objects are exchanged."""
     if read_ranks().count == 1:
         return Workers()
-    from torch import distributed
-
     with among_processes("Start all processes again."):
         distributed.init_process_group("gloo", timeout=_PATIENCE)
     return Workers(distributed.get_rank(), distributed.get_world_size())
@@ -65,8 +68,6 @@ def among_processes(remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        from torch import distributed
-
         lost = isinstance(error, distributed.DistNetworkError | distributed.DistStoreError)
         broken = _BROKEN.search(str(error))
         if read_ranks().count == 1 or not (lost or broken):

@@ -137,7 +137,7 @@ def finetune_checkpoint(
     with stop_on_signals(say) as interrupt:
         if main:
             run_folder.begin_run(output, {**settings, "recipe": whole})
-        launch.wait([0])
+        launch.wait()
         listener.on_phase("fine-tuning")
         wrapped, optimizer = _prepare(checkpoint, launch, loss_of, optimizer, unread)
         _train(
@@ -158,7 +158,7 @@ def finetune_checkpoint(
             state = launch.state_to_save(wrapped, only_trained=recipe.adapter != "none")
             if state is not None:
                 write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
-        launch.wait([0])
+        launch.wait()
 
 
 def _prepare(
@@ -167,7 +167,7 @@ def _prepare(
     """The loss module and the optimizer as the engine wraps them, with the weights read and their tables checked."""
     wrapped, optimizer = launch.prepare(loss_of, optimizer)
     if unread:
-        unread.read()
+        unread.read(launch)
     if differences := check_tables(wrapped, checkpoint).differences:  # of what the engine made of it
         raise ProofError(" ".join(differences))
     if hasattr(loss_of.model, "peft_config"):

@@ -6,12 +6,10 @@ Jacobs et al. 2023, arXiv:2309.14509).
 """
 
 import contextlib
+import functools
 import gc
-import itertools
 import math
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,26 +18,25 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from ropecli.config.layers import SLIDING
 from ropecli.config.settings import read_settings
 from ropecli.data.stream import Batch
-from ropecli.errors import RecipeError, RopecliError, reason_of
+from ropecli.errors import RecipeError, reason_of
+from ropecli.evaluation.processes import meet
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.sharded_weights import local_part
 
 Engine = Literal["ddp", "fsdp2"]
 T = TypeVar("T")
-_SILENCE = timedelta(minutes=15)
-"""Time after which a process ends that hears nothing from one that it waits for: a host may have vanished."""
-_HEARTBEAT = 10.0
-"""Seconds between signs of life."""
-_LOOK = 1.0
-"""Seconds between looks at them: all processes ask one store."""
+_TIMEOUT = timedelta(minutes=15)
+"""Of a collective operation in a step, in which all processes take part at about the same time."""
+_PATIENCE = timedelta(hours=24)
+"""Timeout of a process that waits until others have tokenized, searched, loaded or saved."""
 _WINDOW = "sliding_window"
 _SHARED = "ropecli_shared"
 """Name in transformers of attention that processes share."""
-_waits = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -86,56 +83,29 @@ class Launch:
     def data_rank(self) -> int:
         return self.rank // self.sequence_ranks
 
-    def wait(self, ranks: Iterable[int] | None = None) -> None:
-        """Wait until these processes, or all, have called this as often as this one. All processes call it.
-
-        Unlike a collective operation it has no time limit while the others live, and signals are handled. Raises
-        RopecliError for a process without a sign of life, or if the store, which is on the first host, is gone.
-        """
-        if self.world == 1:
-            return
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        store, call = _get_default_store(), next(_waits)
-        keys = {rank: f"ropecli/{call}/{rank}" for rank in (range(self.world) if ranks is None else ranks)}
-        heard: dict[int, tuple[int, float]] = {}
-        look = time.monotonic()
-        try:
-            store.set(f"ropecli/{call}/{self.rank}", "")
-            while not store.check([*keys.values()]):
-                time.sleep(0.05)
-                if time.monotonic() < look:
-                    continue
-                look = time.monotonic() + _LOOK
-                for rank in [rank for rank, key in keys.items() if not store.check([key])]:
-                    signs = store.add(f"ropecli/alive/{rank}", 0)
-                    last, since = heard.setdefault(rank, (signs, time.monotonic()))
-                    if signs != last:
-                        heard[rank] = signs, time.monotonic()
-                    elif time.monotonic() - since > _SILENCE.total_seconds():
-                        raise RopecliError(f"Process {rank} of this run gave no sign of life for {_SILENCE}.")
-        except RuntimeError as error:  # of the store
-            raise RopecliError(f"Lost the connection to the first process of this run: {reason_of(error)}") from error
+    def wait(self) -> None:
+        """Wait until all processes have called this. It may take hours, unlike a collective operation."""
+        if self.world > 1:
+            meet(_waiting_group())
 
     @contextlib.contextmanager
     def local_main_first(self) -> Iterator[None]:
         """Run the block on the first process of each host, then on its others."""
         first = self.rank - self.accelerator.local_process_index
         if self.rank != first:
-            self.wait([first])
+            self.wait()
         yield
         if self.rank == first:
-            self.wait([first])
+            self.wait()
 
     def from_main(self, answer: Callable[[], T]) -> T:
         """Return the main process's answer on all processes."""
         if self.world == 1:
             return answer()
-        from accelerate.utils import broadcast_object_list
-
-        value = answer() if self.is_main else None
-        self.wait([0])
-        return broadcast_object_list([value])[0]
+        values: list[Any] = [answer() if self.is_main else None]
+        self.wait()
+        distributed.broadcast_object_list(values, group=_waiting_group())
+        return values[0]
 
     def total(self, *numbers: float | torch.Tensor) -> list[float]:
         """The sums of these numbers over all processes, by one reduction, in float64."""
@@ -268,11 +238,15 @@ class Launch:
         return {name.removeprefix("model."): value.detach().cpu() for name, value in inner.items()}
 
 
+@functools.cache
+def _waiting_group() -> Any:
+    """The processes as a group of their own, with patience. By gloo: while NCCL waits, it keeps the GPU busy."""
+    return distributed.new_group(timeout=_PATIENCE, backend="gloo")
+
+
 def leave_processes() -> None:
     """End the process group in order: a process that exits earlier can abort the others."""
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
+    if distributed.is_initialized():
         gc.collect()  # what holds on to the group
         distributed.barrier()
         distributed.destroy_process_group()
@@ -290,11 +264,11 @@ def start_launch(recipe: Recipe, **options: Any) -> Launch:
     AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
     if _is_launched_with("DEEPSPEED"):
         raise RecipeError(
-            "This launch is configured for DeepSpeed; expected FSDP2. Use Accelerate's configuration "
-            '"$(ropecli recipe --path 8-gpu-fsdp2)".'
+            "This launch is configured for DeepSpeed, which is not supported. Use FSDP2: accelerate launch "
+            '--config_file "$(ropecli recipe --path 8-gpu-fsdp2)" ...'
         )
     cuda = torch.cuda.is_available()
-    options["kwargs_handlers"] = [InitProcessGroupKwargs(timeout=_SILENCE)]
+    options["kwargs_handlers"] = [InitProcessGroupKwargs(timeout=_TIMEOUT)]
     try:
         accelerator = Accelerator(
             mixed_precision="no" if recipe.mixed_precision == "none" else recipe.mixed_precision,
@@ -307,7 +281,8 @@ def start_launch(recipe: Recipe, **options: Any) -> Launch:
         raise RecipeError(f"Accelerate cannot use this launch configuration: {reason_of(error)}") from error
     launch = Launch.of(accelerator, recipe.context_parallel_size)
     refuse_engine(launch)
-    show_life(launch)
+    if launch.world > 1:
+        _waiting_group()  # all processes make it together
     if cuda and recipe.mixed_precision == "bf16":
         # use TF32 for the head, whose matrix products stay in float32 and are slow otherwise
         torch.set_float32_matmul_precision("high")
@@ -338,24 +313,13 @@ def refuse_engine(launch: Launch) -> None:
         raise RecipeError("context_parallel_size needs axolotl-ringmaster. Run `pip install 'ropecli[ringmaster]'`.")
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, which may be written to."""
+    part = tensor.detach()
+    return part.to_local() if isinstance(part, DTensor) else part
+
+
 def for_every_rank(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
     """Repeat the heads of keys or values, shape (batch, heads, tokens, width), until each process has as many."""
     heads = tensor.shape[1]
     return tensor.repeat_interleave(math.lcm(heads, ranks) // heads, dim=1) if heads % ranks else tensor
-
-
-def show_life(launch: Launch) -> None:
-    """Start giving signs of life to processes that wait for this one."""
-    if launch.world == 1:
-        return
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store, key = _get_default_store(), f"ropecli/alive/{launch.rank}"
-
-    def beat() -> None:
-        with contextlib.suppress(RuntimeError):  # the run has ended
-            while True:
-                store.add(key, 1)
-                time.sleep(_HEARTBEAT)
-
-    threading.Thread(target=beat, daemon=True).start()

@@ -27,6 +27,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, RopecliError
 from ropecli.live.skeleton import build_model, make_small_model
 from ropecli.live.stock_transformers import read_stock_config
+from ropecli.training.launch import Launch, local_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,11 +54,11 @@ class UnreadModel:
         small.set_attn_implementation(self.model.config.get_text_config()._attn_implementation)
         return small
 
-    def read(self) -> None:
+    def read(self, launch: Launch) -> None:
         """Fill this process's part of all tensors. All processes call it, after sharding. Raises CheckpointError."""
         targets = _tensors_of(self.model)
         if not self.files:
-            _send_from_main(self.checkpoint, targets)
+            _send_from_main(launch, self.checkpoint, targets)
             return
         for names, target in targets:
             name = next(name for name in names if name in self.files)
@@ -134,12 +135,6 @@ def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]
     return list(named.values())
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor, which may be written to."""
-    part = tensor.detach()
-    return part.to_local() if isinstance(part, DTensor) else part
-
-
 def _own_part(tensor: Any) -> tuple[slice, ...]:
     """Slices of the full tensor that this process holds."""
     if not isinstance(tensor, DTensor):
@@ -148,25 +143,25 @@ def _own_part(tensor: Any) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch.Tensor]]) -> None:
+def _send_from_main(launch: Launch, checkpoint: Checkpoint, targets: list[tuple[list[str], torch.Tensor]]) -> None:
     """Load the whole model on the main process, and give each process its parts."""
-    main = distributed.get_rank() == 0
     state: dict[str, torch.Tensor] = {}
-    fault: list[str | None] = [None]
-    if main:
+
+    def load() -> str:
         try:
-            state = load_model(checkpoint, dtype="float32", device="cpu").state_dict()
-            if untied := [names for names, _ in targets if len({state[name].data_ptr() for name in names}) > 1]:
-                tied = " and ".join(untied[0])
-                fault = [f"{checkpoint.name}: config.json ties {tied}, but their values differ in the weight files."]
+            state.update(load_model(checkpoint, dtype="float32", device="cpu").state_dict())
         except RopecliError as error:
-            fault = [str(error)]
-    distributed.broadcast_object_list(fault)
-    if fault[0]:
-        raise CheckpointError(fault[0])
+            return str(error)
+        if untied := [names for names, _ in targets if len({state[name].data_ptr() for name in names}) > 1]:
+            tied = " and ".join(untied[0])
+            return f"{checkpoint.name}: config.json ties {tied}, but their values differ in the weight files."
+        return ""
+
+    if fault := launch.from_main(load):
+        raise CheckpointError(fault)
     for names, target in targets:
         part = local_part(target)
-        if main:
+        if launch.is_main:
             values = next(state[name] for name in names if name in state).to(part.device)
         else:
             dtype = torch.float32 if target.is_floating_point() else target.dtype

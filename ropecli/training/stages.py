@@ -285,5 +285,5 @@ def _open_source(
             shutil.rmtree(patched, ignore_errors=True)
         if not patched.exists():  # if it exists, it is complete
             patch_to(_plan_patch(source, patch), patched, say=say)
-    launch.wait([0])
+    launch.wait()
     return open_checkpoint(patched, weights=True), origin

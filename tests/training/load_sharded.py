@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.training.launch import Launch
 from ropecli.training.sharded_weights import build_unread
 
 if __name__ == "__main__":
@@ -25,7 +26,7 @@ if __name__ == "__main__":
     for layer in [*model.model.layers, model]:
         fully_shard(layer, mesh=mesh)
     if unread:
-        unread.read()
+        unread.read(Launch(world=2, rank=distributed.get_rank()))
     digest = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -1,8 +1,6 @@
 """What engines are refused, what each process reads, and the launch configurations that are shipped."""
 
-import threading
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +10,7 @@ import torch
 import yaml
 
 from ropecli.data.stream import Batch
-from ropecli.errors import RecipeError, RopecliError
-from ropecli.training import launch
+from ropecli.errors import RecipeError
 from ropecli.training.launch import Launch, refuse_engine, start_launch
 from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.refusals import refuse_unsuitable
@@ -144,25 +141,6 @@ def test_optimizers_and_weights_that_cannot_be_sharded_are_refused(model_of):
     integers = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
     model.register_parameter("in_four_bits", integers)
     assert "FSDP2 cannot shard" in refusal(engine_of("FSDP"), model, adapter="qlora")
-
-
-def test_waits_last_as_long_as_the_other_process_lives(monkeypatch):
-    from torch.distributed import HashStore, distributed_c10d
-
-    store = HashStore()
-    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(launch, "_SILENCE", timedelta(seconds=0.5))
-    monkeypatch.setattr(launch, "_HEARTBEAT", 0.05)
-    first, second = (engine_of("MULTI_CPU", rank=rank) for rank in range(2))
-    launch.show_life(second)
-    monkeypatch.setattr(launch, "_waits", iter([7, 7, 8]))  # both threads have the counter of one process
-    late = threading.Timer(1.0, second.wait, [[]])
-    late.start()
-    first.wait()  # twice the time that may pass without a sign of life
-    late.join()
-    monkeypatch.setattr(launch, "_HEARTBEAT", 1000.0)
-    with pytest.raises(RopecliError, match="Process 1 of this run gave no sign of life"):
-        first.wait()
 
 
 def test_processes_that_share_a_sequence_have_the_same_rank():

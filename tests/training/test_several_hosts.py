@@ -42,7 +42,7 @@ def slowly(action):
         return action(*arguments, **options)
     return act
 
-launch._SILENCE = timedelta(seconds=20)
+launch._TIMEOUT = timedelta(seconds=20)
 stream.open_store = slowly(stream.open_store)
 run_folder.complete_snapshot = slowly(run_folder.complete_snapshot)
 main()
@@ -113,21 +113,14 @@ def test_a_lost_host_ends_the_others_and_the_run_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_process_may_work_for_long_but_one_that_vanishes_ends_the_run(patched_llama, command_line, tmp_path):
+def test_a_process_may_work_for_long_while_the_other_waits(
+    patched_llama, command_line, tmp_path, undisturbed, weights_of
+):
     run, program = tmp_path / "run", tmp_path / "slow.py"
     program.write_text(SLOW)
-    keys = {**KEYS, "steps": 10**6, "save_every": 2}
-    launched = hosts(command_line(patched_llama, run, **keys), program=[program])
-    while not (run / "checkpoints" / "000002").exists():
-        assert all(process.poll() is None for process in launched), ends(launched)
-        time.sleep(0.05)
-    [vanished] = children(launched[1].pid)
-    os.kill(vanished, signal.SIGSTOP)
-    [(status, err)] = ends(launched[:1])
-    kill_host(launched[1].pid)
-    assert status != 0
-    # in a step, or while it waits for the other to save
-    assert "does not respond: Timed out waiting 20000ms" in err or "Process 1 of this run gave no sign of life" in err
+    launched = hosts(command_line(patched_llama, run, **{**KEYS, "save_every": 6}), program=[program])
+    assert [status for status, _ in ends(launched)] == [0, 0]
+    assert weights_of(run) == weights_of(undisturbed)
 
 
 @pytest.fixture

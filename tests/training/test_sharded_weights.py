@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.training.adapters import attach
+from ropecli.training.launch import Launch
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.sharded_weights import build_unread, write_gathered
@@ -67,7 +68,7 @@ def test_each_process_reads_its_part_of_a_whole_load(model_type, settings, adapt
             unread = build_unread(checkpoint, dtype="float32", attn="auto")
             model = attach(unread.model, recipe)
             shard(model, mesh)
-            unread.read()
+            unread.read(Launch())
             parts = {name: parameter.to_local() for name, parameter in model.named_parameters(remove_duplicate=False)}
         expected = dict(whole.named_parameters(remove_duplicate=False))
         assert parts.keys() == expected.keys()
@@ -83,7 +84,7 @@ def test_result_has_the_files_and_dtypes_of_the_source(build, tmp_path):
     folder = in_several_files(build("llama", head_dim=32), tmp_path / "files")
     checkpoint = open_checkpoint(folder, weights=True)
     unread = build_unread(checkpoint, dtype="float32", attn="auto")
-    unread.read()
+    unread.read(Launch())
     written = tmp_path / "written"
     written.mkdir()
     write_gathered(checkpoint, unread.gathered(), dict.fromkeys(unread.files, torch.bfloat16), written)
