@@ -87,7 +87,7 @@ def merge_adapter(
         if "NaNs detected in the merged weights" in str(error):
             raise NotFiniteError(
                 f"{checkpoint.name} with the adapter has weights that are not finite. Train again with a lower "
-                "learning_rate or more warmup_steps."
+                "--learning-rate or more warmup_steps."
             ) from error
         raise _does_not_fit(checkpoint, reason_of(error), f"Check {ADAPTER_CONFIG}.") from error
 

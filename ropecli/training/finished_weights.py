@@ -135,7 +135,7 @@ def refuse_not_finite(tensors: NamedTensors, before: Callable[[], NamedTensors])
         more = f" and {len(names) - 1} more tensors are" if len(names) > 1 else " is"
         raise NotFiniteError(
             f"{names[0]}{more} not finite, or too large for the dtype of the weight files. Nothing was written. "
-            "Train again with a lower learning_rate or more warmup_steps."
+            "Train again with a lower --learning-rate or more warmup_steps."
         )
 
 

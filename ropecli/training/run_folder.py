@@ -84,7 +84,7 @@ def choose_tracker(name: str) -> str | None:
     if name == "none":
         return None
     if not find_spec(name):
-        raise RecipeError(f"tracker: {name} is not installed. Run `pip install {name}`, or set tracker: none.")
+        raise RecipeError(f"--tracker {name} is not installed. Run `pip install {name}`, or use --tracker none.")
     return name
 
 

@@ -125,7 +125,7 @@ def _plan_stage(
     refuse_impossible_positions(recipe.positions, length, position_span, recipe.pose_chunks)
     if recipe.loss == "longce" and length <= (first := short_context(pretraining_length).first):
         raise RecipeError(
-            f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
+            f"--length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
     method = in_effect.remapping if in_effect else state.saved_remapping
     refuse_method_conflicts(recipe, method)

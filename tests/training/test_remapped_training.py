@@ -137,8 +137,8 @@ def test_adapter_of_a_distance_method_works_in_stock_peft_and_merged(remapped, l
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"positions": "pose", "length": 48}, "positions: pose"),
-        ({"sequences": "packed"}, "sequences: packed"),
+        ({"positions": "pose", "length": 48}, "--positions pose"),
+        ({"sequences": "packed"}, "--sequences packed"),
         ({"attn": "sdpa"}, "attn: sdpa would replace rerope"),
     ],
 )
