@@ -60,9 +60,13 @@ class OneOf:
 
 @dataclass(eq=False, repr=False)
 class Check:
-    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast."""
+    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast.
+
+    values: the names that a shell completes.
+    """
 
     test: Callable[[str], None]
+    values: Iterable[str] = ()
 
 
 @dataclass(eq=False, repr=False)
