@@ -32,13 +32,19 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
     assert not hidden & set(outcome.out.split())
 
 
-def test_guide_and_environment_are_printed(ropecli):
+def test_guide_and_environment_are_printed(ropecli, monkeypatch, tmp_path):
     import torch
 
     guide = ropecli("--guide").succeeds().out
     assert all(f"  ropecli {name}" in guide for name in COMMANDS)
     assert "--resume" in guide
-    assert ropecli("env", "--json").json()["torch"] == torch.__version__
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "shard").write_bytes(bytes(2_000))
+    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path))
+    printed = ropecli("env", "--json").json()
+    assert printed["torch"] == torch.__version__
+    assert printed["cache"].startswith(f"{tmp_path}/tokens, 2.0 kB, ")
+    assert printed["cache"].endswith(f"rm -r {tmp_path}/tokens")
 
 
 @pytest.mark.parametrize(
