@@ -19,11 +19,21 @@ from typing import Annotated, Any, Required, TypeVar, cast
 
 from ropecli.errors import MethodError, did_you_mean, shown
 
-# Notes of an annotation. Methods that nobody calls would take time whenever a command starts.
+# Methods that nobody calls would take time whenever a command starts: hence no dataclass's own.
+
+
+class _Note:
+    """A note of an annotation."""
+
+    def __repr__(self) -> str:
+        """For help() in Python: what was set, numbers by name."""
+        given = {key: value for key, value in vars(self).items() if value not in (None, ())}
+        words = [f"{key}={value}" if isinstance(value, int | float) else repr(value) for key, value in given.items()]
+        return f"{type(self).__name__}({', '.join(words)})"
 
 
 @dataclass(eq=False, repr=False)
-class Flag:
+class Flag(_Note):
     """An option's name on the command line: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
 
     name: str
@@ -32,19 +42,19 @@ class Flag:
 
 
 @dataclass(eq=False, repr=False)
-class Panel:
+class Panel(_Note):
     """The group of options in which help lists an option."""
 
     title: str
 
 
 @dataclass(eq=False, repr=False)
-class InTokens:
+class InTokens(_Note):
     """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
 
 
 @dataclass(eq=False, repr=False)
-class Only:
+class Only(_Note):
     """Marks an option that has an effect only with another one: set to one of these values, or without them, set."""
 
     other: str
@@ -52,28 +62,35 @@ class Only:
 
 
 @dataclass(eq=False, repr=False)
-class OneOf:
+class OneOf(_Note):
     """The values of an option."""
 
     values: tuple[str, ...]
 
 
 @dataclass(eq=False, repr=False)
-class Check:
-    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast."""
+class Check(_Note):
+    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast.
+
+    values: the names that a shell completes.
+    """
 
     test: Callable[[str], None]
+    values: Iterable[str] = ()
+
+    def __repr__(self) -> str:
+        return f"Check({self.test.__name__})"
 
 
 @dataclass(eq=False, repr=False)
-class Default:
+class Default(_Note):
     """The default of a group's field."""
 
     value: Any
 
 
 @dataclass(eq=False, repr=False)
-class Interval:
+class Interval(_Note):
     """The range of a number, or of each number of a list."""
 
     gt: float | None = None
@@ -83,7 +100,7 @@ class Interval:
 
 
 @dataclass(eq=False, repr=False)
-class MinLen:
+class MinLen(_Note):
     """The least number of values of a list."""
 
     min_length: int

@@ -28,6 +28,8 @@ from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
+TRAINED_AFTER = "trained_after_patch"
+"""The key in ropecli.yaml of a patched checkpoint whose weights were trained with the patch."""
 Prove = Callable[[Path, Mapping[str | None, ScaledRope], dict[str, Any]], int]
 """Compares the model that stock transformers builds from folder/config.json with the ropes and the original config;
 returns the number of tables that agree."""
@@ -171,7 +173,7 @@ class Reversal:
 
 
 def plan_reversal(checkpoint: Checkpoint) -> Reversal:
-    """Plan a revert. Raises PatchError if the original config is unknown."""
+    """Plan a revert. Raises PatchError if the original config is unknown, or the weights are no longer its own."""
     note = read_provenance(checkpoint)
     if note is None:
         raise PatchError(
@@ -183,27 +185,25 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
             f"{checkpoint.name}: config.json was edited after {PROVENANCE} was written ({', '.join(note.edited)}), so "
             f"its original values are unknown. Undo the edit; {PROVENANCE} lists the values that were written."
         )
+    if checkpoint.record.get(TRAINED_AFTER):
+        source = entry(checkpoint.record, "source").get("checkpoint")
+        raise PatchError(
+            f"{checkpoint.name}: its weights were trained after the patch, so there is no original to go back to. Use "
+            f"the checkpoint that was patched: {source}."
+        )
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)
     warnings += checkpoint.skip_warnings()
     if note.skipped_files:
         names = ", ".join(note.skipped_files)
         warnings.append(f"the patch skipped {names}, which are only in the checkpoint before it: not restored.")
-    notes = other_notes(checkpoint.record)
-    if "finetuned" in notes:
-        length = entry(notes, "finetuned").get("length")
-        if not isinstance(length, int) or length > note.original_length:
-            warnings.append(
-                f"the weights were fine-tuned with {note.method} ×{note.factor:g} and perform worse with the original "
-                "config. The original weights are in the checkpoint before fine-tuning."
-            )
     return Reversal(
         source=checkpoint,
         config=note.original,
         tokenizer_config=tokenizer_config,
         changes=tuple(diff(checkpoint.config, note.original)),
         tokenizer_changes=tuple(diff(before or {}, tokenizer_config or {})),
-        notes=notes,
+        notes=other_notes(checkpoint.record),
         warnings=tuple(warnings),
     )
 

@@ -377,4 +377,5 @@ def show_pushed(result: "PushResult") -> None:
     for name, bytes_ in result.files.items():
         tell(f"{size(bytes_):>9}  {name}")
     tell(f"{total} for {result.repo}")
-    tell(f"card: {result.card}")
+    if out.verbose:
+        tell(result.card)

@@ -129,7 +129,7 @@ def check_served(
         raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
     ids = served.read_tokens(Source(data).texts(), tokenizer, longest)
     gives_losses = endpoint.gives_prompt_losses(ids)  # before the long reading
-    reference = served.make_reference(subjects, LiveReaderFactory(loading), tokenizer, ids)
+    reference = served.make_reference(subjects, LiveReaderFactory(loading, exact=True), tokenizer, ids)
     answers = served.ask(endpoint, reference, tokenizer, gives_losses=gives_losses)
     verdict = served.judge(answers, reference)
     engine, fix = _ENGINES_BY_OWNER.get(endpoint.model.owner), ""

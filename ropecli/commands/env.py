@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ropecli.errors import quoted
 from ropecli.signature import command
 
 _PACKAGES = (
@@ -37,6 +38,7 @@ def env() -> Environment:
     import psutil
     import torch
 
+    from ropecli.data.token_store import cache_folder
     from ropecli.live.devices import emulates_bfloat16, total_memory
     from ropecli.messages import size
 
@@ -47,4 +49,7 @@ def env() -> Environment:
         device = torch.device("cuda", number)
         memory = size(total_memory(device))
         values[str(device)] = f"{torch.cuda.get_device_name(device)}, {memory}, CUDA {torch.version.cuda}"
+    cache = cache_folder() / "tokens"
+    taken = size(sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()))
+    values["cache"] = f"{cache}, {taken}, tokens of training data; to remove them: {quoted('rm', '-r', cache)}"
     return Environment(values | {name: os.environ[name] for name in _VARIABLES if name in os.environ})

@@ -7,29 +7,28 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.atomic import new_file, refuse_unwritable, sibling
-from ropecli.commands.options import Overwrite, as_path
+from ropecli.commands.options import as_path
 from ropecli.errors import OutputError, shown
 from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
 from ropecli.messages import warn
 from ropecli.names import HUB_ID
-from ropecli.signature import Flag, Only, command
+from ropecli.signature import Flag, command
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """files: sizes in bytes by name, with the card as README.md. private: whether the repository is.
+    """files: sizes in bytes by name, with the card as README.md. card: its text. private: whether the repository is.
 
-    commit, private: None for a dry run, which wrote the card to `card`.
+    commit, private: None for a dry run.
     """
 
     folder: Path
     repo: str
     url: str
     files: dict[str, int]
+    card: str
     commit: str | None = None
     private: bool | None = None
-    card: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -37,7 +36,7 @@ class PushResult:
             "url": self.url,
             "commit": self.commit,
             "private": self.private,
-            "card": str(self.card) if self.card else None,
+            "card": self.card,
             "files": [{"name": name, "size": size} for name, size in self.files.items()],
         }
 
@@ -64,9 +63,8 @@ def push(
     ] = None,
     public: Annotated[bool, Doc("Publish the repository. Default: private.")] = False,
     dry_run: Annotated[
-        bool, Doc("Write the model card to DIR.README.md, list the files, and upload nothing."), OUTPUT
+        bool, Doc("List the files, with --verbose print the model card too, and upload nothing."), OUTPUT
     ] = False,
-    overwrite: Annotated[Overwrite, Only("dry_run")] = False,
 ) -> PushResult:
     """Upload a checkpoint to the Hub with a model card.
 
@@ -84,9 +82,6 @@ def push(
             raise OutputError(f"{option} is {shown(name)}; expected owner/name, such as my-name/my-model-128k.")
     state = open_written(as_path(folder), repo)
     checkpoint = state.checkpoint
-    card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
-    if dry_run:
-        refuse_unwritable(card_file, overwrite=overwrite)
     measured = read_measurements([as_path(path) for path in report or ()], checkpoint)
     base = base_model or hub_origin(checkpoint)
     if base == repo:
@@ -94,16 +89,16 @@ def push(
     card = make_card(state, repo, measured, base)
     if base is None:
         warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
-    if not card.data.get("license"):
-        warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / README}.")
     files = files_to_push(checkpoint)
+    if not card.data.get("license"):
+        text = next((file.name for file in files if file.name.upper().startswith(("LICENSE", "LICENCE"))), None)
+        known = f"{text} is uploaded, but the card does not name the license" if text else "The license is unknown"
+        warn(f"{known}. Add `license:` to the metadata of {checkpoint.folder / README}.")
     sizes = {file.name: file.stat().st_size for file in files} | {README: len(card.content.encode())}
     url = f"{constants.ENDPOINT}/{repo}"
     if dry_run:
-        with new_file(card_file) as partial:
-            partial.write_text(card.content, encoding="utf-8", newline="")
-        return PushResult(checkpoint.folder, repo, url, sizes, card=card_file)
+        return PushResult(checkpoint.folder, repo, url, sizes, card.content)
     spec = state.positions.main.spec
     message = f"{label_of(spec.method.name, spec.factor, {})}, {state.positions.context_length} tokens, by ropecli"
     commit, private = upload(files, card.content, repo, public=public, message=message)
-    return PushResult(checkpoint.folder, repo, url, sizes, commit, private)
+    return PushResult(checkpoint.folder, repo, url, sizes, card.content, commit, private)

@@ -140,7 +140,7 @@ def refuse_impossible_positions(kind: str, length: int, context_length: int, chu
     """Raise RecipeError if sequences of `length` tokens cannot have positions of this kind. chunks: of `pose`."""
     if kind != "full" and length > context_length:
         raise RecipeError(
-            f"positions: {kind} cannot fit sequences of {length} tokens into {context_length} positions. "
+            f"--positions {kind} cannot fit sequences of {length} tokens into {context_length} positions. "
             "Use a longer context or shorter sequences."
         )
     if kind == "pose" and chunks > length:

@@ -177,11 +177,12 @@ class Stream:
             more = f"; {shorter}" if longest < context_length else ""
             warning = (
                 f"no trained token has more than {pretraining_length:,} tokens before it, so this trains nothing "
-                f"beyond the pretraining length{more}. Use longer documents and a greater length, or positions: pose."
+                f"beyond the pretraining length{more}. Use longer documents and a greater --length, or "
+                "--positions pose."
             )
             return [f"warning: {warning}", *sentences]
         if longest < context_length:
-            sentences.insert(0, f"warning: {shorter}. Set length: {context_length}, or positions: pose.")
+            sentences.insert(0, f"warning: {shorter}. Use --length {context_length}, or --positions pose.")
         if not far:
             return sentences
         share = f"{_percent(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
@@ -308,8 +309,8 @@ def _layout_of(source: Any, store: TokenStore, unpackable: str) -> str:
         return source.sequences or "long"
     if source.sequences in ("long", "concat"):
         raise DataError(
-            f"{source.data}: sequences: {source.sequences} cuts conversations anywhere. Use packed, single (one "
-            "conversation per sequence), or remove the key."
+            f"{source.data}: --sequences {source.sequences} cuts conversations anywhere. Use packed, single (one "
+            "conversation per sequence), or the default."
         )
     if source.sequences:
         return source.sequences
@@ -342,7 +343,7 @@ def _lay_out(
     """Select the documents of a source and cut them into sequences. Raises DataError if none can be filled."""
     least = {"long": length, "packed": SHORTEST, "single": SHORTEST, "concat": 1}[kind]
     if store.lengths.max(initial=0) < least:
-        packed = " Or use sequences: packed." if kind == "long" else ""
+        packed = " Or use --sequences packed." if kind == "long" else ""
         raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}{packed}")
     selection = select_documents(
         store.lengths,
@@ -364,7 +365,7 @@ def _lay_out(
     if not len(layout) and store.has_conversations and len(selection.documents):
         raise DataError(
             f"{source.data}: all {len(selection.documents):,} conversations are longer than a sequence of {length} "
-            f"tokens; the shortest has {selection.lengths.min():,}. Use a greater length, or overlong: cut."
+            f"tokens; the shortest has {selection.lengths.min():,}. Use a greater --length, or overlong: cut."
         )
     if not len(layout):
         skipped = [f"{count:,} are {why}" for why, count in selection.skipped.items() if count]

@@ -324,7 +324,7 @@ def tokenize_rows(
         else:
             raise DataError(
                 f"{next(same)[0]} is text; train_on: {train_on} needs conversations. Remove train_on, or set "
-                "text_column to their column."
+                "--text-column to their column."
             )
 
 

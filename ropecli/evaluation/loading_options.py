@@ -21,7 +21,7 @@ class LoadingOptions(TypedDict, total=False):
         str,
         Default("auto"),
         OneOf(("auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16")),
-        Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."),
+        Doc("auto (bfloat16, but float32 on a CPU without it), float32 (fp32), bfloat16 (bf16), float16 (fp16)."),
         LOADING,
     ]
     device: Annotated[

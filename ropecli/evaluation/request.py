@@ -12,7 +12,7 @@ from annotated_doc import Doc
 from ropecli.evaluation.loading_options import LOADING, SERVER, EndpointOptions, ServerOptions
 from ropecli.evaluation.loading_options import LoadingOptions as LoadingOptions
 from ropecli.evaluation.protocol_names import PROTOCOLS
-from ropecli.names import check_checkpoint, check_data, check_method, check_training_data
+from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_training_data
 from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TOKENS = InTokens()
 _WHOLE = Only("protocol", ("sliding", "recall"))
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
-IS_CHECKPOINT, IS_METHOD = Check(check_checkpoint), Check(check_method)
+IS_CHECKPOINT, IS_METHOD = Check(check_checkpoint), Check(check_method, METHODS)
 IS_DATA, IS_TRAINING_DATA = Check(check_data), Check(check_training_data)
 CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'."), IS_CHECKPOINT]
 CheckpointNames = Annotated[

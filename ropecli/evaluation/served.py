@@ -12,6 +12,7 @@ After a single token no scaling matters, since a single key gets all attention. 
 checkpoint is its rounding, or other weights.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from ropecli.config.layers import acts_nowhere
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError
 from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError, logprobs_of
-from ropecli.evaluation.progress import Progress
+from ropecli.evaluation.progress import Progress, Speed
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
@@ -271,7 +272,18 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, gives_losse
     answers = Answers(gives_losses, {}, {}, [])
     lengths = reference.scored_lengths if answers.gives_losses else reference.lengths
     ids_by_text = cache(lambda: _ids_by_text(tokenizer))
-    with progress_bar("asking the server", len(lengths) + len(reference.singles)) as step:
+    rest, speed, last = [*lengths, *(2 for _ in reference.singles)], Speed(), time.monotonic()
+    total = sum(rest)
+
+    def advance() -> None:
+        """Count the tokens of a prompt: longer ones take longer."""
+        nonlocal last
+        tokens, now = rest.pop(0), time.monotonic()
+        speed.add(tokens, tokens, now - last)
+        last = now
+        step(done=total - sum(rest), left=sum(length * speed.seconds_per_token(length) for length in rest))
+
+    with progress_bar("asking the server", total) as step:
         for length in lengths:
             ids = reference.ids[:length]
             try:
@@ -283,15 +295,16 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, gives_losse
                 if not answers.accepted:
                     raise
                 warn(f"Comparing up to {answers.accepted} tokens: {error}")
+                del rest[: -len(reference.singles)]
                 break
-            step()
+            advance()
         for single in reference.singles:
             if answers.gives_losses:
                 (following,) = single.following
                 answers.singles.append({following: -endpoint.prompt_losses([single.token, following])[0]})
             else:
                 answers.singles.append(_next_tokens(endpoint, [single.token], ids_by_text))
-            step()
+            advance()
     if not answers.gives_losses and not (any(answers.next_tokens.values()) and any(answers.singles)):
         raise EndpointError(
             f"{endpoint.url} names tokens by texts that do not tell the checkpoint's tokens. It serves another "

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.scalings import method_specs
 from ropecli.checkpoint.state import Positions, read_state
+from ropecli.config.fields import section_of
 from ropecli.config.findings import Finding
 from ropecli.errors import MethodError
 from ropecli.evaluation.readers.live import LiveReader
@@ -23,10 +25,11 @@ from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
 from ropecli.hashing import digest
 from ropecli.live.adapter import only_weights
-from ropecli.live.loading import resolve_dtype_and_device, vocabulary_mismatch
+from ropecli.live.devices import computes_bfloat16
+from ropecli.live.loading import choose_device, resolve_dtype_and_device, vocabulary_mismatch
 from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
-from ropecli.messages import progress_bar, warn
+from ropecli.messages import progress_bar, say, warn
 from ropecli.names import AS_IS, LENGTH_ONLY
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SHORTEST = 16
+_LARGE = 50_000_000
+"""Bytes of weights from which a CPU computes in bfloat16, if it can: smaller models are fast enough."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,14 @@ def load(checkpoint: Checkpoint, tokenizer: "PreTrainedTokenizerBase", **loading
     return model
 
 
+def _is_large_and_half(checkpoint: Checkpoint) -> bool:
+    """Return whether config.json names a dtype of half precision, and the weights are large enough to be slow."""
+    config = checkpoint.config
+    dtypes = {part.get(key) for part in (config, section_of(config)) for key in ("dtype", "torch_dtype")}
+    is_large = sum(file.stat().st_size for file in checkpoint.weight_files()) >= _LARGE
+    return is_large and bool(dtypes & {"bfloat16", "float16"})
+
+
 def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
     """The settings on which numbers depend besides checkpoint, scaling and data.
 
@@ -266,19 +279,29 @@ class ReaderFactory:
 class LiveReaderFactory(ReaderFactory):
     """Opens a reader for each subject: one model in memory at a time, loaded once for the scalings of a checkpoint.
 
-    loading: see load_model. chunk, batch_size: see LiveReader.
+    loading: see load_model; with dtype 'auto', a CPU with bfloat16 arithmetic computes in bfloat16 with weights of half
+    precision, but for small models. exact: not so. chunk, batch_size: see LiveReader.
     """
 
-    def __init__(self, loading: Mapping[str, Any], *, chunk: int | None = None, batch_size: int = 1) -> None:
-        self.loading, self.chunk, self.batch_size = loading, chunk, batch_size
+    def __init__(
+        self, loading: Mapping[str, Any], *, chunk: int | None = None, batch_size: int = 1, exact: bool = False
+    ) -> None:
+        self.loading, self.chunk, self.batch_size, self.exact = loading, chunk, batch_size, exact
         self._loaded: tuple[Checkpoint, PreTrainedModel] | None = None
+
+    @cached_property
+    def _in_bfloat16(self) -> bool:
+        if self.exact or self.loading.get("dtype", "auto") != "auto" or not computes_bfloat16():
+            return False
+        return choose_device(self.loading.get("device", "auto")) == "cpu"
 
     def release(self) -> None:
         """Free the model that was read last."""
         self._loaded = None
 
     def request(self) -> dict[str, Any]:
-        return {**loading_request(self.loading), "chunk": self.chunk, "batch_size": self.batch_size}
+        loading = {**self.loading, "dtype": "bfloat16"} if self._in_bfloat16 else self.loading
+        return {**loading_request(loading), "chunk": self.chunk, "batch_size": self.batch_size}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -295,7 +318,11 @@ class LiveReaderFactory(ReaderFactory):
         """
         if self._loaded is None or self._loaded[0] is not subject.checkpoint:
             self._loaded = None  # free its memory first
-            self._loaded = subject.checkpoint, load(subject.checkpoint, tokenizer, **self.loading)
+            loading = dict(self.loading)
+            if self._in_bfloat16 and _is_large_and_half(subject.checkpoint):
+                say(f"Reading {subject.checkpoint.name} in bfloat16 on the CPU. --dtype float32 rounds less.")
+                loading["dtype"] = "bfloat16"
+            self._loaded = subject.checkpoint, load(subject.checkpoint, tokenizer, **loading)
             for scaling in scalings:
                 with unpatched_after(self._loaded[1]):
                     scaling.patch(self._loaded[1])

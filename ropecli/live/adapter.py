@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json, read_record
+from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import entry
 from ropecli.errors import CheckpointError, NotFiniteError, reason_of, shown
@@ -34,6 +34,11 @@ def read_adapter(folder: Path) -> tuple["LoraConfig", Tensors]:
     """Read the adapter's config and tensors. Raises CheckpointError if there is no LoRA adapter in the folder."""
     from peft import LoraConfig
 
+    if not is_own_file(folder / ADAPTER_CONFIG):
+        raise CheckpointError(
+            f"{folder} has no {ADAPTER_CONFIG}, so there is no adapter to merge. A whole checkpoint, as `finetune` "
+            "writes by default, is merged already."
+        )
     written = read_json(folder / ADAPTER_CONFIG)
     unsupported = {key: written[key] for key in ("megatron_config", "layer_replication") if written.get(key)}
     if (start := written.get("init_lora_weights", True)) not in _INDEPENDENT_STARTS:
@@ -82,7 +87,7 @@ def merge_adapter(
         if "NaNs detected in the merged weights" in str(error):
             raise NotFiniteError(
                 f"{checkpoint.name} with the adapter has weights that are not finite. Train again with a lower "
-                "learning_rate or more warmup_steps."
+                "--learning-rate or more warmup_steps."
             ) from error
         raise _does_not_fit(checkpoint, reason_of(error), f"Check {ADAPTER_CONFIG}.") from error
 

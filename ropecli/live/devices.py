@@ -34,11 +34,18 @@ def _mapped_devices(model: "PreTrainedModel") -> list[str]:
     return list(dict.fromkeys("disk" if device == "disk" else str(torch.device(device)) for device in devices))
 
 
+def computes_bfloat16() -> bool:
+    """Return whether this CPU is known to have bfloat16 arithmetic."""
+    return any(_capabilities().get(unit) for unit in ("avx512_bf16", "amx_bf16"))
+
+
 def emulates_bfloat16() -> bool:
-    """Return whether this CPU lacks bfloat16 arithmetic, as far as is known. torch then takes some 50 times as long."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    units = ("avx512_bf16", "amx_bf16")
-    return capabilities.get("architecture") == "x86_64" and not any(capabilities.get(unit) for unit in units)
+    """Return whether this CPU is known to lack bfloat16 arithmetic. torch then takes some 50 times as long."""
+    return _capabilities().get("architecture") == "x86_64" and not computes_bfloat16()
+
+
+def _capabilities() -> dict[str, Any]:
+    return getattr(torch.cpu, "get_capabilities", dict)()
 
 
 def total_memory(device: torch.device) -> int:

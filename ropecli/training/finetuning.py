@@ -247,13 +247,13 @@ def _train(
         interrupt=interrupt,
         advice=(
             f"Checkpoints from before that stay in {checkpoints.folder}. Start over in another --output with a lower "
-            "learning_rate or more warmup_steps."
+            "--learning-rate or more warmup_steps."
         ),
     )
     pass_size = f"A pass over {recipe.batch_size} × {stream.length} tokens"
     remedy = (
-        "Start over in another --output with a smaller batch_size, an adapter or shorter sequences. `ropecli plan` "
-        "shows what fits."
+        "Start over in another --output with a smaller --batch-size, an --adapter or a shorter --length. "
+        "`ropecli plan` shows what fits."
     )
     with closing(log), explain_out_of_memory(pass_size, remedy):
         if not done:

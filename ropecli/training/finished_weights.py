@@ -19,7 +19,7 @@ from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
 from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, read_json, read_record
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
-from ropecli.checkpoint.writing import place, write_json
+from ropecli.checkpoint.writing import TRAINED_AFTER, place, write_json
 from ropecli.config.fields import section_of
 from ropecli.errors import NotFiniteError, OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
@@ -106,6 +106,8 @@ def _write_folder(
             shutil.copymode(configured / CONFIG, file)  # safetensors makes files readable only by the owner
             file.replace(output / file.name)
         record = {key: value for key, value in read_record(configured).items() if key != ADAPTER_NOTE} | notes
+        if "changes" in record:
+            record[TRAINED_AFTER] = True
         text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
         (output / PROVENANCE).write_text(text, encoding="utf-8")
         place(configured / CONFIG, staging / CONFIG, link=False)
@@ -133,7 +135,7 @@ def refuse_not_finite(tensors: NamedTensors, before: Callable[[], NamedTensors])
         more = f" and {len(names) - 1} more tensors are" if len(names) > 1 else " is"
         raise NotFiniteError(
             f"{names[0]}{more} not finite, or too large for the dtype of the weight files. Nothing was written. "
-            "Train again with a lower learning_rate or more warmup_steps."
+            "Train again with a lower --learning-rate or more warmup_steps."
         )
 
 

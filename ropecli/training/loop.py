@@ -124,14 +124,14 @@ class TrainingLoop:
         """Report a step, save if it is due, and stop after a signal."""
         done = progress.step
         self.on_step(progress)
-        stopping = self.interrupt is not None and self.interrupt.agreed(self.launch)
+        stopping, ended = self.interrupt is not None and self.interrupt.agreed(self.launch), self.ended(done)
         due = self.checkpoints is not None and self.checkpoints.due(done)
-        if stopping or self.ended(done) or due:
+        if stopping or ended or due:
             # of other steps, the next loss tells
             if not self.launch.all_finite(self.parameters):
                 raise NotFiniteError(f"Step {done} gave weights that are not finite. {self.advice}")
             if self.checkpoints:
-                self.checkpoints.save(done)
+                self.checkpoints.save(done, last=ended and not stopping)
         if self.interrupt and stopping:
             self.launch.accelerator.free_memory()
             leave_processes()

@@ -253,20 +253,20 @@ def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> Non
     with in_evaluation(loss_of):  # without dropout
         if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
             raise RecipeError(
-                f"{type(loss_of.model).__name__} lets packed documents attend to one another. Use sequences: long or "
-                "concat, or another attn."
+                f"{type(loss_of.model).__name__} lets packed documents attend to one another. Use --sequences long "
+                "or concat, or another attn."
             )
         if positions != "full":
             gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
             if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
                 raise RecipeError(
-                    f"{type(loss_of.model).__name__} ignores position_ids, which positions: {positions} needs. Use "
-                    "positions: full."
+                    f"{type(loss_of.model).__name__} ignores position_ids, which --positions {positions} needs. Use "
+                    "--positions full."
                 )
             if not _is_seen_beyond(loss_of, gap, packed=False):
                 raise RecipeError(
                     f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot "
-                    f"train with positions: {positions}. Try another attn."
+                    f"train with --positions {positions}. Try another attn."
                 )
 
 

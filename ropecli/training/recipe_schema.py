@@ -208,7 +208,7 @@ class Recipe(_Text):
         if any((source.keep_short < 1) != (source.long_from is not None) for source in self.sources):
             raise ValueError("long_from, the minimum length of long documents, and keep_short below 1 need each other")
         if self.positions != "full" and (self.packs or self.loss == "longce"):
-            raise ValueError("positions with gaps cannot be combined with sequences: packed or loss: longce")
+            raise ValueError("positions with gaps cannot be combined with --sequences packed or loss: longce")
         return self
 
     @property
@@ -312,7 +312,9 @@ def _faults(error: ValidationError, prefix: str = "") -> list[str]:
         line = f"  {key}: {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
             name = str(fault["loc"][-1])
-            line += ". Set steps: training is counted in them." if "epoch" in name else "." + did_you_mean(name, known)
+            line += (
+                ". Use --steps: training is counted in them." if "epoch" in name else "." + did_you_mean(name, known)
+            )
         elif fault["type"] != "missing" and not isinstance(fault["input"], dict):
             line += f" (given: {shown(fault['input'])})"
         lines.append(line)

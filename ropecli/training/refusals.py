@@ -48,8 +48,8 @@ def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, 
     if recipe.packs and recipe.batch_size > 1 and "flash" in model.config.get_text_config()._attn_implementation:
         # transformers' _is_packed_sequence
         faults.append(
-            "flash attention separates packed documents in a batch of one sequence only. Set batch_size: 1, and "
-            "gradient_accumulation for the rest."
+            "flash attention separates packed documents in a batch of one sequence only. Use --batch-size 1, and "
+            "--gradient-accumulation for the rest."
         )
     integers = any(not parameter.is_floating_point() for parameter in model.parameters())
     context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)
@@ -74,8 +74,8 @@ def launch_faults(
         yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw."
     if launch.shards and integers:
         # peft's guide to FSDP: bnb_4bit_quant_storage must be a floating dtype
-        hint = "Use DDP (MULTI_GPU), or adapter: lora."
-        yield f"adapter: {recipe.adapter} stores weights as integers, which FSDP2 cannot shard. {hint}"
+        hint = "Use DDP (MULTI_GPU), or --adapter lora."
+        yield f"--adapter {recipe.adapter} stores weights as integers, which FSDP2 cannot shard. {hint}"
     if launch.sequence_ranks > 1:
         yield from _shared_sequence_faults(launch, model, recipe, length, varies=varies)
 
@@ -87,7 +87,7 @@ def _shared_sequence_faults(
     size = launch.sequence_ranks
     name, hint = f"context_parallel_size {size}", "Set context_parallel_size to 1."
     if length % size:
-        yield f"length is {length}; expected a multiple of {size} for {name}."
+        yield f"--length is {length}; expected a multiple of {size} for {name}."
     if recipe.loss == "longce":
         yield f"loss: longce needs whole sequences on each process, but {name} splits them. {hint}"
     if varies:
@@ -117,7 +117,7 @@ def _shared_sequence_faults(
 def why_unpackable(recipe: Recipe, config: dict[str, Any], saved: SavedRemapping | None) -> str:
     """Why this recipe, model or launch cannot pack conversations side by side; empty if nothing is known against it."""
     if recipe.positions != "full":
-        return f"positions: {recipe.positions}"
+        return f"--positions {recipe.positions}"
     if saved is not None:
         return f"{saved.method} does not support packed documents"
     if recipe.context_parallel_size > 1 and "flash" not in recipe.attn:
@@ -136,10 +136,11 @@ def refuse_method_conflicts(recipe: Recipe, saved: SavedRemapping | None) -> Non
         return
     method, faults = saved.method, []
     if recipe.positions != "full":
-        faults.append(f"positions: {recipe.positions} has no effect, since {method} ignores position_ids. Use full.")
+        faults.append(f"--positions {recipe.positions} has no effect, since {method} ignores position_ids. Use full.")
     if recipe.packs:
         faults.append(
-            f"sequences: packed needs separate documents in a row, which {method} does not support. Use long or concat."
+            f"--sequences packed needs separate documents in a row, which {method} does not support. Use long or "
+            "concat."
         )
     if recipe.attn != "auto":
         faults.append(f"attn: {recipe.attn} would replace {method}'s own attention. Use attn: auto.")

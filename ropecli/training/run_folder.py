@@ -84,7 +84,7 @@ def choose_tracker(name: str) -> str | None:
     if name == "none":
         return None
     if not find_spec(name):
-        raise RecipeError(f"tracker: {name} is not installed. Run `pip install {name}`, or set tracker: none.")
+        raise RecipeError(f"--tracker {name} is not installed. Run `pip install {name}`, or use --tracker none.")
     return name
 
 
@@ -160,8 +160,8 @@ class TrainingCheckpoints:
     def due(self, step: int) -> bool:
         return step % self.every == 0 or step == self.best()
 
-    def save(self, step: int) -> None:
-        """Raises OutputError and keeps the earlier checkpoints if it fails."""
+    def save(self, step: int, *, last: bool = False) -> None:
+        """Raises OutputError and keeps the earlier checkpoints if it fails. last: say nothing."""
         path = snapshot_path(self.folder, step)
         partial = path.with_name(f"{path.name}.partial")
 
@@ -181,7 +181,8 @@ class TrainingCheckpoints:
             why = failure.replace(str(partial), str(path))
             raise OutputError(f"{path} could not be written ({why}). Check the disk space, then use --resume.")
         if main:
-            self.say(f"Saved {path}.")
+            if not last:
+                self.say(f"Saved {path}.")
             prune_snapshots(self.folder, step, self.keep, self.best())
 
     def restore(self, step: int | None = None) -> int:

@@ -33,7 +33,7 @@ from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.messages import size
 from ropecli.names import LENGTH_ONLY, refuse_held_out
 from ropecli.ranks import read_ranks
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.training.finetuning import SILENT, Listener, finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, is_finished
 from ropecli.training.launch import Launch
@@ -49,8 +49,9 @@ class Stage:
 
     number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
     stage's; None for an unchanged checkpoint. length: tokens per sequence. position_span: tokens that positions
-    with gaps may span. pretraining_length: tokens. context_length: tokens that the checkpoint reads. unpackable: why
-    conversations cannot be packed; empty if they can. warnings: shown before it runs.
+    with gaps may span. pretraining_length: tokens. context_length: tokens that the checkpoint reads. spec: the scaling
+    that it trains with. unpackable: why conversations cannot be packed; empty if they can. warnings: shown before it
+    runs.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Stage:
     position_span: int
     pretraining_length: int
     context_length: int
+    spec: ScalingSpec
     unpackable: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -125,7 +127,7 @@ def _plan_stage(
     refuse_impossible_positions(recipe.positions, length, position_span, recipe.pose_chunks)
     if recipe.loss == "longce" and length <= (first := short_context(pretraining_length).first):
         raise RecipeError(
-            f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
+            f"--length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
     method = in_effect.remapping if in_effect else state.saved_remapping
     refuse_method_conflicts(recipe, method)
@@ -135,11 +137,11 @@ def _plan_stage(
     if method:
         last, keys = np.array([length - 1]), np.arange(length)
         if np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
-            warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
+            warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Use a greater --length.")
     config = in_effect.config if in_effect else checkpoint.config
     unpackable = why_unpackable(recipe, config, method)
     lengths = (length, position_span, pretraining_length, context_length)
-    return Stage(number, recipe, plan, in_effect, *lengths, unpackable, tuple(warnings))
+    return Stage(number, recipe, plan, in_effect, *lengths, positions.main.spec, unpackable, tuple(warnings))
 
 
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_length: int) -> Iterator[str]:
@@ -177,7 +179,8 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
 def _heading(stage: Stage, count: int) -> str:
     number = f"stage {stage.number} of {count}: " if count > 1 else ""
     if stage.plan is None:
-        return f"{number}no patch"
+        label = "unscaled" if stage.spec.method.name == "none" else stage.spec.label
+        return f"{number}as it is: {label}, {stage.context_length:,} tokens"
     spec = stage.plan.spec
     return f"{number}{spec.label} to {stage.plan.positions.context_length:,} tokens"
 

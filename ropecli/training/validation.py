@@ -103,7 +103,7 @@ class Scoring(ABC):
         for name, nll in losses.items():
             if not math.isfinite(nll):
                 what, remedy = self.described(name)
-                raise NotFiniteError(f"{what} is {nll:g} nats after step {step}. Lower learning_rate. {remedy}")
+                raise NotFiniteError(f"{what} is {nll:g} nats after step {step}. Lower --learning-rate. {remedy}")
         return {"step": step, **self.line(losses)}
 
 
@@ -187,9 +187,9 @@ def make_validation(
         source = Source(recipe.eval_data, recipe.eval_text_column or recipe.text_column, recipe.eval_split)
         documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
     except DataError as error:
-        raise DataError(f"eval_data: {error}") from error
+        raise DataError(f"--eval-data: {error}") from error
     if recipe.eval_data in [source.data for source in recipe.sources]:
-        say(f"warning: eval_data {recipe.eval_data} is not held out: training uses it, so perplexity is too low.")
+        say(f"warning: --eval-data {recipe.eval_data} is not held out: training uses it, so perplexity is too low.")
     listed = ", ".join(map(str, lengths))
     say(f"Measuring perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {listed} tokens.")
     protocol = Protocol("tail").for_lengths(list(lengths), documents.special)

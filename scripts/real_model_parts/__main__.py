@@ -140,7 +140,8 @@ def main() -> None:
     make_versions(WORK)
     (WORK / "reports").mkdir(exist_ok=True)
     open_steps = [name for name in asked.steps or STEPS if name != "make" and not STEPS[name].is_done(name)]
-    print(f"{len(open_steps)} steps, some {sum(STEPS[name].minutes for name in open_steps) / 60:.1f} hours", flush=True)
+    hours = sum(STEPS[name].minutes for name in open_steps) / 60
+    print(f"{len(open_steps)} steps, some {hours:.1f} hours" if open_steps else f"{WORK} is complete.", flush=True)
     for name in open_steps:
         run(name, STEPS[name])
 

@@ -32,13 +32,19 @@ def test_every_command_has_the_common_options_and_a_short_help(name, ropecli):
     assert not hidden & set(outcome.out.split())
 
 
-def test_guide_and_environment_are_printed(ropecli):
+def test_guide_and_environment_are_printed(ropecli, monkeypatch, tmp_path):
     import torch
 
     guide = ropecli("--guide").succeeds().out
     assert all(f"  ropecli {name}" in guide for name in COMMANDS)
     assert "--resume" in guide
-    assert ropecli("env", "--json").json()["torch"] == torch.__version__
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "shard").write_bytes(bytes(2_000))
+    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path))
+    printed = ropecli("env", "--json").json()
+    assert printed["torch"] == torch.__version__
+    assert printed["cache"].startswith(f"{tmp_path}/tokens, 2.0 kB, ")
+    assert printed["cache"].endswith(f"rm -r {tmp_path}/tokens")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,23 @@ def test_guide_and_environment_are_printed(ropecli):
 def test_names_of_other_tools_are_accepted(command, arguments, canonical):
     parsed = COMMANDS[command].make_context(command, ["demo", *arguments.split()]).params
     assert all(parsed[name] is not None for name in canonical.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("patch demo --method ya", "yarn"),
+        ("eval-ppl demo --methods none,yarn,rer", "none,yarn,rerope"),
+        ("methods l", "linear"),
+        ("export demo -e vl", "vllm"),
+        ("ruler demo --tasks vt,c", "vt,cwe"),
+    ],
+)
+def test_the_shell_completes_values(ropecli, monkeypatch, words, completed):
+    monkeypatch.setenv("_ROPECLI_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"ropecli {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert completed in ropecli().out.splitlines()
 
 
 def test_token_counts_take_suffixes(ropecli):

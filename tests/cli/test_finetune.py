@@ -22,12 +22,14 @@ def finetune(ropecli, llama, corpus, tmp_path):
 def test_options_and_settings_come_before_the_recipe_file(finetune, tmp_path, corpus):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("data: nowhere\nsteps: 50\nlength: 32\nseed: 7\nbatch_size: 2\nbetas: [0.8, 0.9]\n")
-    settings = ["--set", "warmup_steps=1", "--set", "mixed_precision=none"]
+    settings = ["--set", "warmup_steps=1", "--set", "mixed_precision=none", "--set", "save_every=1"]
     outcome = finetune("--recipe", recipe, "--steps", 2, "--lr", "1e-4", *settings).succeeds()
     used = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["recipe"]
     given = {"data": str(corpus), "steps": 2, "length": 32, "seed": 7, "batch_size": 2, "betas": [0.8, 0.9]}
     assert {**used, **given, "learning_rate": 1e-4, "warmup_steps": 1} == used
     assert "2 steps" in outcome.out
+    assert "checkpoints/000001." in outcome.err
+    assert "checkpoints/000002" not in outcome.err  # removed once the result is written
 
 
 def test_no_library_speaks_on_standard_error(llama, corpus, tmp_path):
@@ -38,11 +40,10 @@ def test_no_library_speaks_on_standard_error(llama, corpus, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     phases = [f"Opening {llama} ...", "preparing", "tokenizing", "loading", "fine-tuning"]
-    processes, warning, summary, saved = [line for line in done.stderr.splitlines() if line not in phases]
+    processes, warning, summary = [line for line in done.stderr.splitlines() if line not in phases]
     assert processes == "Training with 1 process: 4 sequences of 32 tokens per step."
     assert warning.startswith("warning: the checkpoint reads 64 tokens, and may read them worse after training on 32.")
     assert "336 sequences (long)" in summary
-    assert saved.startswith("Saved ")
 
 
 STAGES = """
@@ -71,6 +72,12 @@ def test_stages_are_described_by_a_dry_run_and_leave_each_checkpoint(finetune, t
     assert "3 steps" in finetune("--recipe", recipe, data=None).succeeds().out
     lengths = [config_of(tmp_path / "run" / name)["max_position_embeddings"] for name in ("stages/1", ".")]
     assert lengths == [128, 256]
+
+
+@pytest.mark.parametrize(("name", "label"), [("llama", "unscaled, 64 tokens"), ("yarn", "yarn ×4, 256 tokens")])
+def test_without_a_patch_a_dry_run_names_the_scaling_of_the_folder(finetune, request, name, label):
+    outcome = finetune("--dry-run", checkpoint=request.getfixturevalue(name)).succeeds()
+    assert outcome.out.startswith(f"as it is: {label}; sequences of ")
 
 
 def test_an_adapter_is_no_checkpoint_until_it_is_merged(finetune, ropecli, tmp_path, corpus):
@@ -133,7 +140,7 @@ def test_data_are_shown_before_they_are_paid_for(finetune, chatting, chat):
 def test_conversations_stand_alone_where_they_cannot_be_packed(finetune, chatting, chat, monkeypatch):
     options = ["--length", 600, "--steps", 1, "--set", "tracker=none"]
     gaps = finetune("--positions", "pose", "--set", "window=700", *options, checkpoint=chatting, data=chat).succeeds()
-    assert "one conversation per sequence: positions: pose." in gaps.err
+    assert "one conversation per sequence: --positions pose." in gaps.err
     assert "12 sequences (single)" in gaps.err
     shutil.rmtree(chatting.parent / "run")
     monkeypatch.setattr("ropecli.training.loss._is_seen_beyond", lambda *given, packed, **more: packed)

@@ -82,6 +82,20 @@ def test_it_is_what_merging_at_once_would_have_written(ropecli, yarn, adapter, c
     assert (logits(tmp_path / "whole") - logits(yarn)).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("of_peft", [False, True])
+def test_a_merged_result_is_neither_merged_again_nor_reverted(ropecli, refused, yarn, changed, tmp_path, of_peft):
+    """of_peft: a folder without ropecli's record of the training, on a patched base."""
+    folder, whole = changed(), tmp_path / "merged"
+    for name in ("config.json", "ropecli.yaml") if of_peft else ():
+        (folder / name).unlink()
+    ropecli("merge", folder, "-o", whole).succeeds()
+    refused(whole, "has no adapter_config.json, so there is no adapter to merge")
+    trained = "weights were trained after the patch, so there is no original to go back to. Use the checkpoint that"
+    ropecli("revert", whole, "-o", tmp_path / "reverted").is_refused(trained)
+    ropecli("patch", whole, "--method", "ntk", "--factor", 8, "--no-verify", "-o", tmp_path / "again").succeeds()
+    ropecli("revert", tmp_path / "again", "--dry-run").is_refused(trained)
+
+
 def test_what_engines_read_in_place_of_config_json_stays_with_the_base(yarn, adapter, ropecli, tmp_path):
     """Merged at once, as `finetune` does, and later."""
     base, names = Path(shutil.copytree(yarn, tmp_path / "base")), {"params.json", "consolidated.safetensors"}

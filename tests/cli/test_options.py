@@ -117,6 +117,11 @@ def test_a_wrong_type_is_a_type_error_that_names_the_parameter(name):
                 call(name, **{key: value})
 
 
+@pytest.mark.parametrize("name", REQUIRED)
+def test_help_in_python_shows_no_addresses(name):
+    assert " at 0x" not in str(inspect.signature(getattr(ropecli, name)))
+
+
 def test_what_type_checkers_do_not_see_is_named():
     with pytest.raises(TypeError, match=r"^got an unexpected keyword argument 'dtyp'"):
         call("eval_ppl", dtyp="float32")

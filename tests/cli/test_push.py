@@ -102,16 +102,18 @@ def test_a_dry_run_sends_no_request_and_skips_what_is_no_checkpoint(writable, ro
     printed = outcome.json()
     assert writable.requests == []
     assert contents(local) == before
-    assert Path(printed["card"]) == local.with_name("local.README.md")
+    assert list(local.parent.glob("local*")) == [local]
     sizes = {path.name: path.stat().st_size for path in local.iterdir() if path.name in PUSHED}
-    sizes["README.md"] = Path(printed["card"]).stat().st_size
+    sizes["README.md"] = len(printed["card"].encode())
     assert {one["name"]: one["size"] for one in printed["files"]} == sizes
     assert "The base model's Hub id is unknown" in outcome.err
     assert "The license is unknown" in outcome.err
     assert f"Not uploaded: {', '.join(sorted(PRIVATE))}. Upload one of them with: hf upload OWNER/NAME" in outcome.err
-    named = ropecli("push", local, "--repo", NEW, "--dry-run", "--overwrite", "--base-model", "owner/other")
-    assert ModelCard.load(printed["card"]).data.base_model == "owner/other"
+    (local / "LICENSE").write_text("do as you like")
+    named = ropecli("push", local, "--repo", NEW, "--dry-run", "--verbose", "--base-model", "owner/other").succeeds()
     assert "model.safetensors" in named.out
+    assert "\nbase_model: owner/other\n" in named.out
+    assert "warning: LICENSE is uploaded, but the card does not name the license." in named.err
 
 
 PRIVATE = ("credentials.json", "trainer_state.json", "notes.txt", "training_config.json")
@@ -151,8 +153,8 @@ def test_what_engines_read_in_place_of_config_json_is_not_pushed(ropecli, local)
 
 def test_the_base_of_a_training_in_stages_is_that_of_the_first(ropecli, local):
     (local / "run.yaml").write_text("source: {checkpoint: owner/first, commit: v1}\n")
-    ropecli("push", local, "--repo", NEW, "--dry-run").succeeds()
-    assert ModelCard.load(local.with_name("local.README.md")).data.base_model == "owner/first"
+    card = ropecli("push", local, "--repo", NEW, "--dry-run", "--json").json()["card"]
+    assert ModelCard(card).data.base_model == "owner/first"
 
 
 def test_a_report_of_other_weights_is_refused(ropecli, large, changed_amid, corpus, tmp_path):

@@ -314,7 +314,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PUSH, "README.md cannot become the model card: its metadata are a list",
      patched(write("patched/README.md", "---\n- a list\n---\n"))),
     (PUSH, "'utf-8' codec can't decode", patched(write("patched/README.md", b"# Caf\xe9"))),
-    (PUSH, "patched.README.md exists. Choose another name", patched(write("patched.README.md", "notes"))),
 ]  # fmt: skip
 
 

@@ -209,10 +209,10 @@ def test_unusable_conversations_are_refused(chat_stream, chat, corpus, tokenizer
         DataError, match="contains no answer of the assistant in sequences of 600 tokens: 0 are in longer"
     ):
         chat_stream(path)
-    with pytest.raises(DataError, match=r"all 12 conversations are longer than a sequence of 8.*Use a greater length"):
+    with pytest.raises(DataError, match=r"all 12 conversations are longer than a sequence of 8.*a greater --length"):
         chat_stream(chat, length=8)
     for sequences in ("long", "concat"):
-        with pytest.raises(DataError, match=f"sequences: {sequences} cuts conversations anywhere"):
+        with pytest.raises(DataError, match=f"--sequences {sequences} cuts conversations anywhere"):
             chat_stream(chat, sequences=sequences)
 
 

@@ -10,6 +10,7 @@ from packaging.version import Version
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
+from ropecli.evaluation import subject as subject_module
 from ropecli.evaluation.driver import Job, make_reports
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
@@ -130,3 +131,27 @@ def test_a_report_has_the_makers_pretraining_length(llama):
     config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 8192}
     subject = Subject(Checkpoint("model", llama, config))
     assert subject.report_fields()["original_max_position_embeddings"] == 262144
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "exact", "large", "dtype"),
+    [
+        ("bfloat16", {}, False, 0, "bfloat16"),
+        ("float16", {}, False, 0, "bfloat16"),
+        ("float32", {}, False, 0, "float32"),
+        ("bfloat16", {"dtype": "float32"}, False, 0, "float32"),
+        ("bfloat16", {}, True, 0, "float32"),
+        ("bfloat16", {}, False, 50_000_000, "float32"),
+    ],
+)
+def test_a_cpu_with_bfloat16_arithmetic_uses_it(
+    llama, edited, tokenizer, monkeypatch, stored, options, exact, large, dtype
+):
+    """For models that are stored in half precision and large."""
+    monkeypatch.setattr(subject_module, "computes_bfloat16", lambda: True)
+    monkeypatch.setattr(subject_module, "_LARGE", large)
+    factory = LiveReaderFactory({"device": "cpu", **options}, exact=exact)
+    with factory.open(Subject(open_checkpoint(edited(llama, dtype=stored))), tokenizer) as reader:
+        assert reader.properties()["dtype"] == dtype
+    # on a CPU without it, a run does not resume
+    assert factory.request()["dtype"] == ("float32" if exact or options else "bfloat16")

@@ -138,7 +138,7 @@ def test_an_update_to_weights_that_are_not_finite_is_not_saved(
         tune(patched_llama, learning_rate=1e38, steps=steps, save_every=1, keep_checkpoints=1, **adapter)
     left = sorted((tmp_path / "run" / "checkpoints").glob("*")) if steps > 1 else []
     assert [path.name for path in left] == ["000001"] * (steps > 1)
-    assert "Start over in another --output with a lower learning_rate" in str(caught.value)
+    assert "Start over in another --output with a lower --learning-rate" in str(caught.value)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -149,7 +149,7 @@ def test_weights_that_the_files_dtype_cannot_hold_are_not_written(tune, build, t
 
     folder = build("llama", head_dim=32, dtype="float16")
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).save_pretrained(folder)
-    with pytest.raises(NotFiniteError, match=r"more tensors are not finite, or too large.*lower learning_rate"):
+    with pytest.raises(NotFiniteError, match=r"more tensors are not finite, or too large.*lower --learning-rate"):
         tune(folder, steps=1, warmup_steps=0, **keys)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.yaml", "metrics.jsonl", "checkpoints"}
 

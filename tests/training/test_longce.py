@@ -85,7 +85,7 @@ def test_value_and_gradient_are_those_of_brute_force(model, by_document, cap, be
 
 WRONG = {
     "gaps": ({"positions": "pose"}, "cannot be combined"),
-    "short sequences": ({"length": 80}, "length is 80; loss: longce needs more than 80"),
+    "short sequences": ({"length": 80}, "--length is 80; loss: longce needs more than 80"),
 }
 
 

@@ -28,7 +28,7 @@ def test_all_faults_are_listed_at_once(recipe_file):
     assert str(path) in message
     faults = [line.strip().split(":")[0] for line in message.splitlines()[1:]]
     assert sorted(faults) == ["batch_size", "epochs", "learning_rate", "lenght", "schedule", "steps"]
-    assert "epochs: Extra inputs are not permitted. Set steps: training is counted in them." in message
+    assert "epochs: Extra inputs are not permitted. Use --steps: training is counted in them." in message
     assert "Did you mean 'length'?" in message
 
 

@@ -102,6 +102,7 @@ def test_result_has_the_method(remapped, tune, corpus):
     assert (whole_run / "config.json").read_bytes() == (remapped() / "config.json").read_bytes()
     record = read_record(whole_run)
     assert record.pop("finetuned")
+    assert record.pop("trained_after_patch")
     assert record == read_record(remapped())
     model = AutoModelForCausalLM.from_pretrained(whole_run)
     assert model.config._attn_implementation == "ropecli:rerope"
@@ -136,8 +137,8 @@ def test_adapter_of_a_distance_method_works_in_stock_peft_and_merged(remapped, l
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"positions": "pose", "length": 48}, "positions: pose"),
-        ({"sequences": "packed"}, "sequences: packed"),
+        ({"positions": "pose", "length": 48}, "--positions pose"),
+        ({"sequences": "packed"}, "--sequences packed"),
         ({"attn": "sdpa"}, "attn: sdpa would replace rerope"),
     ],
 )

@@ -58,7 +58,7 @@ def test_eval_data_has_a_column_and_a_split_of_its_own(prepared, patched_llama, 
 
 
 def test_faults_of_eval_data_are_not_answered_with_lengths(prepared, patched_llama, corpus):
-    with pytest.raises(DataError, match=r"^eval_data: .* has no splits\. Remove the split 'dev'\.$"):
+    with pytest.raises(DataError, match=r"^--eval-data: .* has no splits\. Remove the split 'dev'\.$"):
         prepared(patched_llama, eval_data=str(corpus), eval_split="dev")
 
 
