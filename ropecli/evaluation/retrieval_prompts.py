@@ -137,13 +137,15 @@ class Prompt:
     """ids: shape (tokens,), int64, without the answer. candidates: the texts to rank, the true key first.
 
     answers: tokens of the candidates; ids and the first answer together have `length` tokens. least: tokens without
-    text around the needles, answer included; if they are more than `length`, the prompt is too long.
+    text around the needles, answer included; if they are more than `length`, the prompt is too long. lead: begins the
+    answer after a thought; its tokens count too.
     """
 
     ids: np.ndarray
     candidates: tuple[str, ...]
     answers: tuple[TokenIds, ...]
     least: int
+    lead: str = ""
 
     def digest(self) -> str:
         """sha256 of the prompt with the true key; the same for both modes."""
@@ -200,10 +202,11 @@ class RetrievalPrompts:
         names = [templates.names[place] for place in rng.permutation(len(templates.names))[: self.num_needles]]
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
         head = pieces.head(introduction, self.frame)
-        line = templates.question_line(names[0])
+        line, lead = templates.question_line(names[0]), ""
         if self.frame:
             # what follows the question mark begins the assistant's answer
             stop = line.rfind("?") + 1
+            lead = line[stop:].lstrip() if self.frame.thought else ""
             line = f"{line[:stop]}{self.frame.after}{line[stop:].lstrip()}"
         # before it is cut to size, so that keys missing in it are missing in every part of it
         text = self.haystack.stretch(length, rng)
@@ -221,9 +224,10 @@ class RetrievalPrompts:
             cut = round(place * len(text))
             ids += [*text[read:cut].tolist(), *needle]
             read = cut
-        ids += [*text[read:].tolist(), *completed[0][:shared]]
+        asked = pieces.inside(line.removesuffix(lead)) if lead else completed[0][:shared]
+        ids += [*text[read:].tolist(), *asked]
         answers = tuple(tokens[shared:] for tokens in completed)
-        return Prompt(np.array(ids, dtype=np.int64), candidates, answers, least)
+        return Prompt(np.array(ids, dtype=np.int64), candidates, answers, least, lead.rstrip())
 
     def _draw_candidates(
         self, rng: np.random.Generator, names: Sequence[str], line: str, text: np.ndarray

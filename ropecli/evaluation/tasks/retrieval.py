@@ -52,7 +52,7 @@ class Retrieval(Asking):
         **settings: Any,
     ) -> None:
         self.prompts, self.mode, self.source, self._settings = prompts, mode, source, settings
-        self.name = prompts.name
+        self.name, self.pieces, self.frame = prompts.name, prompts.pieces, prompts.frame
         self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
         for length in self.lengths:
             prompts.check_room(length, self.depths, samples)
@@ -91,9 +91,8 @@ class Retrieval(Asking):
                 return float(not text[len(answer)].isdigit()), True
             return float(text == answer), not answer.startswith(text.rstrip())
 
-        return Question(
-            prompt.ids, prompt.digest(), lambda: prompt.answers, 1, len(prompt.answers[0]) + _EXTRA_TOKENS, grade
-        )
+        limit = len(prompt.answers[0]) + _EXTRA_TOKENS
+        return Question(prompt.ids, prompt.digest(), lambda: prompt.answers, 1, limit, grade, prompt.lead)
 
 
 def make_passkey(scalings: Sequence[Subject], options: SearchOptions) -> tuple[Retrieval, Any]:
@@ -135,9 +134,10 @@ def _make(
     depths, samples, mode = options["depths"], options["samples"], options["mode"]
     # for generate, the smallest number that the prompts accept
     num_candidates = num_needles + 1 if mode == "generate" else options["candidates"] or _CANDIDATES
-    frame = find_frame(pieces.tokenizer, options["chat_template"])
+    frame = find_frame(pieces.tokenizer, options["chat_template"], options["thinking"])
     prompts = RetrievalPrompts(name, templates, haystack, pieces, num_needles, num_candidates, options["seed"], frame)
     lengths = choose_lengths(
         options["lengths"], scalings, lambda length: prompts.most_tokens(length, depths, samples) <= length
     )
+    settings["thinking"] = options["thinking"]
     return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, **settings), pieces.tokenizer
