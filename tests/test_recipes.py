@@ -67,6 +67,46 @@ OLMO_3_7B = {
     "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
     "vocab_size": 100278,
 }
+OLMO_3_32B = {
+    **OLMO_3_7B,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+}
+QWEN_2_5_MATH_7B = {
+    **QWEN_2_5_7B_INSTRUCT,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000,
+    "sliding_window": 4096,
+}
+QWEN_3_8B_BEFORE = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000,
+    "vocab_size": 151936,
+}
+SMOLLM_3_STAGE_3 = {
+    "model_type": "smollm3",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 4096,
+    "rope_theta": 50000,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
 K = 1024
 # The model, and of each stage on eight processes: method, factor, rope_theta, window, length,
 # steps, tokens per step.
@@ -95,6 +135,16 @@ EXPECTED = {
         ],
     ),
     "longmino": (OLMO_3_7B, [("yarn", 8, 5e5, 64 * K, 64 * K, 11921, 64 * 64 * K)]),
+    "olmo3-32b": (OLMO_3_32B, [("yarn", 8, 5e5, 64 * K, 64 * K, 11921, 128 * 64 * K)]),
+    "qwen3-128k": (QWEN_3_8B_BEFORE, [("abf", 8, 1e6, 32 * K, 32 * K, 5000, 128 * 32 * K)]),
+    "smollm3-64k": (
+        SMOLLM_3_STAGE_3,
+        [
+            ("abf", 8, 2e6, 32 * K, 32 * K, 20000, 72 * 32 * K),
+            ("abf", 16, 5e6, 64 * K, 64 * K, 23842, 32 * 64 * K),
+        ],
+    ),
+    "16k-for-reasoning": (QWEN_2_5_MATH_7B, [("abf", 4, 4e4, 16 * K, 16 * K, 500, 64 * 16 * K)]),
     "ultralong-1m": (LLAMA_3_1_8B, [("yarn", 128, 5e5, K * K, K * K, 120, 8 * K * K)]),
     "easycontext-1m": (
         LLAMA_2_7B,

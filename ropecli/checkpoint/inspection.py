@@ -1,6 +1,7 @@
 """The reports of `ropecli inspect` and `ropecli theory`."""
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,20 @@ from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import draft_layers, is_drafter
 from ropecli.config.findings import MISREAD, Finding
-from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes, limit_of_far
+from ropecli.config.layers import COMPRESSED, RECURRENT, SLIDING, SPARSE, Layer, kv_cache_bytes, limit_of_far
+from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
+_QK_NORM = re.compile(
+    "afmoe|apertus|beam|doge|dots1|exaone4|exaone_moe|flex_olmo|gemma(3|3n|4)_text|glm5_next_text|"
+    "hunyuan_(v1_dense|v1_moe|vl_text)|hy_v3|laguna|lfm2(_moe)?|lfm3|mellum|minimax_m2|minimax_m3_vl_text|nanochat|"
+    "olmo[23]|olmo_hybrid|olmoe|qwen3(_moe|_next|_5_text|_5_moe_text|_omni_moe_text|_vl_text|_vl_moe_text)?|step3p7"
+)
+"""Model types that always normalize queries and keys (transformers 5.23); others may, by a key of config.json."""
 _LONGEST_BASE = 32768
 """The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
+_SHORT = 4096
+"""Tokens."""
 
 
 def inspect_checkpoint(
@@ -39,9 +49,10 @@ def inspect_checkpoint(
     score, null if none was found. smallest_base: the smallest base for the context length (target_length), null if
     supported anyway or too long to compute.
     layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
-    config.json says. limits: sentences about what limits the length. kv_cache_bytes: at the context length, in
-    bfloat16; per token at the start, and beyond the windows; null for encoders, or if unknown. reading: whether stock
-    transformers builds the same rotary tables from config.json, `verdict` and `message`; the argument, default: null.
+    config.json says. harder_to_extend: choices that cost length in OlmPool. limits: sentences about what limits the
+    length. kv_cache_bytes: at the context length, in bfloat16; per token at the start, and beyond the windows; null for
+    encoders, or if unknown. reading: whether stock transformers builds the same rotary tables from config.json,
+    `verdict` and `message`; the argument, default: null.
     findings: problems found, each with a rule, a message, a fix, and whether it changes what is computed.
     """
     layers = state.settings.layers if layers is None else layers
@@ -70,6 +81,7 @@ def inspect_checkpoint(
         "smallest_base": support.smallest_base,
         "ropes": [_describe(rope, length) for rope in positions.ropes.values()],
         "layers": _kinds_of(layers, positions.ropes),
+        "harder_to_extend": list(_harder_to_extend(state, layers)),
         "limits": list(_limits(state, layers)),
         **_kv_cache(state, layers, length),
         "reading": reading and dict(reading),
@@ -88,6 +100,24 @@ def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -
         )
         kinds.append({**kind, "sees_whole_context": layer.far, "layer_type": layer.rope, **used})
     return kinds
+
+
+def _harder_to_extend(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
+    """The choices of OlmPool (Bertsch et al. 2026, arXiv:2608.10296) that this checkpoint shares.
+
+    Of 26 models of 7B with the same data and extension to 64k tokens, each of four choices costs a little, three or
+    more together up to 47% of HELMET at 32k (29.9 against 56.4). Pretraining on 4,096 tokens is compared with 8,192.
+    """
+    section, family = state.section, state.settings.family
+    if _QK_NORM.fullmatch(str(family.model_type)) or any(section.get(key) for key in ("use_qk_norm", "qk_layernorm")):
+        yield "normalized queries and keys"
+    heads, groups = (section.get(f"num_{name}_heads") for name in ("attention", "key_value"))
+    if heads and groups and groups < heads and not section.get("kv_lora_rank"):
+        yield f"{groups} key-value heads for {heads} heads"
+    if windows := sum(layer.attention == SLIDING for layer in layers):
+        yield f"sliding windows in {windows} of {len(layers)} layers"
+    if state.positions.pretraining_length <= _SHORT:
+        yield f"pretrained on {state.positions.pretraining_length:,} tokens"
 
 
 def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> dict[str, int | None]:
@@ -199,6 +229,7 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     Also compares ropes of the same layer type, if both checkpoints have the same layer types.
     """
     ignored = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "findings", "makers_extension"}
+    ignored |= {"harder_to_extend"}
     base = reports[0]
 
     def differ(report: dict[str, Any], key: str) -> bool:
@@ -206,6 +237,30 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
         return base[key] != report[key] or (before.keys() == after.keys() and before != after)
 
     return [key for key in base if key not in ignored and any(differ(report, key) for report in reports[1:])]
+
+
+def merge_sentence(reports: Sequence[dict[str, Any]]) -> str:
+    """Whether positions allow to merge the weights of two checkpoints (mergekit issues 325 and 667)."""
+    keys = ("layer_type", "inv_freq", "attention_factor")
+    tables = [[[rope[key] for key in keys] for rope in report["ropes"]] + [report["remaps"]] for report in reports]
+    names = ("rope_theta", "method", "factor", "pretraining_length", "context_length")
+    values = {name: [report[name] for report in reports] for name in names}
+    differ = "; ".join(
+        f"{name.replace('_', ' ')} {' and '.join(f'{value:,.10g}' if value != str(value) else value for value in pair)}"
+        for name, pair in values.items()
+        if pair[0] != pair[1]
+    )
+    if tables[0] == tables[1] and not differ:
+        return "To merge their weights: positions allow it. Base, scaling and lengths are the same."
+    if tables[0] == tables[1]:
+        return (
+            f"To merge their weights: they rotate alike, but the lengths differ ({differ}). Expect the shorter, and "
+            "measure the longer."
+        )
+    return (
+        f"To merge their weights: they rotate differently ({differ or 'parameters'}), and a merge has one rotation. "
+        "The longer the weights were trained with the other, the worse they read with it: measure it."
+    )
 
 
 def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def score_samples(
     """
     store, workers = store or Store(), workers or Workers()
     longest, length, largest = task.longest()
-    reader.prepare(longest, length, largest, answers=task.answers)
+    reader.prepare(longest, length, largest, answers=task.answers, losses=task.needs_losses)
     if task.needs_losses and not reader.gives_losses:
         raise EndpointError(
             f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "

@@ -10,6 +10,7 @@ from ropecli.data.conversations import warn_if_slow
 from ropecli.data.documents import encode, special_tokens
 from ropecli.errors import DataError, reason_of
 from ropecli.hashing import digest
+from ropecli.signature import token_count
 
 TokenIds = tuple[int, ...]
 
@@ -18,36 +19,58 @@ _MAX_TOKENS = 2**20
 _CHARACTERS = 2**18
 """Characters tokenized at once."""
 _MARK = "ROPECLI-MESSAGE"
+THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
+_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates: of Qwen and most others; of DeepSeek and Granite."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """The text that a chat template puts around a user's message.
 
-    before: up to the message, with the special tokens. after: up to the assistant's answer.
+    before: up to the message, with the special tokens. after: up to the assistant's answer. thought: tokens that a
+    thought may take after that, before what begins the answer; 0: what begins the answer follows at once.
     """
 
     before: str
     after: str
+    thought: int = 0
+
+    @property
+    def opens_thought(self) -> bool:
+        return self.after.rstrip().endswith(THOUGHT)
 
 
-def find_frame(tokenizer: Any, choice: str) -> Frame | None:
+def find_frame(tokenizer: Any, choice: str, thinking: str | None = None) -> Frame | None:
     """The frame of the tokenizer's chat template. choice: auto, if it has one; none, never.
 
-    Raises DataError for a template that fails or changes the message.
+    thinking: off, or the tokens of a thought. Raises DataError for a template that fails or changes the message, or
+    cannot do that.
     """
     if choice == "none" or not getattr(tokenizer, "chat_template", None):
+        if thinking:
+            raise DataError("--thinking needs a chat template. Use a checkpoint with one, and --chat-template auto.")
         return None
     message = {"role": "user", "content": _MARK}
-    try:
-        with warn_if_slow():
-            text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program
-        raise DataError(f"The chat template fails: {reason_of(error)}. Use --chat-template none.") from error
-    before, mark, after = str(text).partition(_MARK)
+
+    def render(**switches: bool) -> str:
+        try:
+            with warn_if_slow():
+                return str(
+                    tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True, **switches)
+                )
+        except Exception as error:  # a template is a program
+            raise DataError(f"The chat template fails: {reason_of(error)}. Use --chat-template none.") from error
+
+    text = render(**dict.fromkeys(_SWITCHES, thinking != "off") if thinking else {})
+    if thinking == "off" and text == render(**dict.fromkeys(_SWITCHES, True)):
+        raise DataError(
+            "The chat template cannot turn thinking off. Use --thinking 2k for a thought before the answer."
+        )
+    before, mark, after = text.partition(_MARK)
     if not mark or _MARK in after:
         raise DataError("The chat template does not contain the message once. Use --chat-template none.")
-    return Frame(before, after)
+    return Frame(before, after, int(token_count(thinking)) if thinking and thinking != "off" else 0)
 
 
 class PieceTokenizer:

@@ -60,7 +60,8 @@ class Cell:
     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), cells by class of what the
     text repeats (evaluation/copies.py); wall time of the passes, which may serve other lengths too, tokens read per
     second, peak memory in bytes (of the process on a CPU, of torch on a GPU). Of recall: mean loss by the distance,
-    and the pass of each document if a pass has several. Of a score: chance, the mean score of guessing.
+    and the pass of each document if a pass has several. Of a score: chance, the mean score of guessing; thoughts, the
+    answers in which one stands (<think>), or, if thoughts were asked for, the thoughts that were cut.
     """
 
     task: str
@@ -71,6 +72,7 @@ class Cell:
     high: Annotated[float, Interval(ge=0)] | None = None
     depth: Fraction | None = None
     chance: Fraction | None = None
+    thoughts: Count = 0
     tokens: Count = 0
     bits_per_byte: Amount | None = None
     by_distance: tuple[Bucket, ...] = ()

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
 
 from annotated_doc import Doc
 
+from ropecli.errors import MethodError, shown
 from ropecli.evaluation.loading_options import LOADING, SERVER, EndpointOptions, ServerOptions
 from ropecli.evaluation.loading_options import LoadingOptions as LoadingOptions
 from ropecli.evaluation.protocol_names import PROTOCOLS
 from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_training_data
-from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel
+from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel, token_count
 
 if TYPE_CHECKING:
     from ropecli.data.sources import Source
@@ -219,6 +220,21 @@ ChatTemplate = Annotated[
 ]
 
 
+def _check_thinking(value: str) -> None:
+    if value != "off" and not (isinstance(count := token_count(value), int) and count):
+        raise MethodError(f"--thinking is {shown(value)}; expected off, or a number of tokens, such as 2k.")
+
+
+Thinking = Annotated[
+    str | None,
+    Default(None),
+    Flag("--thinking", metavar="off|TOKENS"),
+    Only("mode", ("generate",)),
+    Check(_check_thinking),
+    Doc("off: the chat template turns thinking off. TOKENS: the longest thought before an answer, beyond the length."),
+]
+
+
 # Tasks
 _Lengths = Annotated[Sequence[Length] | None, Default(None), MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
 _DemoText = Annotated[str, Default("demo"), Flag("--data", "-d"), IS_DATA, DATA]
@@ -316,6 +332,7 @@ class NeedleOptions(TextOptions, MeasuringOptions, total=False):
         Doc("Number of candidates: the key and random ones. Default: 10, at most 1000."),
     ]
     chat_template: Annotated[ChatTemplate, Default("auto")]
+    thinking: Thinking
     seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of keys and texts.")]
 
 
@@ -356,6 +373,7 @@ class RulerOptions(TextOptions, MeasuringOptions, total=False):
         ),
     ]
     chat_template: Annotated[ChatTemplate, Default("auto")]
+    thinking: Thinking
     threshold: Annotated[
         float | None,
         Default(None),

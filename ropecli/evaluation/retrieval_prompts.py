@@ -75,13 +75,15 @@ class Prompt:
     """ids: shape (tokens,), int64, without the answer. candidates: the texts to rank, the true key first.
 
     answers: tokens of the candidates; ids and the first answer together have `length` tokens. least: tokens without
-    text around the needle, answer included; if they are more than `length`, the prompt is too long.
+    text around the needle, answer included; if they are more than `length`, the prompt is too long. lead: begins the
+    answer after a thought; its tokens count too.
     """
 
     ids: np.ndarray
     candidates: tuple[str, ...]
     answers: tuple[TokenIds, ...]
     least: int
+    lead: str = ""
 
     def digest(self) -> str:
         """sha256 of the prompt with the true key; the same for both modes."""
@@ -125,10 +127,11 @@ class RetrievalPrompts:
         name = templates.names[rng.permutation(len(templates.names))[0]]
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
         head = pieces.head(introduction, self.frame)
-        line = f"\n{templates.question.format(name=name)} "
+        line, lead = f"\n{templates.question.format(name=name)} ", ""
         if self.frame:
             # what follows the question mark begins the assistant's answer
             stop = line.rfind("?") + 1
+            lead = line[stop:].lstrip() if self.frame.thought else ""
             line = f"{line[:stop]}{self.frame.after}{line[stop:].lstrip()}"
         # before it is cut to size, so that keys missing in it are missing in every part of it
         text = self.haystack.stretch(length, rng)
@@ -147,9 +150,10 @@ class RetrievalPrompts:
         least = len(head) + len(needle) + len(completed[0])
         text = text[: max(0, length - least)]
         cut = round(depth * len(text))
-        ids = [*head, *text[:cut].tolist(), *needle, *text[cut:].tolist(), *completed[0][:shared]]
+        asked = pieces.inside(line.removesuffix(lead)) if lead else completed[0][:shared]
+        ids = [*head, *text[:cut].tolist(), *needle, *text[cut:].tolist(), *asked]
         answers = tuple(tokens[shared:] for tokens in completed)
-        return Prompt(np.array(ids, dtype=np.int64), candidates, answers, least)
+        return Prompt(np.array(ids, dtype=np.int64), candidates, answers, least, lead.rstrip())
 
 
 def _common_beginning(sequences: Sequence[TokenIds]) -> int:

@@ -48,12 +48,13 @@ Generator = np.random.Generator
 class RulerPrompt:
     """ids: shape (tokens,), int64; with the tokens to generate, they have the asked length.
 
-    references: the right answers. wrong: other candidates for the mode rank.
+    references: the right answers. wrong: other candidates for the mode rank. lead: begins the answer after a thought.
     """
 
     ids: np.ndarray
     references: tuple[str, ...]
     wrong: tuple[str, ...]
+    lead: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,19 +105,22 @@ class _RulerDraft:
         """
         frame, tokenizer = self.maker.frame, self.tokenizer
         self.head = tokenizer.head(wording.head.removesuffix("\n") if lines else wording.head, frame)
-        answer = f"{frame.after}{wording.answer.lstrip()}" if frame else wording.answer
-        self.tail = tokenizer.inside(wording.tail + answer)
-        return self.length - self.task.generated - len(self.head) - len(self.tail)
+        after, answer = (frame.after, wording.answer.lstrip()) if frame else ("", wording.answer)
+        self.lead = answer if frame and frame.thought else ""
+        self.tail = tokenizer.inside(wording.tail + after + answer * (not self.lead))
+        answered = self.task.generated + len(tokenizer.inside(self.lead))
+        self.room = self.length - answered - len(self.head) - len(self.tail)
+        return self.room
 
     def finish(self, context: Sequence[TokenIds], references: Sequence[str], wrong: Sequence[str] = ()) -> RulerPrompt:
         """Fill what the context leaves with line breaks, before it."""
         body, tokenizer = list(chain(*context)), self.tokenizer
-        free = self.length - self.task.generated - len(self.head) - len(self.tail) - len(body)
+        free = self.room - len(body)
         if free < 0:
             raise self.too_short()
         line_break = (tokenizer.inside("\n") or tokenizer.opening(" .") or tokenizer.opening("0"))[-1]
         ids = [*self.head, *[line_break] * free, *body, *self.tail]
-        return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(wrong))
+        return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(wrong), self.lead)
 
     def too_short(self) -> DataError:
         return DataError(

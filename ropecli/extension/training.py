@@ -39,8 +39,8 @@ _SCORINGS = 10
 _PATIENCE = 3
 """Scorings without a better one after which training ends."""
 _PARAMETERS, _GROWTH, _OF_LORA = 7e9, 0.35, 10
-"""The rate of the recipe is for 7 billion parameters, and greater for fewer. LoRA's is ten times that of all parameters:
-Schulman 2025, LoRA Without Regret, https://thinkingmachines.ai/blog/lora."""
+"""The rate of the recipe is for 7 billion parameters, and greater for fewer. LoRA's is ten times that of all
+parameters: Schulman 2025, LoRA Without Regret, https://thinkingmachines.ai/blog/lora."""
 _UNKNOWN_STEPS = 10**6
 
 

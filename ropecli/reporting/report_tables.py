@@ -18,6 +18,7 @@ from ropecli.reporting.wording import (
     ruler_sentences,
     score_words,
     task_name,
+    thought_sentences,
 )
 from ropecli.table import Bold, Table, clean
 
@@ -118,11 +119,11 @@ def _scores(lines: Sequence[Line]) -> Table:
         ]
         means = [score_words(line.report, length) if length in line.report.lengths else "–" for length in lengths]
         texts[line] = [*rows, ["mean", *means]]
-        if line.report.task == "ruler":
-            named = f"{line.name}: " * (len(lines) > 1)
-            notes += [f"{named}{sentence}" for sentence in ruler_sentences(line.report)]
+        sentences = ruler_sentences(line.report) if line.report.task == "ruler" else []
+        named = f"{line.name}: " * (len(lines) > 1)
+        notes += [f"{named}{sentence}" for sentence in (*sentences, *thought_sentences(line.report))]
     report = lines[0].report
-    if chance := report.chance(report.lengths[-1]) * (not notes):
+    if (chance := report.chance(report.lengths[-1])) and report.task != "ruler":
         notes.append(f"Guessing scores {100 * chance:.3g}%.")
     notes.append(f"Pretraining length: {report.original_max_position_embeddings} tokens.")
     head = "task" if all(cell.depth is None for cell in report.cells) else "depth"

@@ -127,7 +127,8 @@ def ruler_sentences(report: "Report") -> list[str]:
     sentences = [f"Effective length: {length} (required: {needed})."]
     if not any(map(any, (cell.sums for cell in report.cells))):
         sentences = ["Effective length: none, because no answer was right."]
-        sentences += ["For a base model, use --mode rank."] if report.mode == "generate" else []
+        if report.mode == "generate" and not any(cell.thoughts for cell in report.cells):
+            sentences += ["For a base model, use --mode rank."]
     elif not report.above_chance():
         sentences = [
             f"Effective length: none, because the score at {shortest} tokens, {score_words(report, shortest)}, "
@@ -136,6 +137,16 @@ def ruler_sentences(report: "Report") -> list[str]:
     if report.mode == "rank":
         sentences.append(f"Guessing scores {100 * report.chance(longest):.0f}% at {longest} tokens.")
     return [*sentences, f"Not comparable with published tables: {'; '.join(reasons)}."]
+
+
+def thought_sentences(report: "Report") -> list[str]:
+    """Answers in which a thought stands, or thoughts that were cut; nothing without any."""
+    thoughts, limit = sum(cell.thoughts for cell in report.cells), report.settings.get("thinking")
+    of_all = f"{thoughts} of {sum(cell.samples for cell in report.cells)}"
+    if thoughts and limit not in (None, "off"):
+        return [f"{of_all} thoughts did not end within {limit} tokens and were cut. Use a larger --thinking."]
+    remedy = "Use --thinking off, or --thinking 2k for a thought of up to 2k tokens before the answer."
+    return [f"{of_all} answers have a thought (<think>), which is scored as the answer. {remedy}"] * bool(thoughts)
 
 
 def number(value: float, places: int = 2) -> str:

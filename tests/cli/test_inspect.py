@@ -121,8 +121,34 @@ def test_two_checkpoints_have_a_column_each_and_differing_rows_are_marked(llama,
     both, alone = inspected(llama, yarn), [inspected(folder) for folder in (llama, yarn)]
     assert both.keys() == {"checkpoints", "differences"}
     assert both["checkpoints"] == alone
-    aside = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "findings"}
+    aside = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "findings", "harder_to_extend"}
     assert set(both["differences"]) == {key for key in alone[0].keys() - aside if alone[0][key] != alone[1][key]}
+
+
+def test_two_checkpoints_say_whether_positions_allow_a_merge(llama, yarn, edited, ropecli):
+    another = edited(llama, "base", rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    longer = edited(llama, "longer", max_position_embeddings=128)
+    for other, expected in (
+        (llama, "positions allow it. Base, scaling and lengths are the same."),
+        (another, "they rotate differently (rope theta 10,000 and 1,000,000), and a merge has one rotation."),
+        (yarn, "they rotate differently (method none and yarn; factor 1 and 4; context length 64 and 256)"),
+        (
+            longer,
+            "they rotate alike, but the lengths differ (pretraining length 64 and 128; context length 64 and 128)",
+        ),
+    ):
+        assert f"To merge their weights: {expected}" in ropecli("inspect", llama, other).succeeds().printed
+
+
+def test_choices_that_make_extension_harder(llama, edited, ropecli, inspected):
+    layers = ["sliding_attention", "full_attention"]
+    windows = {"layer_types": layers, "sliding_window": 16, "max_position_embeddings": 8192, "rope_parameters": ...}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    grouped = edited(llama, model_type="olmo3", **windows, **heads)
+    choices = ["normalized queries and keys", "1 key-value heads for 2 heads", "sliding windows in 1 of 2 layers"]
+    assert inspected(grouped)["harder_to_extend"] == choices
+    assert "  3 of 4 choices" in ropecli("inspect", grouped, "-v").succeeds().out
+    assert inspected(llama)["harder_to_extend"][-1] == "pretrained on 64 tokens"
 
 
 def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):

@@ -46,7 +46,7 @@ def ruler_maker(tokenizer, corpus):
 
 @pytest.fixture
 def ask(prompts):
-    """ask(reader, mode) -> score, and share of right candidates, of one prompt."""
+    """ask(reader, mode) -> score, share of right candidates, and whether a thought was seen, of one prompt."""
 
     def score(reader, mode="rank"):
         task = Retrieval(prompts, [100], [0.5], samples=1, mode=mode)
@@ -61,7 +61,7 @@ def ask(prompts):
     [([-1, -2, -3], 1), ([-2, -1, -3], 0), ([-1] * 3, 0)],
 )
 def test_ranks_by_hand(ask, values, score):
-    assert ask(Knows(values)) == (score, 1 / 3)
+    assert ask(Knows(values)) == (score, 1 / 3, False)
 
 
 def test_several_right_answers_are_ranked_against_the_others():
@@ -76,7 +76,7 @@ def test_candidates_of_ruler_are_ranked_by_log_probability_per_token(ruler_maker
     (key,) = task.samples(one_pass=False)
     lengths = np.array([len(answer) for answer in task.question(key).answers()])
     right = np.arange(len(lengths)) < 3
-    ((score, _, share),) = task.score(Knows(np.where(right, -1.0, -1.1) * lengths), [key])
+    ((score, _, share, _),) = task.score(Knows(np.where(right, -1.0, -1.1) * lengths), [key])
     assert (score, share) == (1, 3 / len(lengths))
     assert len(set(lengths)) > 1
     ((score, *_),) = task.score(Knows(np.where(right, -1.1, -1.0) * lengths), [key])
@@ -103,7 +103,7 @@ def test_generated_keys_by_hand(ask, prompts):
         " \n" * 20 + key: False,
     }
     for text, hit in answers.items():
-        assert ask(Knows(texts=[prompts.pieces.opening(text)]), "generate") == (hit, 1 / 90_000), text
+        assert ask(Knows(texts=[prompts.pieces.opening(text)]), "generate") == (hit, 1 / 90_000, False), text
 
 
 def test_answers_of_ruler_end_once_nothing_can_change(ruler_maker, options_of):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import threading
@@ -163,7 +164,7 @@ def test_a_model_that_changes_within_a_run_gives_no_report(measure, served, othe
         (["--method", "yarn", "--factor", 4], "A server has one checkpoint, and the scaling that it was started with."),
         (["--dtype", "bfloat16"], "With --endpoint ropecli loads no model."),
         (["--baseline", "demo"], "With --endpoint ropecli loads no model."),
-        (["--lengths", "24,257"], "reads up to 256 tokens; --lengths asks for 257."),
+        (["--lengths", "24,257"], "reads up to 256 tokens; the longest sample needs 257."),
         (["--served-name", "other"], "does not serve 'other'. Served: served."),
     ],
 )
@@ -188,6 +189,70 @@ def test_another_tokenizer_and_a_second_checkpoint_are_refused(measure, served, 
         asked.is_refused("measure it alone and without --method")
         ropecli("compare", llama, "--methods", "as-is", *data, "--endpoint", server.url).succeeds()
     ropecli("eval-ppl", llama, *data, "--requests", 3).is_refused("--requests has no effect without --endpoint.")
+
+
+THINKS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+@pytest.fixture
+def thinking(edited, llama, ropecli, tokenizer):
+    """thinking(words) -> ask(option, ...) of a server whose model thinks so many words, then tells the key."""
+    folder = edited(llama)
+    (folder / "chat_template.jinja").write_text(THINKS)
+
+    def answer(ids, room, words):
+        prompt = tokenizer.decode(ids)
+        key = (re.findall(r"number of \w+ is (\d+)", prompt) or ["unknown"])[0]  # the probes are parts of a prompt
+        ended = "</think>" in prompt.rpartition("[assistant]")[2]
+        said = key if ended else f"<think>\n{'Or ' * words}</think>\n\nIt is {key}."
+        return {"text": tokenizer.decode(tokenizer(said)["input_ids"][:room])}
+
+    @contextlib.contextmanager
+    def serve(words):
+        server = CompletionsServer(lambda ids: None, like="text", most=700, tokenizer=tokenizer)
+        server.choice = lambda ids, room, request: answer(ids, room, words)
+        needle = ["--style", "prose", "--lengths", 300, "--samples", 2, "--depths", 0.5, "--mode", "generate"]
+        with server.running():
+            yield lambda *options: ropecli("needle", folder, *needle, "--endpoint", server.url, *options)
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "found", "note"),
+    [
+        (20, [], 0, "2 of 2 answers have a thought"),
+        (20, ["--thinking", "off"], 1, ""),
+        (20, ["--thinking", 200], 1, ""),
+        (300, ["--thinking", 100], 1, "2 of 2 thoughts did not end within 100 tokens and were cut."),
+    ],
+)
+def test_a_thought_is_no_answer(words, options, found, note, thinking):
+    with thinking(words) as ask:
+        outcome = ask(*options).succeeds()
+        assert (note or "Guessing") in outcome.printed
+        assert (" thought" in outcome.printed) == bool(note)
+        assert [row["value"] for row in ask(*options, "--json").report()["rows"]] == [found]
+
+
+def test_thinking_that_cannot_be_is_refused(thinking, measure):
+    with thinking(20) as ask:
+        ask("--thinking", 500).is_refused("reads up to 700 tokens; the longest sample needs 816")
+        ask("--thinking", "on").is_refused("--thinking is 'on'; expected off, or a number of tokens, such as 2k.")
+    measure("passkey", "--mode", "generate", "--thinking", "off").is_refused("--thinking needs a chat template")
+
+
+def test_an_answer_may_fill_the_context_of_a_server_that_does_not_force_a_token(measure, served):
+    with served().running() as server:
+        choice = server.choice
+        server.choice = lambda ids, room, request: choice(ids, room, {**request, "logit_bias": ()})
+        measure("eval-ppl", "--endpoint", server.url).is_refused(
+            "reads up to 255 tokens; the longest sample needs 256."
+        )
+        measure("passkey", "--endpoint", server.url, "--mode", "generate").succeeds()
 
 
 MODELS, COMPLETIONS = "/v1/models", "/v1/completions"

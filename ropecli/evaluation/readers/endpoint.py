@@ -49,13 +49,15 @@ class EndpointReader(Reader):
         self.endpoint, self.tokenizer, self.in_flight = endpoint, tokenizer, in_flight
         self._lock = threading.Lock()
 
-    def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
+    def prepare(
+        self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
+    ) -> None:
         self.gives_losses = self.endpoint.gives_prompt_losses(longest.tolist())
         most = self.endpoint.model.max_length
-        if length == most and self.gives_losses and not self.endpoint.forces_exactly(longest.tolist()):
+        if losses and length == most and self.gives_losses and not self.endpoint.forces_exactly(longest.tolist()):
             most -= 1  # it always generates a token
         if most is not None and length > most:
-            raise MethodError(f"{self.endpoint.url} reads up to {most} tokens; --lengths asks for {length}.")
+            raise MethodError(f"{self.endpoint.url} reads up to {most} tokens; the longest sample needs {length}.")
 
     def identity(self, ids: np.ndarray) -> Identity:
         room = 0 if self.gives_losses else _CONTINUED

@@ -98,7 +98,9 @@ class LiveReader(Reader):
         self._chosen_chunk, self._patch_follows = chunk, follows_length
         self._dynamic_tables: list[Any] = []
 
-    def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
+    def prepare(
+        self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
+    ) -> None:
         """Check the KV cache on the longest sample, if chunks or answers need it. If it fails, reads in one pass.
 
         longest: ids, shape (tokens,). length: of the longest sample with its answer, tokens. largest: of all ids.

@@ -42,11 +42,13 @@ class Reader:
     gives_losses = True
     _advance: Callable[[float], None] | None = None
 
-    def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
+    def prepare(
+        self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
+    ) -> None:
         """Check that the samples can be read.
 
         longest: ids, shape (tokens,). length: of the longest sample with its answer, tokens. largest: of all ids.
-        answers: whether prompts are continued. Raises RopecliError.
+        answers: whether prompts are continued. losses: whether given tokens are scored. Raises RopecliError.
         """
         raise NotImplementedError
 

@@ -36,7 +36,9 @@ class VllmReader(Reader):
         self._start, self.max_length = start, 0
         self.llm: Any = None
 
-    def prepare(self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False) -> None:
+    def prepare(
+        self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
+    ) -> None:
         if self.llm is None or self.max_length < length:
             self.close()
             self.llm = self._start(length)

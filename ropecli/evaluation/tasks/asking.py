@@ -3,7 +3,8 @@
 Mode rank: right and wrong answers are ranked by their log-probability. With n right answers, the score is the share of
 them among the best n; a tie counts against them. Works for every causal LM, including small base models.
 
-Mode generate: greedy decoding; the task scores the text.
+Mode generate: greedy decoding; the task scores the text. A thought before the answer is generated first, if it is asked
+for, and ended; what begins the answer follows it, so that answers of all models are scored alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +16,13 @@ import numpy as np
 
 from ropecli.errors import RopecliError
 from ropecli.evaluation.driver import SampleId, Task, Values
-from ropecli.evaluation.prompt_pieces import TokenIds
+from ropecli.evaluation.prompt_pieces import THOUGHT, THOUGHT_ENDS, Frame, PieceTokenizer, TokenIds
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell, score_cell
 from ropecli.hashing import digest
+
+_MOST_OF_MARK = 16
+"""Tokens that the end of a thought may take."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Question:
 
     answers: token ids of the candidates, the right ones first; called only in the mode rank. right: number of right
     ones. limit: maximum tokens to generate. grade: takes the token ids of a generated answer; returns its score, 0 to
-    1, and whether the score is final: more tokens cannot change it.
+    1, and whether the score is final: more tokens cannot change it. lead: text that begins the answer after a thought.
     """
 
     ids: np.ndarray
@@ -36,6 +40,7 @@ class Question:
     right: int
     limit: int
     grade: Callable[[Sequence[int]], tuple[float, bool]]
+    lead: str = ""
 
 
 class Asking(Task):
@@ -45,6 +50,8 @@ class Asking(Task):
     """
 
     mode: str
+    pieces: PieceTokenizer
+    frame: Frame | None
     guess: float | None = None
     per_token = False
 
@@ -58,13 +65,18 @@ class Asking(Task):
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         sample = max(self.samples(one_pass=False), key=lambda sample: sample[1])
-        return self.question(sample).ids, sample[1], 0  # 0: the ids of other prompts are not known before they are made
+        thought = self.frame.thought if self.frame else 0
+        length = sample[1] + thought + _MOST_OF_MARK * bool(thought)
+        return self.question(sample).ids, length, 0  # 0: the ids of other prompts are not known before they are made
 
     def tokens(self, sample: SampleId) -> int:
         return int(sample[1])
 
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
-        """[score, digest, chance] of each. chance: the score of guessing."""
+        """[score, digest, chance, thought] of each. chance: the score of guessing.
+
+        thought: whether one stands in the answer, or was asked for and cut.
+        """
         questions = [self.question(sample) for sample in batch]
         if self.mode == "rank":
             answers = [question.answers() for question in questions]
@@ -76,11 +88,34 @@ class Asking(Task):
             return questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit
 
         limit = max(question.limit for question in questions)
-        generated = reader.generate([question.ids for question in questions], limit, done)
-        return [
-            [question.grade(tokens[: question.limit])[0], question.digest, self.guess]
-            for question, tokens in zip(questions, generated, strict=True)
-        ]
+        prompts = [question.ids for question in questions]
+        thoughts = [bool(self.frame and self.frame.opens_thought)] * len(questions)
+        if self.frame and self.frame.thought:
+            prompts, thoughts = self._think(reader, questions, self.frame)
+        scored: list[Any] = []
+        for question, tokens, thought in zip(questions, reader.generate(prompts, limit, done), thoughts, strict=True):
+            answer = tokens[: question.limit]
+            thought |= any(mark in self.pieces.text(answer) for mark in (THOUGHT, THOUGHT_ENDS))
+            scored.append([question.grade(answer)[0], question.digest, self.guess, thought])
+        return scored
+
+    def _think(
+        self, reader: Reader, questions: Sequence[Question], frame: Frame
+    ) -> tuple[list[np.ndarray], list[bool]]:
+        """The prompts, each with the model's thought and what begins the answer; and whether the thought was cut."""
+
+        def done(index: int, tokens: Sequence[int]) -> bool:
+            return THOUGHT_ENDS in self.pieces.text(tokens[-_MOST_OF_MARK:])
+
+        prompts, cut = [], []
+        generated = reader.generate([question.ids for question in questions], frame.thought, done)
+        for question, tokens in zip(questions, generated, strict=True):
+            thought, ends, _ = self.pieces.text(tokens).partition(THOUGHT_ENDS)
+            thinks = frame.opens_thought or thought.lstrip().startswith(THOUGHT)
+            before = f"{thought.rstrip()}\n{THOUGHT_ENDS}\n\n" if thinks else ""
+            prompts.append(np.array([*question.ids, *self.pieces.inside(before + question.lead)], dtype=np.int64))
+            cut.append(thinks and not ends)
+        return prompts, cut
 
     def _score_ranks(
         self, sample: SampleId, question: Question, answers: Sequence[TokenIds], values: np.ndarray
@@ -92,14 +127,14 @@ class Asking(Task):
             )
         if self.per_token:
             values = values / [len(answer) for answer in answers]
-        return [score_of_ranks(values, question.right), question.digest, question.right / len(values)]
+        return [score_of_ranks(values, question.right), question.digest, question.right / len(values), False]
 
     def cells(self, values: Values) -> list[Cell]:
         cells = []
         for (task, length, depth), samples in groupby(values, key=lambda sample: sample[:-1]):
-            scores, _, chances = zip(*(values[sample] for sample in samples), strict=True)
+            scores, _, chances, thoughts = zip(*(values[sample] for sample in samples), strict=True)
             chance = None if chances[0] is None else float(np.mean(chances))  # of all samples of a cell, or of none
-            cells.append(score_cell(task, length, scores, depth=depth, chance=chance))
+            cells.append(score_cell(task, length, scores, depth=depth, chance=chance, thoughts=sum(thoughts)))
         return cells
 
     def fingerprint(self, values: Values) -> str:

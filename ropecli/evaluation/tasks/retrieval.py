@@ -46,6 +46,7 @@ class Retrieval(Asking):
         **settings: Any,
     ) -> None:
         self.prompts, self.mode, self.source, self._settings = prompts, mode, source, settings
+        self.pieces, self.frame = prompts.pieces, prompts.frame
         self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
         for length in self.lengths:
             prompts.check_room(length, self.depths, samples)
@@ -83,9 +84,8 @@ class Retrieval(Asking):
                 return float(not text[len(answer)].isdigit()), True
             return float(text == answer), not answer.startswith(text.rstrip())
 
-        return Question(
-            prompt.ids, prompt.digest(), lambda: prompt.answers, 1, len(prompt.answers[0]) + _EXTRA_TOKENS, grade
-        )
+        limit = len(prompt.answers[0]) + _EXTRA_TOKENS
+        return Question(prompt.ids, prompt.digest(), lambda: prompt.answers, 1, limit, grade, prompt.lead)
 
 
 def make_needle(scalings: Sequence[Subject], options: NeedleOptions) -> tuple[Retrieval, Any]:
@@ -108,8 +108,9 @@ def make_needle(scalings: Sequence[Subject], options: NeedleOptions) -> tuple[Re
         style = style or default_style(source.place)
         settings = {"source": source.place, "text_column": source.column, "split": source.split}
     num_candidates = 1 if mode == "generate" else options["candidates"] or _CANDIDATES
-    frame = find_frame(pieces.tokenizer, options["chat_template"])
+    frame = find_frame(pieces.tokenizer, options["chat_template"], options["thinking"])
     prompts = RetrievalPrompts(STYLES[style], haystack, pieces, num_candidates, options["seed"], frame)
+    settings["thinking"] = options["thinking"]
     lengths = choose_lengths(
         options["lengths"], scalings, lambda length: prompts.most_tokens(length, depths, samples) <= length
     )

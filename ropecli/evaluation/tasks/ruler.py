@@ -33,6 +33,7 @@ class Ruler(Asking):
         self, maker: PromptMaker, tasks: Sequence[RulerTask], lengths: Sequence[int], options: RulerOptions
     ) -> None:
         self.maker, self.tasks, self.lengths, self.options = maker, tasks, sorted(lengths), options
+        self.pieces, self.frame = maker.tokenizer, maker.frame
         self.mode, self.count = options["mode"], options["samples"]
         self.text = source_of(options, options["data"])
         self.source = self.text.place
@@ -44,6 +45,7 @@ class Ruler(Asking):
             "samples": self.count,
             "seed": self.maker.seed,
             "chat_template": self.maker.frame is not None,
+            "thinking": self.options["thinking"],
             "threshold": self.options["threshold"],
             "text_column": self.text.column,
             "split": self.text.split,
@@ -53,6 +55,7 @@ class Ruler(Asking):
         essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
         prompts = [self.maker.make(task, self.lengths[-1], 0).ids for task in self.tasks]
         chosen = {"lengths": self.lengths, "samples": self.count, "mode": self.mode, "seed": self.maker.seed}
+        chosen["thinking"] = self.options["thinking"]
         return {"prompts": digest(essay, *prompts), "tasks": [task.name for task in self.tasks], **chosen}
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
@@ -71,7 +74,8 @@ class Ruler(Asking):
             return score, score == 1
 
         identity = digest(prompt.ids, prompt.references)
-        return Question(prompt.ids, identity, answers, len(prompt.references), TASKS[task].generated, grade)
+        right, limit = len(prompt.references), TASKS[task].generated
+        return Question(prompt.ids, identity, answers, right, limit, grade, prompt.lead)
 
     def fingerprint(self, values: Values) -> str:
         return digest([value[1] for value in values.values()])
@@ -87,7 +91,8 @@ def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Rule
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
             essay = read_essay(source_of(options, options["data"]).texts(), pieces, lengths[-1])
-    maker = PromptMaker(pieces, find_frame(tokenizer, options["chat_template"]), essay, options["seed"])
+    frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
+    maker = PromptMaker(pieces, frame, essay, options["seed"])
     samples = options["samples"]
 
     def fits_any(length: int) -> bool:
