@@ -22,7 +22,6 @@ from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import draft_layers, is_drafter
 from ropecli.config.findings import MISREAD, Finding
 from ropecli.config.layers import COMPRESSED, RECURRENT, SLIDING, SPARSE, Layer, kv_cache_bytes, limit_of_far
-from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
 _QK_NORM = re.compile(
