@@ -31,7 +31,7 @@ from ropecli.training.recipe_schema import Recipe
 Engine = Literal["ddp", "fsdp2"]
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=15)
-"""Of a collective operation in a step, in which all processes take part together."""
+"""The timeout of a collective operation in a step, in which all processes take part together."""
 _PATIENCE = timedelta(hours=24)
 """Timeout of a process that waits until others have tokenized, searched, loaded or saved."""
 _WINDOW = "sliding_window"
