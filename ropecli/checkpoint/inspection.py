@@ -32,8 +32,6 @@ _QK_NORM = re.compile(
 """Model types that always normalize queries and keys (transformers 5.23); others may, by a key of config.json."""
 _LONGEST_BASE = 32768
 """The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
-_SHORT = 4096
-"""Tokens."""
 
 
 def inspect_checkpoint(
@@ -115,7 +113,7 @@ def _harder_to_extend(state: CheckpointState, layers: Sequence[Layer]) -> Iterat
         yield f"{groups} key-value heads for {heads} heads"
     if windows := sum(layer.attention == SLIDING for layer in layers):
         yield f"sliding windows in {windows} of {len(layers)} layers"
-    if state.positions.pretraining_length <= _SHORT:
+    if state.positions.pretraining_length <= 4096:
         yield f"pretrained on {state.positions.pretraining_length:,} tokens"
 
 
@@ -238,28 +236,23 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in base if key not in ignored and any(differ(report, key) for report in reports[1:])]
 
 
-def merge_sentence(reports: Sequence[dict[str, Any]]) -> str:
+def merge_sentence(reports: Sequence[dict[str, Any]], differing: Sequence[str]) -> str:
     """Whether positions allow to merge the weights of two checkpoints (mergekit issues 325 and 667)."""
-    keys = ("layer_type", "inv_freq", "attention_factor")
-    tables = [[[rope[key] for key in keys] for rope in report["ropes"]] + [report["remaps"]] for report in reports]
-    names = ("rope_theta", "method", "factor", "pretraining_length", "context_length")
-    values = {name: [report[name] for report in reports] for name in names}
+    rotations = ("rope_theta", "method", "factor", "params", "attention_factor", "rotary_dim", "remaps")
     differ = "; ".join(
-        f"{name.replace('_', ' ')} {' and '.join(f'{value:,.10g}' if value != str(value) else value for value in pair)}"
-        for name, pair in values.items()
-        if pair[0] != pair[1]
+        f"{name.replace('_', ' ')} {' and '.join(str(report[name]).removesuffix('.0') for report in reports)}"
+        for name in (*rotations[:3], "pretraining_length", "context_length")
+        if name in differing
     )
-    if tables[0] == tables[1] and not differ:
-        return "To merge their weights: positions allow it. Base, scaling and lengths are the same."
-    if tables[0] == tables[1]:
-        return (
-            f"To merge their weights: they rotate alike, but the lengths differ ({differ}). Expect the shorter, and "
-            "measure the longer."
+    verdict = "positions allow it. Base, scaling and lengths are the same."
+    if any(name in differing for name in rotations):
+        verdict = (
+            f"they rotate differently ({differ or 'parameters'}), and a merge has one rotation. The longer weights "
         )
-    return (
-        f"To merge their weights: they rotate differently ({differ or 'parameters'}), and a merge has one rotation. "
-        "The longer the weights were trained with the other, the worse they read with it: measure it."
-    )
+        verdict += "were trained with the other, the worse they read with it: measure it."
+    elif differ:
+        verdict = f"they rotate alike, but the lengths differ ({differ}). Expect the shorter, and measure the longer."
+    return f"To merge their weights: {verdict}"
 
 
 def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:

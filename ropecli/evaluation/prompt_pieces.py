@@ -54,19 +54,16 @@ def find_frame(tokenizer: Any, choice: str, thinking: str | None = None) -> Fram
     message = {"role": "user", "content": _MARK}
 
     def render(**switches: bool) -> str:
+        how = {"tokenize": False, "add_generation_prompt": True, **switches}
         try:
             with warn_if_slow():
-                return str(
-                    tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True, **switches)
-                )
+                return str(tokenizer.apply_chat_template([message], **how))
         except Exception as error:  # a template is a program
             raise DataError(f"The chat template fails: {reason_of(error)}. Use --chat-template none.") from error
 
     text = render(**dict.fromkeys(_SWITCHES, thinking != "off") if thinking else {})
     if thinking == "off" and text == render(**dict.fromkeys(_SWITCHES, True)):
-        raise DataError(
-            "The chat template cannot turn thinking off. Use --thinking 2k for a thought before the answer."
-        )
+        raise DataError("The chat template has no switch for thinking. Use --thinking 2k to have a thought first.")
     before, mark, after = text.partition(_MARK)
     if not mark or _MARK in after:
         raise DataError("The chat template does not contain the message once. Use --chat-template none.")

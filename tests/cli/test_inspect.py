@@ -130,7 +130,7 @@ def test_two_checkpoints_say_whether_positions_allow_a_merge(llama, yarn, edited
     longer = edited(llama, "longer", max_position_embeddings=128)
     for other, expected in (
         (llama, "positions allow it. Base, scaling and lengths are the same."),
-        (another, "they rotate differently (rope theta 10,000 and 1,000,000), and a merge has one rotation."),
+        (another, "they rotate differently (rope theta 10000 and 1000000), and a merge has one rotation."),
         (yarn, "they rotate differently (method none and yarn; factor 1 and 4; context length 64 and 256)"),
         (
             longer,

@@ -205,6 +205,27 @@ def test_an_instruct_model_is_asked_through_its_template():
     assert re.search(r"in the text above\.\[assistant\]Answer: According to .* they are:$", text)
 
 
+def test_what_begins_an_answer_follows_the_thought():
+    maker = maker_of(tokenizer_of("byte-level BPE"), frame=Frame("<s>[user]", "[assistant]", thought=64))
+    text, _ = text_of(maker, "vt", 4000)
+    assert text.endswith("in the text above.[assistant]")
+    prompt = maker.make(TASKS["vt"], 4000, 0)
+    assert prompt.lead.startswith("Answer: According to")
+    assert len(prompt.ids) + len(maker.tokenizer.inside(prompt.lead)) + TASKS["vt"].generated == 4000
+
+
+def test_thinking_is_asked_of_the_template():
+    tokenizer = copy.copy(tokenizer_of("byte-level BPE"))
+    with pytest.raises(DataError, match="needs a chat template"):
+        find_frame(tokenizer, "auto", "off")
+    tokenizer.chat_template = "{{ messages[0].content }}[assistant]"
+    with pytest.raises(DataError, match="no switch for thinking"):
+        find_frame(tokenizer, "auto", "off")
+    tokenizer.chat_template += "{% if thinking %}<think>{% else %}</think>{% endif %}"
+    assert find_frame(tokenizer, "auto", "off") == Frame("", "[assistant]</think>")
+    assert find_frame(tokenizer, "auto", "2k") == Frame("", "[assistant]<think>", thought=2048)
+
+
 def test_scores_are_those_of_ruler():
     assert score_of("The numbers are 12 and 34.", ["12", "34", "56", "78"]) == 0.5
     assert score_of("paris\x00LONDON", ["Paris", "london"]) == 1

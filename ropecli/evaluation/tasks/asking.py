@@ -73,10 +73,7 @@ class Asking(Task):
         return int(sample[1])
 
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
-        """[score, digest, chance, thought] of each. chance: the score of guessing.
-
-        thought: whether one stands in the answer, or was asked for and cut.
-        """
+        """[score, digest, score of guessing, whether a thought is in the answer, or was asked for and cut] of each."""
         questions = [self.question(sample) for sample in batch]
         if self.mode == "rank":
             answers = [question.answers() for question in questions]
@@ -94,14 +91,12 @@ class Asking(Task):
             prompts, thoughts = self._think(reader, questions, self.frame)
         scored: list[Any] = []
         for question, tokens, thought in zip(questions, reader.generate(prompts, limit, done), thoughts, strict=True):
-            answer = tokens[: question.limit]
-            thought |= any(mark in self.pieces.text(answer) for mark in (THOUGHT, THOUGHT_ENDS))
-            scored.append([question.grade(answer)[0], question.digest, self.guess, thought])
+            text = self.pieces.text(answer := tokens[: question.limit])
+            seen = thought or THOUGHT in text or THOUGHT_ENDS in text
+            scored.append([question.grade(answer)[0], question.digest, self.guess, seen])
         return scored
 
-    def _think(
-        self, reader: Reader, questions: Sequence[Question], frame: Frame
-    ) -> tuple[list[np.ndarray], list[bool]]:
+    def _think(self, reader: Reader, questions: Sequence[Question], frame: Frame) -> tuple[list[Any], list[bool]]:
         """The prompts, each with the model's thought and what begins the answer; and whether the thought was cut."""
 
         def done(index: int, tokens: Sequence[int]) -> bool:

@@ -56,9 +56,7 @@ class Retrieval(Asking):
         prompts = self.prompts
         return {
             "mode": self.mode,
-            "introduction": prompts.templates.introduction,
-            "needle": prompts.templates.needle,
-            "question": prompts.templates.question,
+            **{key: getattr(prompts.templates, key) for key in ("introduction", "needle", "question")},
             "candidates": prompts.num_candidates if self.mode == "rank" else None,
             "samples": self.count,
             "seed": prompts.seed,

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from ropecli.errors import DataError
-from ropecli.evaluation.driver import SampleId, Values
+from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
 from ropecli.evaluation.request import RulerOptions, source_of
 from ropecli.evaluation.ruler_prompts import PromptMaker
@@ -54,9 +54,9 @@ class Ruler(Asking):
     def request(self) -> dict[str, Any]:
         essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
         prompts = [self.maker.make(task, self.lengths[-1], 0).ids for task in self.tasks]
-        chosen = {"lengths": self.lengths, "samples": self.count, "mode": self.mode, "seed": self.maker.seed}
-        chosen["thinking"] = self.options["thinking"]
-        return {"prompts": digest(essay, *prompts), "tasks": [task.name for task in self.tasks], **chosen}
+        chosen = {key: self.settings[key] for key in ("mode", "samples", "seed", "thinking")}
+        tasks = [task.name for task in self.tasks]
+        return {"prompts": digest(essay, *prompts), "tasks": tasks, "lengths": self.lengths, **chosen}
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
         names = [task.name for task in self.tasks]
@@ -77,9 +77,6 @@ class Ruler(Asking):
         right, limit = len(prompt.references), TASKS[task].generated
         return Question(prompt.ids, identity, answers, right, limit, grade, prompt.lead)
 
-    def fingerprint(self, values: Values) -> str:
-        return digest([value[1] for value in values.values()])
-
 
 def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Ruler, Any]:
     """The task for the scalings of a checkpoint, and its tokenizer. scalings: see make_needle."""
@@ -96,10 +93,10 @@ def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Rule
     samples = options["samples"]
 
     def fits_any(length: int) -> bool:
-        return any(_fits(maker, [length], task, samples) for task in tasks)
+        return any(_fits(maker, task, length, samples) for task in tasks)
 
     lengths = choose_lengths(options["lengths"], scalings, fits_any)
-    fitting = [task for task in tasks if _fits(maker, lengths, task, samples)]
+    fitting = [task for task in tasks if all(_fits(maker, task, length, samples) for length in lengths)]
     missing = ", ".join(task.name for task in tasks if task not in fitting)
     if not fitting or (missing and options["tasks"]):
         raise DataError(
@@ -111,12 +108,8 @@ def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Rule
     return Ruler(maker, fitting, lengths, options), tokenizer
 
 
-def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, samples: int) -> bool:
-    """Return whether all prompts of a task fit their lengths."""
-    return all(_has_room(maker, task, length, samples) for length in lengths)
-
-
-def _has_room(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> bool:
+def _fits(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> bool:
+    """Return whether all prompts of a task fit a length."""
     with suppress(DataError):
         maker.make(task, length // 4, 0)
         return True  # other names and values never take several times as many tokens
