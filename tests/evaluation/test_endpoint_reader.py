@@ -199,7 +199,7 @@ THINKS = (
 
 @pytest.fixture
 def thinking(edited, llama, ropecli, tokenizer):
-    """thinking(words) -> ask(option, ...) of a server whose model thinks so many words, then tells the key."""
+    """thinking(words) -> ask(option, ...) of a server whose model thinks for this many words, then gives the key."""
     folder = edited(llama)
     (folder / "chat_template.jinja").write_text(THINKS)
 
