@@ -199,11 +199,7 @@ THINKS = (
 
 @pytest.fixture
 def thinking(edited, llama, ropecli, tokenizer):
-<<<<<<< HEAD
-    """thinking(words) -> ask(option, ...) of a server whose model thinks this number of words, then tells the key."""
-=======
     """thinking(words) -> ask(option, ...) of a server whose model thinks for this many words, then gives the key."""
->>>>>>> w-models
     folder = edited(llama)
     (folder / "chat_template.jinja").write_text(THINKS)
 
