@@ -60,9 +60,8 @@ class Training:
         steps: int | None,
         seconds: float | None,
     ) -> None:
-        self.checkpoint, self.length, self.measured, self.steps, self.seconds = (
-            checkpoint, length, measured, steps, seconds,
-        )  # fmt: skip
+        self.checkpoint, self.length, self.measured = checkpoint, length, measured
+        self.steps, self.seconds = steps, seconds
         keys = {key: texts[key] for key in ("text_column", "split", "skip_faulty") if texts[key]}
         keys |= {"data": DEMO_TRAIN if texts["data"] == DEMO else texts["data"], "length": length}
         recipe = make_recipe(recipe_path(RECIPE), {**keys, "steps": steps or _UNKNOWN_STEPS})
