@@ -15,8 +15,10 @@ import numpy as np
 
 from ropecli.checkpoint.files import RUN
 from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.state import read_state
 from ropecli.data.stream import open_stream
 from ropecli.errors import DataError, RecipeError
+from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.subject import Subject
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.stock_transformers import read_stock_config
@@ -64,6 +66,8 @@ class Training:
         self.steps, self.seconds = steps, seconds
         keys = {key: texts[key] for key in ("text_column", "split", "skip_faulty") if texts[key]}
         keys |= {"data": DEMO_TRAIN if texts["data"] == DEMO else texts["data"], "length": length}
+        if length <= short_context(read_state(checkpoint).positions.pretraining_length).first:
+            keys |= {"loss": "next-token", "longce_cap": None}  # nothing has a short context to compare with
         recipe = make_recipe(recipe_path(RECIPE), {**keys, "steps": steps or _UNKNOWN_STEPS})
         self.launch = start_launch(recipe)
         ranks = self.launch.data_ranks
