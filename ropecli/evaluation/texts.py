@@ -7,13 +7,11 @@ from ropecli.data.sources import Texts
 from ropecli.errors import DataError
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.request import DocumentOptions, document_source
+from ropecli.evaluation.verdict import ENOUGH
 from ropecli.messages import progress_bar, say, warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_ENOUGH_DOCUMENTS = 8
-"""A length that fewer documents have is not measured by default."""
 
 
 def read_texts(
@@ -71,7 +69,7 @@ def read_with_bar(
 
 def common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
     """The lengths that 8 documents have, or all if there are fewer documents; the first at least."""
-    enough = min(_ENOUGH_DOCUMENTS, len(documents.kept))
+    enough = min(ENOUGH, len(documents.kept))
     size = sorted((len(document.ids) for document in documents.kept), reverse=True)[enough - 1]
     return [length for length in lengths if length <= size] or lengths[:1]
 

@@ -33,6 +33,7 @@ from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
 from ropecli.evaluation.texts import common_lengths, read_texts
+from ropecli.evaluation.verdict import ENOUGH, are_few, certain_sign, decide, level
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import duration, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
@@ -46,8 +47,6 @@ _FIRST_ROUND = 4
 """Documents."""
 _LEAST_CANDIDATES = 3
 """Candidates to keep before fewer documents are read, for a budget."""
-ENOUGH = 8
-"""Documents of an interval that decides."""
 _SHARES_TO_TIME = (16, 8, 4)
 """Parts of the length, to estimate the time from."""
 _PLAN, _PLAN_KEY = "budget", ("documents and candidates",)
@@ -125,9 +124,7 @@ class Measured:
         return label_of(self.subject)
 
     def is_certainly_worse(self, best: "Measured") -> bool:
-        """False for a few documents, whose interval is too narrow."""
-        low = loss_change(self.far, best.far).low
-        return self.far.samples >= ENOUGH and low is not None and low > 0
+        return certain_sign(loss_change(self.far, best.far), self.far.samples) == 1
 
     @property
     def gains(self) -> bool:
@@ -157,7 +154,7 @@ class Choice:
         return self.measured[0]
 
 
-def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Measured]:
+def halved(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Measured]:
     """Candidates within the cost, then those not certainly beyond it, by far loss; last the best at any cost.
 
     Candidates that are certainly worse than the best within the cost are dropped. keep: number, without the last one.
@@ -165,9 +162,9 @@ def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[M
     by_loss = sorted(measured, key=_LOSS)
     within = [candidate for candidate in by_loss if not candidate.costs_more(most_cost)]
     unsure = [candidate for candidate in by_loss if not candidate.costs_more(most_cost, certainly=True)]
-    allowed = dict.fromkeys([*within, *unsure])
-    kept = [candidate for candidate in allowed if not (within and candidate.is_certainly_worse(within[0]))][:keep]
-    return [*dict.fromkeys([*kept, by_loss[0]])]
+    allowed = [*dict.fromkeys([*within, *unsure])]
+    kept = level(allowed, Measured.is_certainly_worse) if within else allowed
+    return [*dict.fromkeys([*kept[:keep], by_loss[0]])]
 
 
 class Extension:
@@ -333,7 +330,7 @@ class Extension:
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
             keep = len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2
-            left = best_of(measured, keep, self._most_cost)
+            left = halved(measured, keep, self._most_cost)
             dropped = [*sorted({*measured} - {*left}, key=_LOSS), *dropped]
             subjects = [candidate.subject for candidate in left]
             best = f"best {left[0].label}, {len(left)} of {len(measured)} left"
@@ -353,9 +350,13 @@ class Extension:
 
     def _choice(self, left: Sequence[Measured], dropped: Sequence[Measured]) -> Choice:
         within = [candidate for candidate in left if candidate.gains and not candidate.costs_more(self._most_cost)]
-        if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
-            level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
-            within = sorted(level, key=lambda candidate: candidate.cost.change)
+        if within:
+            within = decide(
+                within,
+                within[0].far.samples,
+                Measured.is_certainly_worse,
+                lambda candidate, other: candidate.cost.change > other.cost.change,
+            )
         by_loss = sorted(left, key=_LOSS)
         subjects = [each.subject for each in [*within, *by_loss][:1] if each.subject is not self.base]
         recalls, *others = self._all_lengths(subjects, with_text=by_loss[0].gains)
@@ -454,7 +455,7 @@ def make_extension(
         base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
     documents, lengths = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
-    if len(documents.kept) < ENOUGH:
+    if are_few(len(documents.kept)):
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
     recall = Recall(documents, lengths, short, texts["data"])
     most = short if recall.passages == 1 else short // 2  # else it takes as long as recall

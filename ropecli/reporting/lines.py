@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.evaluation.report import Change, Report
+from ropecli.evaluation.verdict import ENOUGH, certain_sign, level
 from ropecli.reporting.figures import style
-from ropecli.reporting.wording import MIN_SAMPLES as MIN_SAMPLES
 from ropecli.reporting.wording import change_words, measured_by, number, sample_count
 from ropecli.table import Bold, clean
 
@@ -105,10 +105,8 @@ class Line:
 
     def certainly_worse(self, other: "Line", length: int) -> bool | None:
         """Whether the paired interval says so; None without an interval, and of few samples."""
-        change = self.change_from(other, length)
-        if change is None or change.low is None or change.high is None or self.samples(length) < MIN_SAMPLES:
-            return None
-        return change.high < -AS_GOOD if self.metric.higher else change.low > AS_GOOD
+        sign = certain_sign(self.change_from(other, length), self.samples(length))
+        return None if sign is None else sign == (-1 if self.metric.higher else 1)
 
 
 def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
@@ -153,7 +151,7 @@ def _joined(reports: list[Report]) -> list[Report]:
         for group in same:
             common = [document for document in shared[group[0]] if document in digests]
             first = reports[group[0]]
-            enough = len(common) >= min(MIN_SAMPLES, len(digests), len(shared[group[0]]))
+            enough = len(common) >= min(ENOUGH, len(digests), len(shared[group[0]]))
             if enough and _weigh_alike(first, report, common):
                 group.append(place)
                 shared[group[0]] = common
@@ -264,16 +262,15 @@ def ranked(lines: Sequence[Line], length: int) -> list[Line]:
     return sorted(values, key=values.__getitem__, reverse=lines[0].metric.higher)
 
 
-def best_of(lines: Sequence[Line], length: int) -> list[Line]:
-    """The best line, and those that are not worse by the paired 95% interval.
+def level_lines(lines: Sequence[Line], length: int) -> list[Line]:
+    """The best line, and those that are not certainly worse.
 
     Empty for a single line, for few samples, and if there is no interval.
     """
     lines = ranked(lines, length)
-    worse = {line: line.certainly_worse(lines[0], length) for line in lines[1:]}
-    if not worse or None in worse.values():
+    if len(lines) < 2 or any(line.certainly_worse(lines[0], length) is None for line in lines[1:]):
         return []
-    return [line for line in lines if not worse.get(line)]
+    return level(lines, lambda line, best: line.certainly_worse(best, length))
 
 
 def title_of(lines: Sequence[Line], what: str) -> str:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from ropecli.evaluation.copies import CONTEXT
 from ropecli.evaluation.report import Cell, Report, copies_of
 from ropecli.messages import duration, size
-from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, best_of, lengths_of, sets_of, title_of
+from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, lengths_of, level_lines, sets_of, title_of
 from ropecli.reporting.summary import Summary
 from ropecli.reporting.wording import (
     copies_sentences,
@@ -132,7 +132,7 @@ def _scores(lines: Sequence[Line]) -> Table:
 def set_table(lines: Sequence[Line], *, verbose: bool = False, verdict: Sequence[str] = ()) -> Table:
     """The lines of one set by length. verbose: also each line's paired change from the base."""
     report, lengths, base = lines[0].report, lengths_of(lines), base_of(lines)
-    is_recall, best = report.kind == "recall", {length: best_of(lines, length) for length in lengths}
+    is_recall, best = report.kind == "recall", {length: level_lines(lines, length) for length in lengths}
     rows = []
     for line in lines:
         cells = []

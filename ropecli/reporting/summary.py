@@ -9,7 +9,8 @@ from functools import cached_property
 
 from ropecli.errors import MethodError, shortened
 from ropecli.evaluation.report import Change, headlines
-from ropecli.reporting.lines import BEST_NOTE, MIN_SAMPLES, Line, base_of, best_of, lengths_of, ranked
+from ropecli.evaluation.verdict import are_few, certain_sign, decide
+from ropecli.reporting.lines import BEST_NOTE, Line, base_of, lengths_of, level_lines, ranked
 from ropecli.reporting.wording import (
     RECALL_NOTE,
     change_words,
@@ -45,17 +46,16 @@ class Summary:
 
     def _decide(self, lines: Sequence[Line]) -> tuple[Line, list[Line]]:
         """lines: best first."""
-        first, *others = lines
-        if first.samples(self.length) < MIN_SAMPLES:
-            return first, others
-        equal = [first, *(line for line in others if not line.certainly_worse(first, self.length))]
-        cheapest = [line for line in equal if not any(self._is_cheaper(other, line) for other in equal)]
-        return cheapest[0], cheapest[1:]
+        samples = lines[0].samples(self.length)
+        first, *others = decide(
+            lines, samples, lambda line, best: line.certainly_worse(best, self.length), self._costs_more
+        )
+        return first, others
 
-    def _is_cheaper(self, line: Line, other: Line) -> bool:
-        """Whether a line certainly costs less at short context."""
-        lines = [_of(each, self._costs) for each in (line, other)]
-        return bool(lines[0] and lines[1] and lines[1].certainly_worse(lines[0], _short(self._costs)))
+    def _costs_more(self, line: Line, other: Line) -> bool:
+        """Whether a line certainly costs more at short context."""
+        measured, compared = (_of(each, self._costs) for each in (line, other))
+        return bool(measured and compared and measured.certainly_worse(compared, _short(self._costs)))
 
     def cost(self, line: Line) -> Change | None:
         """The change of perplexity from the base, at the longest length that the base was pretrained to read."""
@@ -70,7 +70,7 @@ class Summary:
         samples, names = best.samples(self.length), shortened(", ".join(line.name for line in others), 200)
         if len(self.lines) == 1:
             return [f"{best.name}: {self._reading(best)}"]
-        if samples < MIN_SAMPLES:
+        if are_few(samples):
             things = "prompts" if best.report.kind == "scores" else "documents"
             head = f"Too few {things} to tell ({samples}): {best.name} leads at {self.length} tokens."
         elif others:
@@ -92,11 +92,13 @@ class Summary:
             return ""
         where, words = f"at {short} tokens", change_words(change, "%")
         measured = _of(line, self._costs)
-        if change.low is None or change.high is None or (measured and measured.samples(short) < MIN_SAMPLES):
-            return f"Perplexity {where} changes by {words}."
-        if change.low <= 0 <= change.high:
-            return f"It costs nothing measurable {where}: {words}."
-        return f"It {'costs' if change.low > 0 else 'gains'} {words} {where}."
+        match certain_sign(change, measured.samples(short) if measured else 0):
+            case None:
+                return f"Perplexity {where} changes by {words}."
+            case 0:
+                return f"It costs nothing measurable {where}: {words}."
+            case sign:
+                return f"It {'costs' if sign > 0 else 'gains'} {words} {where}."
 
     def _reading(self, line: Line) -> str:
         """What the line reads at the longest length."""
@@ -121,7 +123,7 @@ class Summary:
         if all(line.subject.is_base for line in others):
             return ["It needs ropecli; no other method was measured."]
         line, equal = self._decide(others)
-        words = "leading" if equal or line.samples(self.length) < MIN_SAMPLES else "best"
+        words = "leading" if equal or are_few(line.samples(self.length)) else "best"
         name = "no method is better than the base" if line.subject.is_base else line.name
         return [f"It needs ropecli; {words} in stock software: {name}."]
 
@@ -147,7 +149,7 @@ class Summary:
         counts, marked, folded = [], False, False
         for lines in self.sets:
             length, task = self._length_of(lines), _column(lines, self.sets)
-            best, of_rows = best_of(lines, length), [_of(line, lines) for line in rows]
+            best, of_rows = level_lines(lines, length), [_of(line, lines) for line in rows]
             texts = [line.shown(length, line.metric.unit) if line else "–" for line in of_rows]
             compared = [text != "–" for text, row in zip(texts, rows, strict=True) if not row.subject.is_base]
             if texts[0] == "–" and 2 * sum(compared) < len(compared):  # neither the best nor half of the others
@@ -156,7 +158,7 @@ class Summary:
             marked |= bool(best)
             cells = [Bold(text) if line in best else text for line, text in zip(of_rows, texts, strict=True)]
             columns.append((f"{task} at {length}", cells))
-            few = " (few)" if ranked(lines, length)[0].samples(length) < MIN_SAMPLES else ""
+            few = " (few)" * are_few(ranked(lines, length)[0].samples(length))
             counts.append(f"{task}: {sample_count(lines[0].report)}{few}")
         columns.append(("runs in", [runs_in(line) for line in rows]))
         subjects = {line.subject.key for lines in self.sets for line in lines}

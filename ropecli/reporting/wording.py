@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.evaluation.protocols import PASSAGE
+from ropecli.evaluation.verdict import are_few
 from ropecli.table import clean
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ _HARDLY = 0.001
 """Share of the scored tokens."""
 _ENOUGH_TOKENS = 10
 """Tokens of a class in a document."""
-MIN_SAMPLES = 8
-"""Documents or prompts; the intervals of fewer are not trusted."""
 RECALL_NOTE = "recall 1: as good as a copy nearby; 0: no better than without the far text"
 
 
@@ -101,7 +100,7 @@ def copies_sentences(copies: Sequence["Copies"], reference: int) -> list[str]:
         f"{far.base_loss:.2f}; gain: {recall_words(far.gain)} nats per token{', which is not certain' * unsure}"
         f"{f'; on ordinary tokens {recall_words(ordinary.gain)}' if ordinary else ''}."
     ]
-    if (enough := sum(count >= _ENOUGH_TOKENS for count in holding)) < MIN_SAMPLES:
+    if are_few(enough := sum(count >= _ENOUGH_TOKENS for count in holding)):
         most, documents = max(holding) / sum(holding), "1 document has" if enough == 1 else f"{enough} documents have"
         sentences.append(f"Few: {documents} {_ENOUGH_TOKENS} such tokens or more, and one has {most:.0%} of them.")
     return sentences
