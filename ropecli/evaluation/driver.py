@@ -251,7 +251,7 @@ def collect(
     tasks = {id(job.task): job.task for job in jobs}
     requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
     request = {
-        "jobs": [{**job.subject.request(), "tasks": [requests[id(job.task)]]} for job in jobs],
+        "jobs": [{**job.subject.identity._asdict(), "tasks": [requests[id(job.task)]]} for job in jobs],
         **factory.request(),
     }
     parts = [f"{number}.0" for number in range(len(jobs))]  # job and task: states hold a list of tasks per job

@@ -14,6 +14,7 @@ import numpy as np
 from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
+from ropecli.checkpoint.identity import Identity
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.statistics import (
@@ -32,7 +33,7 @@ from ropecli.hashing import digest
 from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Schema of all files of reports. Others are refused."""
 PUBLISHED = 0.856
 """RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
@@ -187,11 +188,16 @@ def copies_of(report: "Report", base: "Report") -> list[Copies]:
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference of recall: arms of the first subject, at a length within its pretraining length."""
+    """The reference of recall: arms of the first subject, at a length within its pretraining length.
 
-    name: str
-    absent: Cell
-    near: Cell
+    It is the same in every run on the same documents. name: as the user gave it.
+    """
+
+    name: str = field(compare=False)
+    weights: str
+    scaling: str
+    absent: Cell = field(compare=False)
+    near: Cell = field(compare=False)
 
     def of_samples(self, numbers: Sequence[int]) -> "Reference":
         return replace(self, absent=self.absent.of_samples(numbers), near=self.near.of_samples(numbers))
@@ -211,18 +217,18 @@ class Report:
     """One task, measured on one checkpoint with one scaling.
 
     kind: perplexity or recall (cells are losses), or scores. task: the protocol of a perplexity; recall, needle or
-    ruler. digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether
-    the model was patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data.
+    ruler. weights, scaling: see Identity. method, factor, params: the scaling in effect. in_memory: whether the model
+    was patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data.
     command: the command line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of
     the token ids of all samples. context_length: tokens that it reads. too_short: documents skipped. documents: a
-    digest of each document of the cells, in order; empty of scores. reference: of recall. model: digest of the weights
-    and the scaling, the same for a patched folder and its method in memory. baseline: whether the user named it.
+    digest of each document of the cells, in order; empty of scores. reference: of recall.
     """
 
     kind: Literal["perplexity", "recall", "scores"]
     task: str
     checkpoint: str
-    digest: str
+    weights: str
+    scaling: str
     method: str
     factor: Positive
     params: dict[str, Any]
@@ -240,9 +246,11 @@ class Report:
     document_names: list[str] = field(default_factory=list)
     documents: list[str] = field(default_factory=list)
     reference: Reference | None = None
-    model: str = ""
-    baseline: bool = False
     environment: dict[str, str] = field(default_factory=environment)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.weights, self.scaling)
 
     @property
     def label(self) -> str:
@@ -288,7 +296,7 @@ class Report:
 
     def is_comparable(self, other: "Report") -> bool:
         """Whether both scored the same tokens or prompts in the same way. Recall needs one near arm for all."""
-        settings = ("mode", "stride", "targets", "passages_per_pass")
+        settings = ("mode", "stride", "targets", "passages_per_pass", "near")
         keys = [
             (one.kind, one.task, one.fingerprint, one.reference, *map(one.settings.get, settings))
             for one in (self, other)
@@ -454,7 +462,8 @@ def reference_of(report: Report, *, certain: bool = True) -> Reference:
     Raises DataError if a near copy gains nothing certain in it, unless `certain` is False.
     """
     [near] = [cell for cell in report.cells if cell.task == "near"]
-    reference = Reference(f"{report.checkpoint}, {report.label}", report.arm("absent", near.length), near)
+    name = f"{report.checkpoint}, {report.label}"
+    reference = Reference(name, *report.identity, report.arm("absent", near.length), near)
     gain = _difference(reference.absent, near, near.weights)
     if certain and report.mode == "generate" and near.sums == near.weights:  # every token counts as wrong
         raise DataError(

@@ -3,15 +3,14 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ropecli.atomic import as_path
 from ropecli.attention import load_model
 from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.identity import Identity, identity_of
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.scalings import method_specs
@@ -20,12 +19,10 @@ from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
-from ropecli.hashing import digest
-from ropecli.live.adapter import only_weights
 from ropecli.live.loading import resolve_dtype_and_device, vocabulary_mismatch
 from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
-from ropecli.messages import progress_bar, warn
+from ropecli.messages import progress_bar, say, warn
 from ropecli.names import AS_IS, LENGTH_ONLY
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
@@ -72,41 +69,21 @@ class Subject:
         live_patch(model, self.plan.positions.ropes)
         return any(varies_with_length(rope) for rope in self.plan.positions.ropes.values())
 
-    def request(self) -> dict[str, Any]:
-        """The settings on which the numbers depend."""
-        return {"checkpoint": self.checkpoint.digest(), "scaling": self._fingerprint()}
-
-    def _fingerprint(self) -> str | None:
-        """Hash of the plan's ropes, to the bit. None for no plan."""
-        if self.plan is None:
-            return None
-        parts: list[Any] = []
-        for label, rope in self.plan.positions.ropes.items():
-            remapping = rope.remapping and (rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)
-            parts += [label, rope.geometry, rope.spec, rope.attention_factor, remapping, rope.inv_freq]
-        return digest(*parts)
-
-    def _model(self) -> str:
-        """Digest of the weights and the scaling."""
-        parts: list[Any] = [only_weights(self.checkpoint).digest()]
-        for label, rope in self.positions.ropes.items():
-            follows = (rope.spec, self.positions.context_length) if varies_with_length(rope) else None
-            remapping = rope.remapping and (rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)
-            parts += [label, rope.inv_freq.astype(np.float32), round(rope.attention_factor, 6), remapping, follows]
-        return digest(*parts)
+    @cached_property
+    def identity(self) -> Identity:
+        """What makes it the same model as another."""
+        return identity_of(self.checkpoint, self.plan and self.plan.positions)
 
     def report_fields(self) -> dict[str, Any]:
         return {
             "checkpoint": self.checkpoint.name,
-            "digest": self.checkpoint.digest(),
+            **self.identity._asdict(),
             "method": self.spec.method.name,
             "factor": self.spec.factor,
             "params": dict(self.spec.params),
             "in_memory": self.plan is not None,
             "original_max_position_embeddings": self.positions.pretraining_length,
             "context_length": self.positions.context_length,
-            "model": self._model(),
-            "baseline": self.is_baseline,
         }
 
 
@@ -126,9 +103,8 @@ def open_subjects(
     specs: list[ScalingSpec | None] = [None]
     if methods is not None:
         specs = method_specs(methods, sorted(set(factors)), settings, options["factors_file"])
-    if len(specs) > 1:  # what scales nothing appears once
-        scaled = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]
-        specs = [spec for number, spec in enumerate(scaled) if spec not in scaled[:number]]
+    if len(specs) > 1:  # what scales nothing needs no length
+        specs = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]
     needed: dict[str, Any] = {"weights": weights, "tokenizer": True, "adapters": True}
     opened = [open_checkpoint(name, revision=revision, **needed) for name in names]
     length = options["original_length"]
@@ -139,20 +115,29 @@ def open_subjects(
     ]
     first = next((subject for subject in subjects if subject.label == "none"), subjects[0])
     if baseline is not None:
-        given = None if revision else next((each for each in opened if _is_same(each, baseline)), None)
-        first = Subject(given or open_checkpoint(baseline, **needed), is_baseline=True)
-    is_again = {id(subject) for subject in subjects if subject.checkpoint is first.checkpoint and subject.plan is None}
-    skipped = is_again if first.is_baseline else {id(first)}
-    subjects = [first, *(subject for subject in subjects if id(subject) not in skipped)]
+        named = Subject(open_checkpoint(baseline, **needed))
+        listed = (Subject(each) for each in opened if each.config == named.checkpoint.config)  # to load it once
+        named = next((each for each in listed if each.identity == named.identity), named)
+        same = next((subject for subject in subjects if subject.identity == named.identity), named)
+        first = replace(same, is_baseline=True)
+    subjects = _once([first, *subjects])
+    if baseline is not None and len(subjects) == 1:
+        raise MethodError(f"--baseline {baseline} is the same model as {names[0]}. Remove it, or name another.")
     for subject in subjects:
         refuse_attention(subject, options["attn"])
     _show_findings(subjects, several=len(specs) > 1, replacing=methods is not None)
     return subjects
 
 
-def _is_same(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether a checkpoint that is open has this name, or is this folder."""
-    return checkpoint.name == name or (as_path(name).is_dir() and checkpoint.folder.samefile(as_path(name)))
+def _once(subjects: Sequence[Subject]) -> list[Subject]:
+    """Each model once, by its identity. Says which one stands under another name too."""
+    known: dict[Identity, Subject] = {}
+    for subject in subjects:
+        first = known.setdefault(subject.identity, subject)
+        if (first.checkpoint.name, first.label) != (subject.checkpoint.name, subject.label):
+            names = [", ".join((each.checkpoint.name, each.label)) for each in (subject, first)]
+            say(f"{names[0]} is the same model as {names[1]}, and is measured once.")
+    return list(known.values())
 
 
 def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: bool) -> None:

@@ -91,8 +91,8 @@ def make_candidates(
             refusal = str(error)
         if refusal:
             refusals.append(refusal)
-        elif Subject(checkpoint, plan).label not in [subject.label for subject in subjects]:
-            subjects.append(Subject(checkpoint, plan))
+        elif (candidate := Subject(checkpoint, plan)).identity not in [subject.identity for subject in subjects]:
+            subjects.append(candidate)
     if not subjects:
         why = refusals[0] if refusals else f"{engine} runs none of the methods."
         raise MethodError(f"Nothing that {engine} runs extends {checkpoint.name} to {length} tokens: {why}")
@@ -207,7 +207,7 @@ class Extension:
         return self._request
 
     def _make_request(self) -> dict[str, Any]:
-        subjects = [subject.request() for subject in (self.base, *self.candidates)]
+        subjects = [subject.identity._asdict() for subject in (self.base, *self.candidates)]
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
         tasks["text"] = self._text.request() if self._text else {}
         return {"subjects": subjects, **tasks, **self._factory.request()}

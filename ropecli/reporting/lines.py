@@ -5,25 +5,22 @@ tokens or prompts in the same way, so their differences are paired. A table or a
 have one reference, the base.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropecli.checkpoint.identity import Identity
 from ropecli.evaluation.report import Change, Report
 from ropecli.evaluation.verdict import ENOUGH, certain_sign, level
 from ropecli.reporting.figures import style
 from ropecli.reporting.wording import change_words, measured_by, number, sample_count
 from ropecli.table import Bold, clean
 
-AS_GOOD = 1e-5
-"""Relative difference of equal perplexities; the precision of float32."""
 BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
 _COMPARED = ("mode", "stride", "targets", "near", "lead_in", "passages_per_pass")
 """Settings of a task that reports of one set share."""
-Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Subject:
     """A checkpoint, as it is or with a method in memory: the same in every set. look: its style in figures."""
 
     name: str
-    key: Key
+    key: Identity
     is_base: bool
     look: Mapping[str, Any]
 
@@ -112,31 +109,23 @@ class Line:
 def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
     """The lines of each set of comparable reports: the base, then by checkpoint in order of appearance.
 
-    Runs on the same text are of the documents that they share. A model that is in several files, as a baseline, under
-    two names, or as a folder and as a method in memory, is one line.
+    The base is the first report's model. Runs on the same text are of the documents that they share. A model that is in
+    several files, under two names, or as a folder and as a method in memory, is one line.
     """
     reports = _joined(list(reports))
-    sets: list[list[Report]] = []
-    twins: dict[Key, Key] = {}
+    sets: list[dict[Identity, Report]] = []
+    subjects: dict[Identity, Report] = {}
     for report in reports:
-        members = next((members for members in sets if all(map(report.is_comparable, members))), None)
-        twin = next((member for member in members or () if _is_same(report, member)), None)
-        if members is None:
-            sets.append([report])
-        elif twin is None:
-            members.append(report)
-        else:
-            if _key(report) != _key(twin):  # the subject is the checkpoint, not the model patched in memory
-                patched, saved = sorted((report, twin), key=lambda each: not each.in_memory)
-                twins[_key(patched)] = _key(saved)
-            members[members.index(twin)] = max(twin, report, key=lambda each: len(each.cells))
-    subjects: dict[Key, Report] = {}
-    for report in reports:
-        if (key := _key(report)) not in twins and (key not in subjects or subjects[key].in_memory > report.in_memory):
+        key = report.identity
+        if key not in subjects or subjects[key].in_memory > report.in_memory:  # the checkpoint gives the name
             subjects[key] = report
-    base = _key(_base(reports))
-    shown = _named(subjects, twins.get(base, base))
-    return [_lines(members, [shown[twins.get(_key(member), _key(member))] for member in members]) for members in sets]
+        members = next((members for members in sets if all(map(report.is_comparable, members.values()))), None)
+        if members is None:
+            sets.append({key: report})
+        else:
+            members[key] = max(members.get(key, report), report, key=lambda each: len(each.cells))
+    shown = _named(subjects, reports[0].identity)
+    return [_lines(members.values(), [shown[key] for key in members]) for members in sets]
 
 
 def _joined(reports: list[Report]) -> list[Report]:
@@ -180,37 +169,12 @@ def _weigh_alike(first: Report, second: Report, documents: Sequence[str]) -> boo
     )
 
 
-def _key(report: Report) -> Key:
-    return (report.model, "") if report.model else (report.digest, report.label)
-
-
-def _is_same(first: Report, second: Report) -> bool:
-    """Whether they are of one model, by its digest or its numbers. A baseline may be measured at fewer lengths."""
-    if first.model and second.model:
-        return first.model == second.model
-    is_copy = first.digest == second.digest or first.in_memory or second.in_memory
-    lengths = set(first.lengths) & set(second.lengths)
-    if first.label != second.label or not is_copy or lengths not in (set(first.lengths), set(second.lengths)):
-        return False
-    pairs = (zip(*(report.cells_at(length) for report in (first, second)), strict=False) for length in lengths)
-    return all(math.isclose(cell.value, other.value, rel_tol=AS_GOOD) for cells in pairs for cell, other in cells)
-
-
-def _base(reports: Sequence[Report]) -> Report:
-    """What --baseline named, else an unscaled model, else a checkpoint as it is, else the first report."""
-
-    def order(report: Report) -> tuple[bool, bool, bool]:
-        return not report.baseline, report.method != "none", report.in_memory
-
-    return min(reports, key=order)
-
-
-def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
+def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity, Subject]:
     patched = {report.checkpoint for report in subjects.values() if report.in_memory and report.method != "none"}
     checkpoints = {report.checkpoint for report in subjects.values()}
     several, folders = len(checkpoints) > 1, [Path(checkpoint).name for checkpoint in checkpoints]
 
-    def name(key: Key, report: Report) -> str:
+    def name(key: Identity, report: Report) -> str:
         folder, label = Path(report.checkpoint).name, clean(report.label)
         is_path = report.checkpoint.count("/") > 1  # a Hub id has one
         checkpoint = clean(folder if is_path and folders.count(folder) == 1 else report.checkpoint, 40)
@@ -223,7 +187,7 @@ def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
         return f"{checkpoint} ({label})"
 
     if len(subjects) == 1 and subjects[base].method != "none":
-        base = ("", "")  # nothing is compared with it
+        base = Identity("", "")  # nothing is compared with it
     names = numbered(name(*item) for item in subjects.items())
     kinds = [report.checkpoint if report.method == "none" else report.method for report in subjects.values()]
     looks = style.looks("" if key == base else kind for key, kind in zip(subjects, kinds, strict=True))
@@ -233,11 +197,12 @@ def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
     }
 
 
-def _lines(reports: Sequence[Report], subjects: Sequence[Subject]) -> list[Line]:
-    order = list(dict.fromkeys(report.digest for report in reports))
+def _lines(reports: Iterable[Report], subjects: Sequence[Subject]) -> list[Line]:
+    reports = list(reports)
+    order = list(dict.fromkeys(report.checkpoint for report in reports))
     names = numbered(subject.name for subject in subjects)
     lines = [Line(*parts) for parts in zip(names, reports, subjects, strict=True)]
-    return sorted(lines, key=lambda line: (not line.subject.is_base, order.index(line.report.digest)))
+    return sorted(lines, key=lambda line: (not line.subject.is_base, order.index(line.report.checkpoint)))
 
 
 def numbered(names: Iterable[str]) -> list[str]:

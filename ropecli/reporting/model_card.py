@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ropecli.checkpoint.files import README, STAGES, read_file
+from ropecli.checkpoint.identity import identity_of
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import CheckpointState
@@ -51,7 +52,7 @@ def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[lis
 
 
 def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
-    return not report.in_memory and report.digest == checkpoint.digest()
+    return report.identity == identity_of(checkpoint)
 
 
 def make_card(

@@ -88,7 +88,7 @@ def _runs(reports: Sequence[Report]) -> dict[tuple[tuple[str, str], ...], list[s
         patched = ", patched in memory" if report.in_memory else ""
         params = f" {json.dumps(report.params, ensure_ascii=False)}" if report.params else ""
         model = f"{report.checkpoint}: {report.method} ×{report.factor:g}{params}{patched}; pretraining length "
-        model += f"{report.original_max_position_embeddings} tokens; digest {report.digest}"
+        model += f"{report.original_max_position_embeddings} tokens; weights {report.weights}, scaling {report.scaling}"
         runs.setdefault(tuple(_details(report)), []).append(model)
     return runs
 

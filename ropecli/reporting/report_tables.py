@@ -149,7 +149,7 @@ def set_table(lines: Sequence[Line], *, verbose: bool = False, verdict: Sequence
     notes += [reference_sentence(report)] if is_recall else []
     columns = ["model", *map(str, lengths), *["reads far text up to", "recall above one half up to"] * is_recall]
     later = range(1, len(lines))
-    sections = frozenset(row for row in later if lines[row].report.digest != lines[row - 1].report.digest)
+    sections = frozenset(row for row in later if lines[row].report.checkpoint != lines[row - 1].report.checkpoint)
     return Table(title_of(lines, f": {task_name(report)} by length"), columns, rows, notes, sections=sections)
 
 

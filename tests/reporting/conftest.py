@@ -35,7 +35,8 @@ def report():
             "kind": "perplexity",
             "task": "prefix",
             "checkpoint": checkpoint,
-            "digest": "0" * 64,
+            "weights": "0" * 64,
+            "scaling": f"{method} {factor:g} {params}",
             "method": method,
             "factor": factor,
             "params": params or {},
@@ -66,7 +67,7 @@ def changed():
         for cell, added in zip(report.cells, changes, strict=True):
             losses = np.array(cell.sums) + np.array(added) * cell.weights
             cells.append(replace(cell, sums=tuple(losses)))
-        return replace(report, method=method, factor=4.0, in_memory=True, cells=cells)
+        return replace(report, method=method, scaling=method, factor=4.0, in_memory=True, cells=cells)
 
     return change
 
@@ -76,7 +77,7 @@ def with_baseline(report):
     """The reports of a base and of its extension, with the same tokens at every length."""
     from dataclasses import replace
 
-    base = report(18.0, 25.0, 47.0, checkpoint="base", digest="b" * 64, task="tail")
+    base = report(18.0, 25.0, 47.0, checkpoint="base", weights="b" * 64, task="tail")
     extended = report(20.0, 19.0, 17.0, checkpoint="extended", method="yarn", factor=4.0, task="tail")
     weights = base.cells[0].weights
     return [
