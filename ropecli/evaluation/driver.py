@@ -43,7 +43,8 @@ class Task:
     """A measurement: its samples, and how they are scored.
 
     kind: of the report. name: of the task in the report. source: the data. documents: of a loss, for the report.
-    answers: whether the reader continues prompts. settings: for the report.
+    answers: whether the reader continues prompts. settings: for the report. lengths: tokens, ascending. one_tokenizer:
+    whether all subjects must have the same tokens.
     """
 
     kind = "scores"
@@ -51,6 +52,12 @@ class Task:
     source: str
     documents: Documents | None = None
     answers = True
+    lengths: list[int]
+    one_tokenizer = False
+
+    def up_to(self, length: int) -> "Task":
+        """The task for a subject that reads no more than `length` tokens."""
+        return self
 
     @property
     def needs_losses(self) -> bool:

@@ -370,15 +370,12 @@ class RulerOptions(TextOptions, MeasuringOptions, total=False):
     ]
 
 
-def source_of(options: TextOptions, data: str) -> "Source":
+def source_of(options: Mapping[str, Any]) -> "Source":
+    """options: TextOptions, and data."""
     from ropecli.data.sources import Source
 
-    name = with_config(data, options["dataset_config"])
-    return Source(name, options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
-
-
-def document_source(options: DocumentOptions) -> "Source":
-    return source_of(options, options["data"])
+    place = with_config(options["data"], options["dataset_config"])
+    return Source(place, options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
 
 
 def with_config(data: str, config: str | None) -> str:

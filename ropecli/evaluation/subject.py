@@ -1,7 +1,7 @@
 """A checkpoint to measure, with its scaling, and the models that read for it."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +13,6 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.identity import Identity, identity_of
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.scalings import method_specs
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.errors import Finding, MethodError
 from ropecli.evaluation.readers.live import LiveReader
@@ -29,8 +28,6 @@ from ropecli.scaling.spec import ScalingSpec, make_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_SHORTEST = 16
 
 
 @dataclass(frozen=True)
@@ -88,21 +85,22 @@ class Subject:
 
 
 def open_subjects(
-    names: Sequence[str], options: Mapping[str, Any], *, baseline: str | None = None, weights: bool = True
+    names: Sequence[str],
+    specs: Sequence[ScalingSpec | None] | None,
+    options: Mapping[str, Any],
+    *,
+    weights: bool = True,
 ) -> list[Subject]:
-    """Open every checkpoint with every method and factor; without methods, as it is.
+    """Open every checkpoint with every scaling, each model once.
 
-    The others are compared with the first: the baseline, else an unscaled one, else the first given. options: methods,
-    factors, settings, factors_file, original_length, revision, attn. weights: whether a Hub id's weights are needed.
-    Shows the findings. Raises MethodError, CheckpointError.
+    The others are compared with the first: the baseline, else an unscaled one, else the first given. specs: None for
+    checkpoints as they are. options: baseline, original_length, revision, attn. weights: whether a Hub id's weights are
+    needed. Shows the findings. Raises MethodError, CheckpointError.
     """
-    names, revision = list(dict.fromkeys(names)), options["revision"]
+    names, revision, baseline = list(dict.fromkeys(names)), options["revision"], options["baseline"]
     if revision and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")
-    methods, factors, settings = options["methods"], options["factors"] or (), options["settings"]
-    specs: list[ScalingSpec | None] = [None]
-    if methods is not None:
-        specs = method_specs(methods, sorted(set(factors)), settings, options["factors_file"])
+    replacing, specs = specs is not None, list(specs or [None])
     if len(specs) > 1:  # what scales nothing needs no length
         specs = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]
     needed: dict[str, Any] = {"weights": weights, "tokenizer": True, "adapters": True}
@@ -125,7 +123,7 @@ def open_subjects(
         raise MethodError(f"--baseline {baseline} is the same model as {names[0]}. Remove it, or name another.")
     for subject in subjects:
         refuse_attention(subject, options["attn"])
-    _show_findings(subjects, several=len(specs) > 1, replacing=methods is not None)
+    _show_findings(subjects, several=len(specs) > 1, replacing=replacing)
     return subjects
 
 
@@ -163,25 +161,6 @@ def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: boo
             )
     for message in dict.fromkeys(messages):
         warn(message)
-
-
-def default_lengths(subjects: Sequence[Subject]) -> list[int]:
-    """Lengths to measure, in tokens: doubling from a quarter of the pretraining length to the context length."""
-    longest = max(subject.positions.context_length for subject in subjects)
-    lengths = [max(_SHORTEST, min(subject.positions.pretraining_length for subject in subjects) // 4)]
-    while 2 * lengths[-1] <= longest:
-        lengths.append(2 * lengths[-1])
-    return lengths if lengths[-1] >= longest else [*lengths, longest]
-
-
-def choose_lengths(
-    asked: Sequence[int] | None, subjects: Sequence[Subject], fits: Callable[[int], bool] = lambda length: True
-) -> list[int]:
-    """The lengths that the user asked for, ascending; else the default ones that fit, or the longest of them."""
-    if asked:
-        return sorted(set(asked))
-    lengths = default_lengths(subjects)
-    return list(filter(fits, lengths)) or lengths[-1:]
 
 
 def refuse_attention(subject: Subject, attn: str) -> None:

@@ -26,13 +26,14 @@ from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
 from ropecli.evaluation.driver import Job, Store, Task, read_job, report_of
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.progress import Progress, Speed, Work
 from ropecli.evaluation.protocols import Protocol, Window
 from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
-from ropecli.evaluation.texts import common_lengths, read_texts
+from ropecli.evaluation.texts import common_lengths, read_texts, selection_of
 from ropecli.evaluation.verdict import ENOUGH, are_few, certain_sign, decide, level
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import duration, say, warn
@@ -454,7 +455,8 @@ def make_extension(
     if base.label != "none":
         base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
-    documents, lengths = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
+    to_read = Lengths((min(short, length), length))
+    documents, lengths = read_texts(selection_of(texts), tokenizer, to_read, Protocol("recall"))
     if are_few(len(documents.kept)):
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
     recall = Recall(documents, lengths, short, texts["data"])
