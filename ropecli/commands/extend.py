@@ -61,7 +61,7 @@ class Extended:
         return NOTHING_READS_FAR if fails else 0
 
     def as_json(self) -> dict[str, Any]:
-        from ropecli.evaluation.report import as_json
+        from ropecli.evaluation.kinds import as_json
 
         if self.finished:
             return dict(self.finished)

@@ -43,7 +43,7 @@ class Reports:
     plot: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
-        from ropecli.evaluation.report import as_json
+        from ropecli.evaluation.kinds import as_json
 
         return as_json(self.reports)
 

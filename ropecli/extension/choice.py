@@ -26,10 +26,11 @@ from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
 from ropecli.evaluation.driver import Job, Store, Task, read_job, report_of
+from ropecli.evaluation.kinds import RecallReport
 from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.progress import Progress, Speed, Work
 from ropecli.evaluation.protocols import Protocol, Window
-from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
+from ropecli.evaluation.report import Cell, Change, Reference, Report, loss_change
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
@@ -321,8 +322,8 @@ class Extension:
         return choice
 
     def _search(self) -> Choice:
-        [[base, _]] = self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates)))
-        reference_of(base)
+        base, *_ = next(self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates))))
+        base.as_reference()
         left: list[Measured] = []
         dropped: list[Measured] = []
         subjects = self.candidates
@@ -343,7 +344,7 @@ class Extension:
         recall = self._recall.of_first(count).only("far")
         later = self._work(self.rounds[number:], (len(subjects) + 1) // 2, count)
         (base, of_cost), *others = self._measure(subjects, recall, bar, later)
-        reference = reference_of(base, certain=False)
+        reference = _reference_of(base)
         for subject, reports in zip(subjects, others, strict=True):
             if reports:
                 [far], [loss] = (report.cells for report in reports)
@@ -368,7 +369,7 @@ class Extension:
         recall = self._recall.only("absent", "far", shorter=True)  # the near arm is the base's
         measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=with_text))
         recalls, *others = zip(*measured, strict=True)
-        reference = reference_of(recalls[0], certain=False)
+        reference = _reference_of(recalls[0])
         return [[replace(report, reference=reference) for report in recalls], *map(list, others)]
 
     def add_trained(self, choice: Choice, patched: Subject, trained: Subject) -> Choice:
@@ -380,7 +381,7 @@ class Extension:
         if len(recalls) <= len(subjects):
             raise NotFiniteError("The trained model overflows. Try another --dtype.")
         far = next(cell for cell in recalls[-1].cells if (cell.task, cell.length) == ("far", self._recall.lengths[-1]))
-        reference = reference_of(recalls[0], certain=False)
+        reference = _reference_of(recalls[0])
         cost = loss_change(costs[-1].cells[0], costs[0].cells[0])
         measured = Measured(trained, far, cost, reference.recall(far))
         return replace(choice, trained=measured, reports=[*recalls, *costs, *chain(*text)])
@@ -434,6 +435,12 @@ class Extension:
         label = "base" if subject is self.base else "trained" if subject is self._trained else label_of(subject)
         kind = "recall" if isinstance(task, Recall) else "text" if task.name == "tail" else "cost"
         return f"{label}, {kind}"
+
+
+def _reference_of(report: Report) -> Reference:
+    """Of few documents, too."""
+    assert isinstance(report, RecallReport)
+    return report.as_reference(certain=False)
 
 
 def _on_first(task: Perplexity, count: int) -> Perplexity:

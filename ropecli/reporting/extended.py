@@ -7,7 +7,7 @@ from typing import Any
 from ropecli.errors import quoted
 from ropecli.evaluation.report import Change, Copies
 from ropecli.evaluation.verdict import are_few
-from ropecli.reporting.wording import RECALL_NOTE, change_words, copies_sentences, recall_words
+from ropecli.evaluation.wording import RECALL_NOTE, change_words, copies_sentences, recall_words
 from ropecli.table import Bold, Table
 
 

@@ -5,7 +5,7 @@ tokens or prompts in the same way, so their differences are paired. A table or a
 have one reference, the base.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,51 +13,14 @@ from typing import Any
 from ropecli.checkpoint.identity import Identity
 from ropecli.evaluation.report import Change, Report
 from ropecli.evaluation.verdict import ENOUGH, certain_sign, level
+from ropecli.evaluation.wording import change_words, number
 from ropecli.reporting.figures import style
-from ropecli.reporting.wording import change_words, measured_by, number, sample_count
 from ropecli.table import Bold, clean
 
 BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
 _COMPARED = ("mode", "stride", "targets", "near", "lead_in", "passages_per_pass")
 """Settings of a task that reports of one set share."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """of: the value of a report at a length.
-
-    logarithmic: on an axis; then a paired change is a ratio. scale: of the value to that of other changes. places:
-    decimals. unit: after a value. changes: the unit of a change in words.
-    """
-
-    of: Callable[[Report, int], float]
-    higher: bool = True
-    logarithmic: bool = False
-    scale: float = 1.0
-    places: int = 2
-    unit: str = ""
-    changes: str = ""
-
-    def plotted(self, change: float) -> float:
-        """A paired change on an axis: a ratio, or a difference in the unit of the value."""
-        return 1 + change if self.logarithmic else self.scale * change
-
-    def change_words(self, change: Change) -> str:
-        """In percent, in percentage points, or in the metric's own unit."""
-        return change_words(change, self.changes, places=None if self.changes else self.places)
-
-
-_METRICS = {
-    "perplexity": Metric(
-        lambda report, length: report.cells_at(length)[0].ppl, higher=False, logarithmic=True, changes="%"
-    ),
-    "scores": Metric(
-        lambda report, length: 100 * report.mean(length)[0], scale=100, places=1, unit="%", changes=" points"
-    ),
-    "recall": Metric(lambda report, length: report.recall(length).change),
-}
-"""By kind of report."""
 
 
 @dataclass(frozen=True)
@@ -78,22 +41,18 @@ class Line:
     report: Report
     subject: Subject
 
-    @property
-    def metric(self) -> Metric:
-        return _METRICS[self.report.kind]
-
     def at(self, length: int) -> float | None:
-        return self.metric.of(self.report, length) if length in self.report.lengths else None
+        return self.report.value(length) if length in self.report.lengths else None
 
     def shown(self, length: int, unit: str = "") -> str:
         """The value as text, or a dash."""
         value = self.at(length)
-        return "–" if value is None else number(value, self.metric.places) + unit
+        return "–" if value is None else number(value, self.report.places) + unit
 
-    def samples(self, length: int) -> int:
-        """Documents or prompts."""
-        cells = self.report.cells_at(length)
-        return sum(cell.samples for cell in cells) if self.report.kind == "scores" else cells[0].samples
+    def change_words(self, change: Change) -> str:
+        """In percent, in percentage points, or in the value's own unit."""
+        unit = self.report.change_unit
+        return change_words(change, unit, places=None if unit else self.report.places)
 
     def change_from(self, base: "Line | None", length: int) -> Change | None:
         """The paired change from a line of the same set; None if one of them lacks the length."""
@@ -102,8 +61,8 @@ class Line:
 
     def certainly_worse(self, other: "Line", length: int) -> bool | None:
         """Whether the paired interval says so; None without an interval, and of few samples."""
-        sign = certain_sign(self.change_from(other, length), self.samples(length))
-        return None if sign is None else sign == (-1 if self.metric.higher else 1)
+        sign = certain_sign(self.change_from(other, length), self.report.samples(length))
+        return None if sign is None else sign == (-1 if self.report.higher else 1)
 
 
 def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
@@ -136,7 +95,7 @@ def _joined(reports: list[Report]) -> list[Report]:
         digests = report.documents
         if not digests or any(cell.samples != len(digests) for cell in report.cells):
             continue
-        same = groups.setdefault(repr([report.kind, report.task, *map(report.settings.get, _COMPARED)]), [])
+        same = groups.setdefault(repr([report.task, *map(report.settings.get, _COMPARED)]), [])
         for group in same:
             common = [document for document in shared[group[0]] if document in digests]
             first = reports[group[0]]
@@ -224,7 +183,7 @@ def lengths_of(lines: Iterable[Line]) -> list[int]:
 def ranked(lines: Sequence[Line], length: int) -> list[Line]:
     """The lines with a value at a length, best first."""
     values = {line: value for line in lines if (value := line.at(length)) is not None}
-    return sorted(values, key=values.__getitem__, reverse=lines[0].metric.higher)
+    return sorted(values, key=values.__getitem__, reverse=lines[0].report.higher)
 
 
 def level_lines(lines: Sequence[Line], length: int) -> list[Line]:
@@ -244,4 +203,4 @@ def title_of(lines: Sequence[Line], what: str) -> str:
     checkpoint = f"{len(checkpoints)} checkpoints" if len(checkpoints) > 1 else clean(report.checkpoint, 120)
     if len(lines) == 1 and report.in_memory:
         checkpoint += f", {clean(report.label)} in memory"
-    return f"{checkpoint}{what}, {measured_by(report)}, data {clean(report.source, 120)}, {sample_count(report)}"
+    return f"{checkpoint}{what}, {report.measured_by}, data {clean(report.source, 120)}, {report.counted}"

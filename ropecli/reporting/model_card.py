@@ -192,7 +192,7 @@ def _describe_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str)
     of_checkpoint = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
     named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
     yield from map(markdown, measured_tables(named))
-    if len(reports) > 1 and of_checkpoint[0].kind != "scores":
+    if len(reports) > 1 and not of_checkpoint[0].by_row:
         yield from (markdown(table) for report in of_checkpoint for table in measured_tables([report]))
     first = of_checkpoint[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.environment.items())

@@ -10,7 +10,8 @@ def report():
     """report(ppl at 256, at 512, at 1024, method=..., ...) -> a Report of perplexities."""
     import math
 
-    from ropecli.evaluation.report import Cell, Report
+    from ropecli.evaluation.kinds import KINDS
+    from ropecli.evaluation.report import Cell
 
     def make(
         *ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo", shares=_SHARES, **others
@@ -32,7 +33,6 @@ def report():
             for length, ppl in zip((256, 512, 1024), ppls, strict=True)
         ]
         values = {
-            "kind": "perplexity",
             "task": "prefix",
             "checkpoint": checkpoint,
             "weights": "0" * 64,
@@ -52,7 +52,8 @@ def report():
             "cells": cells,
             "document_names": ["a", "b", "c", "d"],
         }
-        return Report(**{**values, **others})
+        values |= others
+        return KINDS[values["task"]](**values)
 
     return make
 
@@ -104,7 +105,6 @@ def retrieval(report):
             scores = [True] * count + [False] * (trials - count)
             cells.append(score_cell(name, length, scores, depth=depth, chance=0.1))
         values = {
-            "kind": "scores",
             "task": task,
             "checkpoint": checkpoint,
             "original_max_position_embeddings": window,
@@ -122,7 +122,8 @@ def retrieval(report):
 @pytest.fixture
 def written(tmp_path):
     """written(report or list of them, name=...) -> the JSON file that holds it."""
-    from ropecli.evaluation.report import as_json, write_report
+    from ropecli.evaluation.kinds import as_json
+    from ropecli.evaluation.report import write_report
 
     def write(reports, name="report.json"):
         write_report(tmp_path / name, as_json(reports if isinstance(reports, list) else [reports]))

@@ -73,7 +73,7 @@ def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, 
     cells = [replace(other.cells[0], task=arm, low=None, high=None) for arm in ARMS]
     near = replace(cells[2], sums=(1.0,) * 4)
     reference = Reference("/home/someone/base, none", *other.identity, cells[0], near)
-    recall = replace(extended, kind="recall", task="recall", cells=cells, reference=reference)
+    recall = of(report(9.0, 9.0, 9.0, task="recall", cells=cells, reference=reference))
     made = card(written([other, extended, recall]))
     assert "at 256 tokens in base, none" in made.text
     rows = {row[0]: row for row in rows_of(made, "2 checkpoints: perplexity by length")}

@@ -67,7 +67,6 @@ class Perplexity(Task):
     pretraining_length: of the first subject; the loss is then split by what the text repeats (evaluation/copies.py).
     """
 
-    kind = "perplexity"
     documents: Documents
     answers = False
 

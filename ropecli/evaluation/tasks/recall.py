@@ -61,7 +61,7 @@ class Recall(Task):
     tokenizer: to compare greedy copies by their text; None to score losses.
     """
 
-    kind = name = "recall"
+    name = "recall"
     one_tokenizer = True
     documents: Documents
 
