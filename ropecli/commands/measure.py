@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ropecli import options
 from ropecli.atomic import optional_path, refuse_unwritable
 from ropecli.checkpoint.scalings import method_specs
-from ropecli.commands import options
 from ropecli.errors import MethodError
-from ropecli.evaluation import request
-from ropecli.evaluation.loading_options import endpoint_of, loading_of
+from ropecli.messages import say_opening
 from ropecli.names import DEMO
+from ropecli.options import loading_of
 from ropecli.resume import refuse_interrupted, remove_state
 from ropecli.scaling.spec import ScalingSpec
 from ropecli.signature import command
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from ropecli.evaluation.subject import ReaderFactory
 
 
-class EvalPplOptions(request.InMemoryOptions, request.PerplexityOptions, total=False): ...
+class EvalPplOptions(options.InMemoryOptions, options.PerplexityOptions, total=False): ...
 
 
-class CompareOptions(request.ParameterOptions, request.PerplexityOptions, total=False): ...
+class CompareOptions(options.ParameterOptions, options.PerplexityOptions, total=False): ...
 
 
-class NeedleOptions(request.InMemoryOptions, request.NeedleOptions, total=False): ...
+class NeedleOptions(options.InMemoryOptions, options.NeedleOptions, total=False): ...
 
 
-class RulerOptions(request.InMemoryOptions, request.RulerOptions, total=False): ...
+class RulerOptions(options.InMemoryOptions, options.RulerOptions, total=False): ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reports:
 
 
 @command
-def eval_ppl(checkpoints: request.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> Reports:
+def eval_ppl(checkpoints: options.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> Reports:
     """Measure perplexity, or recall, at several context lengths.
 
     With 95% intervals over documents, which several processes share: `accelerate launch -m ropecli eval-ppl ...`.
@@ -59,10 +59,10 @@ def eval_ppl(checkpoints: request.CheckpointNames, **shared: Unpack[EvalPplOptio
 
 @command
 def compare(
-    checkpoints: request.CheckpointNames,
+    checkpoints: options.CheckpointNames,
     *,
-    methods: request.Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
-    factors: request.Factors = (4,),
+    methods: options.Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
+    factors: options.Factors = (4,),
     **shared: Unpack[CompareOptions],
 ) -> Reports:
     """Compare methods and checkpoints by perplexity, or recall.
@@ -86,7 +86,7 @@ def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> Re
 
 
 @command
-def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]) -> Reports:
+def needle(checkpoints: options.CheckpointNames, **shared: Unpack[NeedleOptions]) -> Reports:
     """Measure whether a model finds a needle in a long text.
 
     By length and depth. The key is a random number of five digits.
@@ -97,12 +97,13 @@ def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]
         raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
     asked = _begin(checkpoints, shared)
     from ropecli.evaluation.tasks.retrieval import make_needle
+    from ropecli.evaluation.texts import source_of
 
-    return asked.measure(partial(make_needle, shared, request.source_of(shared)))
+    return asked.measure(partial(make_needle, shared, source_of(shared)))
 
 
 @command
-def ruler(checkpoints: request.CheckpointNames, **shared: Unpack[RulerOptions]) -> Reports:
+def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[RulerOptions]) -> Reports:
     """Find the effective context length, with RULER's tasks.
 
     The effective length is the longest one up to which the mean score stays at or above --threshold.
@@ -111,8 +112,9 @@ def ruler(checkpoints: request.CheckpointNames, **shared: Unpack[RulerOptions]) 
     """
     asked = _begin(checkpoints, shared)
     from ropecli.evaluation.tasks.ruler import make_ruler
+    from ropecli.evaluation.texts import source_of
 
-    return asked.measure(partial(make_ruler, shared, request.source_of(shared)))
+    return asked.measure(partial(make_ruler, shared, source_of(shared)))
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
         refuse_unknown_ending(plot)
         refuse_unwritable(output, plot, overwrite=shared["overwrite"])
         refuse_interrupted(output, shared["resume"])
-    options.say_opening(*checkpoints)
+    say_opening(*checkpoints)
     return _Asked(checkpoints, shared, specs, output, plot)
 
 
@@ -193,8 +195,9 @@ def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
         from ropecli.evaluation.readers.vllm import VllmReaderFactory
 
         return VllmReaderFactory(arguments, vllm_overrides)
-    endpoint = endpoint_of(url, options)
+    from ropecli.evaluation.endpoint import endpoint_of
 
+    endpoint = endpoint_of(url, options)
     from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
 
     return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)

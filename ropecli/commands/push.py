@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.atomic import new_file, refuse_unwritable, sibling
-from ropecli.commands.options import Overwrite, as_path
+from ropecli.atomic import as_path, new_file, refuse_unwritable, sibling
 from ropecli.errors import OutputError, shown
-from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
 from ropecli.messages import warn
 from ropecli.names import HUB_ID
+from ropecli.options import IS_CHECKPOINT, OUTPUT, Overwrite
 from ropecli.signature import Flag, Only, command
 
 

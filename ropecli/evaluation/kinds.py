@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import DataError, RopecliError
-from ropecli.evaluation.protocol_names import PASSAGE, PROTOCOLS
+from ropecli.evaluation.protocols import DEFINITIONS, PASSAGE
 from ropecli.evaluation.report import (
     SCHEMA_VERSION,
     Cell,
@@ -326,7 +326,7 @@ class RulerReport(ScoreReport):
 
 
 KINDS: dict[str, Callable[..., Report]] = {
-    **dict.fromkeys(PROTOCOLS, PerplexityReport),
+    **dict.fromkeys(DEFINITIONS, PerplexityReport),
     "recall": RecallReport,
     "needle": ScoreReport,
     "ruler": RulerReport,

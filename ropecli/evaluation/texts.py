@@ -1,5 +1,6 @@
 """The documents of a source that a protocol can score."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,18 @@ from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.request import DocumentOptions, source_of
 from ropecli.evaluation.verdict import ENOUGH
 from ropecli.messages import progress_bar, say, warn
+from ropecli.options import DocumentOptions, with_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def source_of(options: Mapping[str, Any]) -> Source:
+    """options: TextOptions, and data."""
+    place = with_config(options["data"], options["dataset_config"])
+    return Source(place, options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.driver import Store, score_samples
 from ropecli.evaluation.prompt_pieces import PieceTokenizer
 from ropecli.evaluation.readers.live import LiveReader
-from ropecli.evaluation.request import RulerOptions
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, read_essay
 from ropecli.evaluation.tasks.asking import score_of_ranks
 from ropecli.evaluation.tasks.retrieval import Retrieval
 from ropecli.evaluation.tasks.ruler import Ruler
+from ropecli.options import RulerOptions
 
 
 class Knows:

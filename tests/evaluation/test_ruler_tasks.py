@@ -13,11 +13,12 @@ from transformers import PreTrainedTokenizerFast
 from ropecli.errors import DataError
 from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, find_frame
-from ropecli.evaluation.request import RulerOptions, source_of
 from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, choose_tasks, read_essay, score_of, word_list
 from ropecli.evaluation.tasks.ruler import make_ruler
+from ropecli.evaluation.texts import source_of
+from ropecli.options import RulerOptions
 
 TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
 KINDS = ("byte-level BPE", "SentencePiece BPE", "WordPiece", "characters")

@@ -15,13 +15,13 @@ from ropecli.errors import DataError
 from ropecli.evaluation.driver import SampleId, Values
 from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
-from ropecli.evaluation.request import RulerOptions
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.hashing import digest
 from ropecli.messages import progress_bar, warn
+from ropecli.options import RulerOptions
 
 
 class Ruler(Asking):
