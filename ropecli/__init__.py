@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ropecli.commands.extend import extend as extend
     from ropecli.commands.finetune import finetune as finetune
     from ropecli.commands.inspect import inspect as inspect
+    from ropecli.commands.measure import Reports as Reports
     from ropecli.commands.measure import compare as compare
     from ropecli.commands.measure import eval_ppl as eval_ppl
     from ropecli.commands.measure import needle as needle
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from ropecli.live.loading import load_tokenizer as load_tokenizer
     from ropecli.live.rotary import rotary_tables as rotary_tables
     from ropecli.live.rotary import unpatched_after as unpatched_after
-    from ropecli.reporting.outputs import Reports as Reports
     from ropecli.rope import RopeGeometry as RopeGeometry
     from ropecli.scaling.scale import scale as scale
     from ropecli.scaling.spec import ScaledRope as ScaledRope
@@ -57,7 +57,7 @@ _HOMES = {
     "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
     "ropecli.errors": "RopecliError",
     "ropecli.evaluation.report": "Report",
-    "ropecli.reporting.outputs": "Reports",
+    "ropecli.commands.measure": "Reports",
     "ropecli.rope": "RopeGeometry",
     "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
     # for notebooks: the mathematics, and a model patched in memory

@@ -124,6 +124,16 @@ def refuse_existing(output: Path) -> None:
     _refuse_place(output)
 
 
+def folder_to_write(output: str | Path | None, *, dry_run: bool) -> Path | None:
+    """The new folder, None for a dry run. Raises OutputError without an output, and for one that exists."""
+    if dry_run:
+        return None
+    if output is None:
+        raise OutputError("Set --output DIR, the folder to write, or --dry-run.")
+    refuse_existing(folder := as_path(output))
+    return folder
+
+
 def _refuse_place(path: Path) -> None:
     """Raise OutputError if no file can be created in the nearest existing parent folder."""
     folder = next(parent for parent in _followed(path).parents if parent.exists())

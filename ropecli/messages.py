@@ -55,6 +55,11 @@ class Span(NamedTuple):
     is_trained: bool | None = None
 
 
+def say_opening(*names: object) -> None:
+    """Call it before torch is imported, which takes seconds."""
+    say(f"Opening {', '.join(map(str, names))} ...")
+
+
 def show(spans: Sequence[Span]) -> None:
     """Show a training sequence: as text, with what is trained on in double brackets, or in colour on a terminal."""
     _LOG.info("%s", plain_text(spans), extra={"spans": spans})

@@ -83,10 +83,10 @@ FAULTS: list[tuple[str, str]] = [
     ("np.quantile(_resampled_means(sums, weights), (0.025, 0.975))", "np.quantile(_resampled_means(sums, weights), (0.05, 0.95))"),
     ("np.array(cell.sums) - np.array(base.sums)", "np.array(base.sums) - np.array(cell.sums)"),
     ("if length <= pretraining_length and length in report.lengths", "if length in report.lengths"),
-    ('_difference(base.arm("far", length), self.arm("far", length), ', '_difference(self.arm("far", length), base.arm("far", length), '),
+    ('loss_difference(base.arm("far", length), self.arm("far", length), ', 'loss_difference(self.arm("far", length), base.arm("far", length), '),
     (
         'self._reference.recall(self.arm("far", length))',
-        '_difference(self.arm("absent", length), self.arm("far", length), self._reference.gains)',
+        'loss_difference(self.arm("absent", length), self.arm("far", length), self._reference.gains)',
     ),
     ("[begin, *passages, end]", "[*passages, begin, end]"),
     ("if (first == end).all():", "if len(runs):"),

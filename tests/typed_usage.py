@@ -9,9 +9,9 @@ from typing import assert_type
 
 import ropecli
 from ropecli.commands.finetune import FinetuneResult
+from ropecli.commands.measure import Reports
 from ropecli.commands.recipe import RecipeList
 from ropecli.engines.engine_export import Export
-from ropecli.reporting.outputs import Reports
 
 
 def use() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ropecli.commands.extend import Extended
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.inspect import Inspection
+    from ropecli.commands.measure import Reports
     from ropecli.commands.merge import MergeResult
     from ropecli.commands.methods import MethodList
     from ropecli.commands.patch import PatchResult
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ropecli.commands.revert import RevertResult
     from ropecli.commands.theory import Theory
     from ropecli.engines.engine_export import Export
-    from ropecli.reporting.outputs import Reports
     from ropecli.scaling.method import Parameter, ScalingMethod
 
 

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.commands import options
+from ropecli import options
 from ropecli.config.findings import Finding
 from ropecli.errors import MethodError, RopecliError, quoted
-from ropecli.evaluation import request
-from ropecli.evaluation.loading_options import endpoint_of, loading_of
-from ropecli.evaluation.request import DATA, TOKENS, Length
+from ropecli.messages import say_opening
+from ropecli.options import DATA, TOKENS, Length, loading_of
 from ropecli.signature import Flag, Panel, command
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class ServedCheck:
         }
 
 
-class CheckOptions(request.LoadingOptions, request.ServerOptions, total=False): ...
+class CheckOptions(options.LoadingOptions, options.ServerOptions, total=False): ...
 
 
 @command
@@ -78,7 +77,7 @@ def check_served(
         str,
         Flag("--checkpoint", "-c"),
         Doc("The checkpoint that it should serve: a folder or a Hub id."),
-        request.IS_CHECKPOINT,
+        options.IS_CHECKPOINT,
     ],
     length: Annotated[
         Length | None,
@@ -91,9 +90,9 @@ def check_served(
         Flag("--data", "-d"),
         Doc("Text of the prompts: 'demo', a file, a folder or a Hub dataset."),
         DATA,
-        request.IS_DATA,
+        options.IS_DATA,
     ] = "demo",
-    revision: request.Revision = None,
+    revision: options.Revision = None,
     **shared: Unpack[CheckOptions],
 ) -> ServedCheck:
     """Check whether a running server applies the scaling.
@@ -106,13 +105,14 @@ def check_served(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
     from ropecli.engines.engine_table import read_input
+    from ropecli.evaluation.endpoint import endpoint_of
 
     loading = loading_of(shared)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     engine_input = read_input(opened)  # refuses what no engine computes
     endpoint = endpoint_of(url, shared)
 
-    options.say_opening(checkpoint)
+    say_opening(checkpoint)
     from ropecli.data.sources import Source
     from ropecli.evaluation import served  # torch is loaded only once the server answers
     from ropecli.evaluation.subject import LiveReaderFactory

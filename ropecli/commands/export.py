@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
 
-from ropecli.atomic import refuse_unwritable
-from ropecli.commands.options import Overwrite, optional_path
-from ropecli.evaluation.request import OUTPUT, CheckpointName, Revision
+from ropecli.atomic import optional_path, refuse_unwritable
+from ropecli.options import OUTPUT, CheckpointName, Overwrite, Revision
 from ropecli.signature import Flag, OneOf, Only, command
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.commands import options
+from ropecli import options
+from ropecli.atomic import as_path, folder_to_write, optional_path
 from ropecli.errors import DataError, MethodError
-from ropecli.evaluation import request
-from ropecli.evaluation.loading_options import loading_of
-from ropecli.messages import duration, progress_bar, say, warn
+from ropecli.messages import duration, progress_bar, say, say_opening, warn
+from ropecli.options import loading_of
 from ropecli.signature import Flag, Interval, MinLen, OneOf, command
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Extended:
         return NOTHING_READS_FAR if fails else 0
 
     def as_json(self) -> dict[str, Any]:
-        from ropecli.evaluation.report import as_json
+        from ropecli.evaluation.kinds import as_json
 
         if self.finished:
             return dict(self.finished)
@@ -110,23 +110,23 @@ class Extended:
         }
 
 
-class ExtendOptions(request.TextOptions, request.LoadingOptions, total=False): ...
+class ExtendOptions(options.TextOptions, options.LoadingOptions, total=False): ...
 
 
 @command
 def extend(
-    checkpoint: request.CheckpointName,
+    checkpoint: options.CheckpointName,
     *,
-    length: Annotated[int, Flag("--length", "-l"), Interval(ge=2, le=2**24), request.TOKENS, Doc("Tokens to read.")],
+    length: Annotated[int, Flag("--length", "-l"), Interval(ge=2, le=2**24), options.TOKENS, Doc("Tokens to read.")],
     output: Annotated[
-        str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), request.OUTPUT
+        str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), options.OUTPUT
     ] = None,
     data: Annotated[
         str | None,
         Flag("--data", "-d"),
         Doc("Your texts: a file or folder of text or rows, or a Hub dataset. Default: the package's own text."),
-        request.DATA,
-        request.IS_DATA,
+        options.DATA,
+        options.IS_DATA,
     ] = None,
     serve: Annotated[
         str,
@@ -134,14 +134,14 @@ def extend(
         Doc("What will run it. ropecli: transformers with ropecli's attention, for distance methods."),
     ] = "transformers",
     methods: Annotated[
-        Sequence[str] | None, Doc("Try these methods, separated by commas."), request.IS_METHOD, request.SCALING
+        Sequence[str] | None, Doc("Try these methods, separated by commas."), options.IS_METHOD, options.SCALING
     ] = None,
     factors: Annotated[
-        Sequence[request.Factor] | None,
+        Sequence[options.Factor] | None,
         Flag("--factors", "-f"),
         Doc("Try these factors, separated by commas. Default: 1, 1.5 and 2 times what the length needs."),
         MinLen(1),
-        request.SCALING,
+        options.SCALING,
     ] = None,
     max_short_cost: Annotated[
         float | None,
@@ -153,16 +153,16 @@ def extend(
         Flag("--budget", metavar="TIME"),
         Doc("Time to measure, such as 20m or 2h: fewer candidates, then fewer documents. Default: all."),
     ] = None,
-    max_documents: Annotated[int, Interval(ge=2), Doc("Maximum number of documents to measure on."), request.DATA] = 16,
+    max_documents: Annotated[int, Interval(ge=2), Doc("Maximum number of documents to measure on."), options.DATA] = 16,
     train: Annotated[
         str | None,
         Flag("--train", metavar="TIME|STEPS"),
         Doc("Then train it on the documents that are not measured on: for a time such as 20m, or a number of steps."),
     ] = None,
     weights: options.Weights = "link",
-    dry_run: Annotated[bool, Doc("Print the candidates and the time, and write nothing."), request.OUTPUT] = False,
+    dry_run: Annotated[bool, Doc("Print the candidates and the time, and write nothing."), options.OUTPUT] = False,
     resume: options.Resume = False,
-    revision: request.Revision = None,
+    revision: options.Revision = None,
     **shared: Unpack[ExtendOptions],
 ) -> Extended:
     """Find the right extension on your texts, and write it.
@@ -174,18 +174,18 @@ def extend(
     seconds, loading = _seconds("--budget", budget), loading_of(shared)
     steps = int(train) if train and re.fullmatch(r"0*[1-9]\d{0,5}", train) else None
     time = None if steps else _seconds("--train", train)
-    if resume and output and (finished := _finished(options.as_path(output))):
+    if resume and output and (finished := _finished(as_path(output))):
         return finished
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
-    refuse_interrupted(None if dry_run else options.optional_path(output), resume)
-    begun = resume and train and output and (options.as_path(output) / "run.yaml").exists()
-    folder = options.as_path(output) if output and begun else options.folder_to_write(output, dry_run=dry_run)
+    refuse_interrupted(None if dry_run else optional_path(output), resume)
+    begun = resume and train and output and (as_path(output) / "run.yaml").exists()
+    folder = as_path(output) if output and begun else folder_to_write(output, dry_run=dry_run)
 
     from ropecli.checkpoint.opening import open_checkpoint
 
     opened = open_checkpoint(checkpoint, weights=True, tokenizer=True, revision=revision)
-    options.say_opening(checkpoint)
+    say_opening(checkpoint)
     from ropecli.checkpoint.state import read_state
     from ropecli.evaluation.driver import Store, interruptible
     from ropecli.extension.choice import make_candidates, make_extension

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OutputFolder, RecipeFile, as_path, optional_path, say_opening
+from ropecli.atomic import as_path, optional_path
 from ropecli.errors import RecipeError
-from ropecli.evaluation.request import (
-    DATA,
-    OUTPUT,
-    CheckpointName,
-    Revision,
-    with_config,
-)
-from ropecli.messages import Span, progress_bar, say, show, warn
+from ropecli.messages import Span, progress_bar, say, say_opening, show, warn
+from ropecli.options import DATA, OUTPUT, CheckpointName, OutputFolder, Revision, with_config
 from ropecli.ranks import read_ranks
 from ropecli.signature import Flag, Interval, command
-from ropecli.training.recipe_options import RecipeKeys
+from ropecli.training.recipe_options import RecipeFile, RecipeKeys
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.errors import CheckpointError
-from ropecli.evaluation.request import IS_CHECKPOINT, CheckpointName, Revision
 from ropecli.messages import say, warn
+from ropecli.options import IS_CHECKPOINT, CheckpointName, Revision
 from ropecli.signature import command
 
 if TYPE_CHECKING:

@@ -1,32 +1,55 @@
 """The commands that measure: `ropecli eval-ppl`, `compare`, `needle` and `ruler`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ropecli.commands import options
+from ropecli import options
+from ropecli.atomic import optional_path, refuse_unwritable
+from ropecli.checkpoint.scalings import method_specs
 from ropecli.errors import MethodError
-from ropecli.evaluation import request
+from ropecli.messages import say_opening
 from ropecli.names import DEMO
+from ropecli.options import loading_of
+from ropecli.resume import refuse_interrupted, remove_state
+from ropecli.scaling.spec import ScalingSpec
 from ropecli.signature import command
 
 if TYPE_CHECKING:
-    from ropecli.reporting.outputs import Reports
+    from ropecli.evaluation.measure import MakeTask
+    from ropecli.evaluation.report import Report
+    from ropecli.evaluation.subject import ReaderFactory
 
 
-class EvalPplOptions(request.InMemoryOptions, request.PerplexityOptions, total=False): ...
+class EvalPplOptions(options.InMemoryOptions, options.PerplexityOptions, total=False): ...
 
 
-class CompareOptions(request.ParameterOptions, request.PerplexityOptions, total=False): ...
+class CompareOptions(options.ParameterOptions, options.PerplexityOptions, total=False): ...
 
 
-class NeedleOptions(request.InMemoryOptions, request.NeedleOptions, total=False): ...
+class NeedleOptions(options.InMemoryOptions, options.NeedleOptions, total=False): ...
 
 
-class RulerOptions(request.InMemoryOptions, request.RulerOptions, total=False): ...
+class RulerOptions(options.InMemoryOptions, options.RulerOptions, total=False): ...
+
+
+@dataclass(frozen=True)
+class Reports:
+    """The result of a measuring command. reports: the first is compared with. plot: the drawn file."""
+
+    reports: "Sequence[Report]"
+    plot: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        from ropecli.evaluation.kinds import as_json
+
+        return as_json(self.reports)
 
 
 @command
-def eval_ppl(checkpoints: request.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> "Reports":
+def eval_ppl(checkpoints: options.CheckpointNames, **shared: Unpack[EvalPplOptions]) -> Reports:
     """Measure perplexity, or recall, at several context lengths.
 
     With 95% intervals over documents, which several processes share: `accelerate launch -m ropecli eval-ppl ...`.
@@ -36,12 +59,12 @@ def eval_ppl(checkpoints: request.CheckpointNames, **shared: Unpack[EvalPplOptio
 
 @command
 def compare(
-    checkpoints: request.CheckpointNames,
+    checkpoints: options.CheckpointNames,
     *,
-    methods: request.Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
-    factors: request.Factors = (4,),
+    methods: options.Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
+    factors: options.Factors = (4,),
     **shared: Unpack[CompareOptions],
-) -> "Reports":
+) -> Reports:
     """Compare methods and checkpoints by perplexity, or recall.
 
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
@@ -49,34 +72,21 @@ def compare(
     return _measure_documents(checkpoints, {"methods": methods, "factors": factors, **shared})
 
 
-def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> "Reports":
-    options.begin_measuring(checkpoints, shared)
+def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> Reports:
+    asked = _begin(checkpoints, shared)
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.tasks.perplexity import Perplexity, make_perplexity, refuse_another_vocabulary
-    from ropecli.evaluation.tasks.recall import Recall, make_recall
-    from ropecli.reporting.outputs import measure
+    from ropecli.evaluation.tasks.perplexity import make_perplexity
+    from ropecli.evaluation.tasks.recall import make_recall
+    from ropecli.evaluation.texts import selection_of
 
-    protocol, baseline = Protocol(shared["protocol"], shared["stride"], shared["targets"]), shared["baseline"]
-    factory = options.reader_factory_of(shared, shared["batch_size"])
-
-    def make(subjects: Any) -> Sequence[tuple[Perplexity | Recall, Any]]:
-        measured = subjects[1:] if baseline else subjects
-        made: Sequence[tuple[Perplexity | Recall, Any]]
-        if protocol.name == "recall":
-            made = make_recall(measured, subjects[0], shared)
-        else:
-            made = make_perplexity(measured, subjects[0], shared, protocol)
-        if not baseline:
-            return made
-        task, tokenizer = made[0]
-        refuse_another_vocabulary(task.documents, tokenizer, subjects[0])
-        return [(task.up_to(subjects[0].positions.context_length), tokenizer), *made]
-
-    return measure(checkpoints, make, factory, shared)
+    selection, protocol = selection_of(shared), Protocol(shared["protocol"], shared["stride"], shared["targets"])
+    if protocol.name == "recall":
+        return asked.measure(partial(make_recall, selection, shared["generate"]))
+    return asked.measure(partial(make_perplexity, selection, protocol))
 
 
 @command
-def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]) -> "Reports":
+def needle(checkpoints: options.CheckpointNames, **shared: Unpack[NeedleOptions]) -> Reports:
     """Measure whether a model finds a needle in a long text.
 
     By length and depth. The key is a random number of five digits.
@@ -85,25 +95,109 @@ def needle(checkpoints: request.CheckpointNames, **shared: Unpack[NeedleOptions]
     """
     if shared["style"] == "passkey" and shared["data"] != DEMO:
         raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
-    options.begin_measuring(checkpoints, shared)
+    asked = _begin(checkpoints, shared)
     from ropecli.evaluation.tasks.retrieval import make_needle
-    from ropecli.reporting.outputs import by_checkpoint, measure
+    from ropecli.evaluation.texts import source_of
 
-    factory = options.reader_factory_of(shared)
-    return measure(checkpoints, by_checkpoint(lambda scalings: make_needle(scalings, shared)), factory, shared)
+    return asked.measure(partial(make_needle, shared, source_of(shared)))
 
 
 @command
-def ruler(checkpoints: request.CheckpointNames, **shared: Unpack[RulerOptions]) -> "Reports":
+def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[RulerOptions]) -> Reports:
     """Find the effective context length, with RULER's tasks.
 
     The effective length is the longest one up to which the mean score stays at or above --threshold.
 
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
-    options.begin_measuring(checkpoints, shared)
+    asked = _begin(checkpoints, shared)
     from ropecli.evaluation.tasks.ruler import make_ruler
-    from ropecli.reporting.outputs import by_checkpoint, measure
+    from ropecli.evaluation.texts import source_of
 
-    factory = options.reader_factory_of(shared, shared["batch_size"])
-    return measure(checkpoints, by_checkpoint(lambda scalings: make_ruler(scalings, shared)), factory, shared)
+    return asked.measure(partial(make_ruler, shared, source_of(shared)))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a command measures, checked before torch is imported. specs: None for checkpoints as they are."""
+
+    checkpoints: Sequence[str]
+    options: Mapping[str, Any]
+    specs: "Sequence[ScalingSpec | None] | None"
+    output: Path | None
+    plot: Path | None
+
+    def measure(self, make_task: "MakeTask") -> Reports:
+        """Measure, and write the outputs. Only the first process of a launch writes."""
+        from ropecli.evaluation.measure import measure
+        from ropecli.evaluation.processes import join_workers
+        from ropecli.evaluation.report import write_report
+        from ropecli.evaluation.subject import open_subjects
+
+        factory = _reader_factory(self.options)
+        subjects = open_subjects(self.checkpoints, self.specs, self.options, weights=factory.loads_weights)
+        workers = join_workers()
+        reports = measure(subjects, make_task, factory, self.options["lengths"], self.output, workers)
+        result = Reports(reports, self.plot)
+        if self.plot and workers.first:
+            from ropecli.reporting.figures.plots import draw_reports
+            from ropecli.reporting.figures.style import save
+
+            save(draw_reports(reports), self.plot)
+        if self.output and workers.first:
+            write_report(self.output, result.as_json())
+            remove_state(self.output)
+        return result
+
+
+def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
+    """Raises MethodError for wrong methods, OutputError for outputs that cannot be written, or a run to resume."""
+    specs, output, plot = None, optional_path(shared["output"]), optional_path(shared["plot"])
+    if shared["methods"] is not None:
+        factors = sorted(set(shared["factors"] or ()))
+        specs = method_specs(shared["methods"], factors, shared["settings"], shared["factors_file"])
+    if output or plot:
+        from ropecli.reporting.figures.style import refuse_unknown_ending
+
+        refuse_unknown_ending(plot)
+        refuse_unwritable(output, plot, overwrite=shared["overwrite"])
+        refuse_interrupted(output, shared["resume"])
+    say_opening(*checkpoints)
+    return _Asked(checkpoints, shared, specs, output, plot)
+
+
+def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
+    """A model in this process, or a server.
+
+    Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
+    """
+    loading: Any = loading_of(options)  # type: ignore[arg-type]
+    url, engine, batch_size = options["endpoint"], options["engine"], options.get("batch_size", 1)
+    if engine and url:
+        raise MethodError("--engine and --endpoint exclude each other. Remove one.")
+    if url is None and engine is None:
+        from ropecli.evaluation.subject import LiveReaderFactory
+
+        return LiveReaderFactory(loading, chunk=options["chunk"], batch_size=batch_size)
+    arguments = dict(options["engine_arg"] or {})
+    if engine and (dtype := loading.pop("dtype")) != "auto":
+        arguments["dtype"] = dtype
+    if (
+        any(value not in ("auto", None) for value in (*loading.values(), options["chunk"], options["baseline"]))
+        or batch_size > 1
+    ):
+        raise MethodError(
+            f"With {'--engine' if engine else '--endpoint'} ropecli loads no model. Remove the options for loading, "
+            "--chunk, --batch-size and --baseline."
+        )
+    if url is None:
+        from ropecli.engines.engine_export import vllm_overrides
+        from ropecli.evaluation.readers.vllm import VllmReaderFactory
+
+        return VllmReaderFactory(arguments, vllm_overrides)
+    from ropecli.evaluation.endpoint import endpoint_of
+
+    endpoint = endpoint_of(url, options)
+    from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
+
+    return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OutputFolder, as_path, say_opening
-from ropecli.evaluation.request import IS_CHECKPOINT, Revision
+from ropecli.atomic import as_path
+from ropecli.messages import say_opening
+from ropecli.options import IS_CHECKPOINT, OutputFolder, Revision
 from ropecli.signature import command
 
 if TYPE_CHECKING:

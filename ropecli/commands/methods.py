@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.evaluation.request import IS_METHOD
+from ropecli.options import IS_METHOD
 from ropecli.signature import command
 
 if TYPE_CHECKING:

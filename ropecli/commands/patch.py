@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import Weights, folder_to_write
+from ropecli.atomic import folder_to_write
 from ropecli.errors import MethodError
-from ropecli.evaluation.request import (
+from ropecli.messages import say, warn
+from ropecli.names import LENGTH_ONLY
+from ropecli.options import (
     IS_METHOD,
     OUTPUT,
     SCALING,
@@ -20,9 +22,8 @@ from ropecli.evaluation.request import (
     Revision,
     ScalingFactor,
     Settings,
+    Weights,
 )
-from ropecli.messages import say, warn
-from ropecli.names import LENGTH_ONLY
 from ropecli.signature import Flag, Interval, command
 
 if TYPE_CHECKING:

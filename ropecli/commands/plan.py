@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import RecipeFile, optional_path, say_opening
+from ropecli.atomic import optional_path
 from ropecli.errors import RecipeError
-from ropecli.evaluation.request import TOKENS, CheckpointName, Revision
-from ropecli.messages import warn
+from ropecli.messages import say_opening, warn
+from ropecli.options import TOKENS, CheckpointName, Revision
 from ropecli.signature import Flag, Interval, command
+from ropecli.training.recipe_options import RecipeFile
 
 
 @dataclass(frozen=True)

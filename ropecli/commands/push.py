@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import as_path
+from ropecli.atomic import as_path
 from ropecli.errors import OutputError, shown
-from ropecli.evaluation.request import IS_CHECKPOINT, OUTPUT
 from ropecli.messages import warn
 from ropecli.names import HUB_ID
+from ropecli.options import IS_CHECKPOINT, OUTPUT
 from ropecli.signature import Flag, command
 
 

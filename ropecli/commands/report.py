@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.atomic import new_file, refuse_unwritable
-from ropecli.commands.options import Overwrite, as_path
-from ropecli.evaluation.request import OUTPUT
+from ropecli.atomic import as_path, new_file, refuse_unwritable
 from ropecli.names import check_report
+from ropecli.options import OUTPUT, Overwrite
 from ropecli.signature import Check, Flag, command
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import Weights, folder_to_write
-from ropecli.evaluation.request import OUTPUT, CheckpointName, Revision
+from ropecli.atomic import folder_to_write
 from ropecli.messages import warn
+from ropecli.options import OUTPUT, CheckpointName, Revision, Weights
 from ropecli.signature import Flag, command
 
 if TYPE_CHECKING:

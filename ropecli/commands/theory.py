@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from annotated_doc import Doc
 
-from ropecli.atomic import refuse_unwritable
-from ropecli.commands.options import Overwrite, optional_path
-from ropecli.evaluation import request
+from ropecli import options
+from ropecli.atomic import optional_path, refuse_unwritable
 from ropecli.messages import warn
+from ropecli.options import Overwrite
 from ropecli.signature import Flag, Only, command
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ class Theory:
 
 @command
 def theory(
-    checkpoint: request.CheckpointName,
+    checkpoint: options.CheckpointName,
     *,
     methods: Annotated[
         Sequence[str] | None,
         Flag("--methods"),
-        request.IS_METHOD,
+        options.IS_METHOD,
         Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
-        request.SCALING,
+        options.SCALING,
     ] = None,
-    factor: Annotated[request.ScalingFactor, Only("methods")] = None,
-    revision: request.Revision = None,
+    factor: Annotated[options.ScalingFactor, Only("methods")] = None,
+    revision: options.Revision = None,
     plot: Annotated[
         str | Path | None,
         Flag("--plot", metavar="FILE"),
         Doc("Draw the frequencies of each method: .png, .svg or .pdf."),
-        request.OUTPUT,
+        options.OUTPUT,
     ] = None,
     overwrite: Annotated[Overwrite, Only("plot")] = False,
-    **shared: Unpack[request.ParameterOptions],
+    **shared: Unpack[options.ParameterOptions],
 ) -> Theory:
     """Show the quantities with which papers explain a scaling.
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from ropecli.data.documents import Documents
 from ropecli.errors import DataError, EndpointError, NotFiniteError
+from ropecli.evaluation.kinds import KINDS
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.readers.reader import Reader, batches
-from ropecli.evaluation.report import Cell, Reference, Report, reference_of
+from ropecli.evaluation.report import Cell, Reference, Report
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import command_line, warn
 from ropecli.resume import append_record, open_state, read_records, remove_state, state_folder
@@ -42,15 +43,21 @@ _SECONDS_BETWEEN_CHECKS = 300.0
 class Task:
     """A measurement: its samples, and how they are scored.
 
-    kind: of the report. name: of the task in the report. source: the data. documents: of a loss, for the report.
-    answers: whether the reader continues prompts. settings: for the report.
+    name: of the task in the report, a key of KINDS. source: the data. documents: of a loss, for the report.
+    answers: whether the reader continues prompts. settings: for the report. lengths: tokens, ascending. one_tokenizer:
+    whether all subjects must have the same tokens.
     """
 
-    kind = "scores"
     name: str
     source: str
     documents: Documents | None = None
     answers = True
+    lengths: list[int]
+    one_tokenizer = False
+
+    def up_to(self, length: int) -> "Task":
+        """The task for a subject that reads no more than `length` tokens."""
+        return self
 
     @property
     def needs_losses(self) -> bool:
@@ -251,7 +258,7 @@ def collect(
     tasks = {id(job.task): job.task for job in jobs}
     requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
     request = {
-        "jobs": [{**job.subject.request(), "tasks": [requests[id(job.task)]]} for job in jobs],
+        "jobs": [{**job.subject.identity._asdict(), "tasks": [requests[id(job.task)]]} for job in jobs],
         **factory.request(),
     }
     parts = [f"{number}.0" for number in range(len(jobs))]  # job and task: states hold a list of tasks per job
@@ -301,7 +308,7 @@ def read_job(
 def make_reports(
     jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
 ) -> list[Report]:
-    """The reports of all jobs. Recall refers to the first one.
+    """The reports of all jobs. Those of recall refer to the first one.
 
     Arguments and errors: see `collect`; and NotFiniteError, DataError.
     """
@@ -315,14 +322,12 @@ def make_reports(
                 raise
             warn(f"{job.subject.checkpoint.name} was not measured: {error}")
             continue
-        if report.kind == "recall":
-            try:
-                reference = reference or reference_of(report)
-            except DataError:
-                remove_state(output)  # the same command would end so again
-                raise
-            report = replace(report, reference=reference)
-        reports.append(report)
+        try:
+            reference = reference or report.as_reference()
+        except DataError:
+            remove_state(output)  # the same command would end so again
+            raise
+        reports.append(replace(report, reference=reference))
     return reports
 
 
@@ -333,8 +338,7 @@ def report_of(
     task = job.task
     settings = {**task.settings, "chunk": reader["chunk"], **factory.settings, "processes": processes}
     documents = task.documents or Documents((), 0)
-    return Report(
-        kind=task.kind,  # type: ignore[arg-type]
+    return KINDS[task.name](
         task=task.name,
         **job.subject.report_fields(),
         source=task.source,

@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 
 from ropecli.errors import EndpointError, first_fault, reason_of, shortened
 from ropecli.messages import say
+from ropecli.options import ServerOptions
 
 _ATTEMPTS, _PAUSE = 4, 1.0
 """Seconds of the first pause; each is twice the one before."""
@@ -339,3 +340,9 @@ class Endpoint:
 def logprobs_of(choice: Choice) -> dict[str, Any]:
     """See LogProbabilities."""
     return {**(choice.get("logprobs") or {})}
+
+
+def endpoint_of(url: str, options: ServerOptions) -> Endpoint:
+    """Raises EndpointError."""
+    names = {"served_name": options["served_name"], "key_variable": options["api_key_env"]}
+    return Endpoint(url, **names, timeout=options["timeout"] or 600.0)

@@ -3,18 +3,18 @@
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
-from ropecli.errors import DataError, RopecliError
+from ropecli.checkpoint.identity import Identity
+from ropecli.errors import RopecliError
 from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.statistics import (
     LARGEST_NLL,
@@ -25,17 +25,14 @@ from ropecli.evaluation.statistics import (
     TokenCount,
     bootstrap_interval,
     ratio_interval,
-    score_difference,
     wilson,
 )
 from ropecli.hashing import digest
 from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Schema of all files of reports. Others are refused."""
-PUBLISHED = 0.856
-"""RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
 ARMS = ("absent", "far", "near")
 """The tasks of the cells of recall, see evaluation/tasks/recall.py."""
 Positive = Annotated[float, Interval(gt=0, le=1e12)]
@@ -146,7 +143,7 @@ def loss_change(cell: Cell, base: Cell) -> Change:
 
 
 @lru_cache(maxsize=4096)
-def _difference(cell: Cell, other: Cell, weights: tuple[float, ...]) -> Change:
+def loss_difference(cell: Cell, other: Cell, weights: tuple[float, ...]) -> Change:
     """Σ (loss of `cell` − loss of `other`) / Σ weights. weights: of each document."""
     sums, each = np.array(cell.sums) - np.array(other.sums), np.array(weights)
     return Change(float(sums.sum() / each.sum()), *ratio_interval(sums, each, cell.passes))
@@ -181,7 +178,7 @@ def copies_of(report: "Report", base: "Report") -> list[Copies]:
     return [
         Copies(
             *(each.task, each.tokens / cell.tokens, each.value, other.value),
-            *(_difference(other, each, each.weights), each.weights),
+            *(loss_difference(other, each, each.weights), each.weights),
         )
         for each, other in zip(cell.by_class, of_base.by_class, strict=True)
     ]
@@ -189,11 +186,16 @@ def copies_of(report: "Report", base: "Report") -> list[Copies]:
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference of recall: arms of the first subject, at a length within its pretraining length."""
+    """The reference of recall: arms of the first subject, at a length within its pretraining length.
 
-    name: str
-    absent: Cell
-    near: Cell
+    It is the same in every run on the same documents. name: as the user gave it.
+    """
+
+    name: str = field(compare=False)
+    weights: str
+    scaling: str
+    absent: Cell = field(compare=False)
+    near: Cell = field(compare=False)
 
     def of_samples(self, numbers: Sequence[int]) -> "Reference":
         return replace(self, absent=self.absent.of_samples(numbers), near=self.near.of_samples(numbers))
@@ -205,26 +207,37 @@ class Reference:
 
     def recall(self, far: Cell) -> Change:
         """Σ (absent₀ − far) / Σ (absent₀ − near₀), where ₀ is this reference."""
-        return _difference(self.absent, far, self.gains)
+        return loss_difference(self.absent, far, self.gains)
 
 
 @dataclass(frozen=True)
 class Report:
     """One task, measured on one checkpoint with one scaling.
 
-    kind: perplexity or recall (cells are losses), or scores. task: the protocol of a perplexity; recall, needle or
-    ruler. digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether
-    the model was patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data.
-    command: the command line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of
-    the token ids of all samples. context_length: tokens that it reads. too_short: documents skipped. documents: a
-    digest of each document of the cells, in order; empty of scores. reference: of recall. model: digest of the weights
-    and the scaling, the same for a patched folder and its method in memory. baseline: whether the user named it.
+    task: the protocol of a perplexity; recall, needle or ruler. weights, scaling: see Identity. method, factor, params:
+    the scaling in effect. in_memory: whether the model was patched in memory. original_max_position_embeddings: the
+    pretraining length, tokens. source: the data. command: the command line, as a list of arguments. settings: of the
+    task and of the passes. fingerprint: sha256 of the token ids of all samples. context_length: tokens that it reads.
+    too_short: documents skipped. documents: a digest of each document of the cells, in order; empty of scores.
+    reference: of recall.
+
+    Each kind of measurement is a class of its own, see kinds.py. order: which decides first. higher: whether that is
+    better. logarithmic: on an axis; then a change is a ratio. scale: of the value to that of changes. places: decimals.
+    unit: after a value. change_unit: of a change in words. by_row: whether its cells at a length are depths or tasks.
+    samples_are: what one is called. note: below tables.
     """
 
-    kind: Literal["perplexity", "recall", "scores"]
+    kind = ""
+    order = 0
+    higher, logarithmic, scale = True, False, 1.0
+    unit, change_unit, places = "", "", 2
+    by_row = False
+    samples_are, note = "document", ""
+
     task: str
     checkpoint: str
-    digest: str
+    weights: str
+    scaling: str
     method: str
     factor: Positive
     params: dict[str, Any]
@@ -242,9 +255,11 @@ class Report:
     document_names: list[str] = field(default_factory=list)
     documents: list[str] = field(default_factory=list)
     reference: Reference | None = None
-    model: str = ""
-    baseline: bool = False
     environment: dict[str, str] = field(default_factory=environment)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.weights, self.scaling)
 
     @property
     def label(self) -> str:
@@ -259,42 +274,13 @@ class Report:
     def lengths(self) -> list[int]:
         return sorted({cell.length for cell in self.cells})
 
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks of its cells; RULER has several."""
-        return list(dict.fromkeys(cell.task for cell in self.cells))
-
     def cells_at(self, length: int) -> list[Cell]:
         return [cell for cell in self.cells if cell.length == length]
 
-    def mean(self, length: int) -> tuple[float, int]:
-        """Mean score over tasks and depths at a length, and the number of samples."""
-        cells = self.cells_at(length)
-        return sum(cell.value for cell in cells) / len(cells), sum(cell.samples for cell in cells)
-
-    def interval(self, length: int) -> tuple[float, float]:
-        """Wilson's 95% interval of the mean score."""
-        mean, samples = self.mean(length)
-        return wilson(mean * samples, samples)
-
-    def chance(self, length: int) -> float:
-        """Mean score of guessing at a length; 0 if it is unknown."""
-        chances = [cell.chance or 0.0 for cell in self.cells_at(length)]
-        return sum(chances) / len(chances)
-
-    def above_chance(self) -> bool:
-        """Return whether the score at the shortest length is above that of guessing, by its 95% interval."""
-        shortest = self.lengths[0]
-        # without a hit, the interval's lower end is only 0 up to rounding
-        return self.mean(shortest)[0] > 0 and self.interval(shortest)[0] > self.chance(shortest)
-
     def is_comparable(self, other: "Report") -> bool:
         """Whether both scored the same tokens or prompts in the same way. Recall needs one near arm for all."""
-        settings = ("mode", "stride", "targets", "passages_per_pass")
-        keys = [
-            (one.kind, one.task, one.fingerprint, one.reference, *map(one.settings.get, settings))
-            for one in (self, other)
-        ]
+        settings = ("mode", "stride", "targets", "passages_per_pass", "near")
+        keys = [(one.task, one.fingerprint, one.reference, *map(one.settings.get, settings)) for one in (self, other)]
         return keys[0] == keys[1] and all(
             [(cell.task, cell.depth, cell.weights) for cell in self.cells_at(length) if cell.task != "near"]
             == [(cell.task, cell.depth, cell.weights) for cell in other.cells_at(length) if cell.task != "near"]
@@ -313,85 +299,83 @@ class Report:
             reference=reference,
         )
 
-    def change_from(self, base: "Report", length: int) -> Change:
+    @property
+    def title(self) -> str:
+        return self.kind
+
+    @property
+    def measured_by(self) -> str:
+        """The protocol, what is repeated, or the way that answers were found."""
+        raise NotImplementedError
+
+    @property
+    def meaning(self) -> str:
+        """What its values stand for, if they refer to another measurement."""
+        return ""
+
+    def value(self, length: int) -> float:
+        raise NotImplementedError
+
+    def samples(self, length: int) -> int:
+        """Documents or prompts."""
+        return self.cells_at(length)[0].samples
+
+    @property
+    def all_samples(self) -> int:
+        return max(cell.samples for cell in self.cells)
+
+    def change_from(self, base: Any, length: int) -> Change:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
-        cells, base_cells = self.cells_at(length), base.cells_at(length)
-        if self.kind == "recall":
-            return _difference(base.arm("far", length), self.arm("far", length), self._reference.gains)
-        if self.kind == "perplexity":
-            return loss_change(cells[0], base_cells[0])
-        if not self.is_comparable(base):
-            raise RopecliError("Cannot compare scores of different prompts.")
-        scores, base_scores = (np.concatenate([cell.sums for cell in row]) for row in (cells, base_cells))
-        return Change(*score_difference(scores - base_scores))
+        raise NotImplementedError
 
     @property
-    def threshold(self) -> float:
-        """Mean score that the effective length requires; by default, a share of the score at the shortest length."""
-        given = self.settings.get("threshold")
-        return PUBLISHED * self.mean(self.lengths[0])[0] if given is None else float(given)
+    def counted(self) -> str:
+        """The number of documents or prompts, in words."""
+        count = self.all_samples
+        return f"{count} {self.samples_are}{'s'[: count != 1]}"
 
-    @property
-    def effective_length(self) -> int | None:
-        """Tokens; None if no length reaches the threshold, or the shortest one's score is not above guessing."""
-        passed = list(takewhile(lambda length: self.mean(length)[0] >= self.threshold, self.lengths))
-        return passed[-1] if passed and self.above_chance() else None
+    def plotted(self, change: float) -> float:
+        """A paired change on an axis: a ratio, or a difference in the unit of the value."""
+        return 1 + change if self.logarithmic else self.scale * change
 
-    def arm(self, name: str, length: int) -> Cell:
-        """The losses of recall."""
-        return next(cell for cell in self.cells_at(length) if cell.task == name)
+    def as_reference(self) -> Reference | None:
+        """What later reports refer to; None if they do not. Raises DataError if it cannot be that."""
+        return None
 
-    @property
-    def _reference(self) -> Reference:
-        if self.reference is None:
-            raise RopecliError(f"The recall of {self.checkpoint} has no reference.")
-        return self.reference
+    def columns(self, length: int) -> dict[str, str]:
+        """All numbers at a length, by the head of the column."""
+        raise NotImplementedError
 
-    def far_gain(self, length: int) -> Change:
-        """absent − far, nats per token."""
-        far = self.arm("far", length)
-        return _difference(self.arm("absent", length), far, far.weights)
+    def ends(self) -> dict[str, str]:
+        """Further columns of a table by length."""
+        return {}
 
-    def recall(self, length: int) -> Change:
-        return self._reference.recall(self.arm("far", length))
+    def notes(self, *, alone: bool) -> list[str]:
+        """Below a table of all numbers. alone: whether the table has no other report."""
+        return []
 
-    def reads_to(self, least: float = 0.0) -> int | None:
-        """The longest length, with all shorter ones, where far gain and recall are certain: above 0 and `least`."""
+    def reading(self, length: int, base: "Report | None") -> str:
+        """A sentence on what is read at a length. base: to compare with."""
+        raise NotImplementedError
 
-        def reads(length: int) -> bool:
-            gain, recall = self.far_gain(length).low, self.recall(length).low
-            return gain is not None and recall is not None and gain > 0 and recall > least
+    def row(self, length: int) -> dict[str, Any]:
+        """value, with its 95% interval low to high, of n documents or prompts; and what belongs to the kind."""
+        raise NotImplementedError
 
-        return max(takewhile(reads, self.lengths), default=None)
+    def summary(self) -> dict[str, Any]:
+        """What follows from all lengths, for JSON."""
+        return {}
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with a report that was read from a file."""
+        return iter(())
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, and what follows from them: rows by length, how far recall reads, RULER's effective length."""
-        value = asdict(self)
+        """The fields, and what follows from them."""
+        value = {"kind": self.kind, **asdict(self)}
         value["cells"] = [*map(_without_defaults, value["cells"])]
-        value["rows"] = [{"length": length, **self._row(length)} for length in self.lengths]
-        if self.kind == "recall":
-            value |= {"reads_to": self.reads_to(), "reads_to_half": self.reads_to(0.5)}
-        if self.task == "ruler":
-            value |= {"threshold": self.threshold, "effective_length": self.effective_length}
-        return value
-
-    def _row(self, length: int) -> dict[str, Any]:
-        """value, with its 95% interval low to high, of n documents or prompts; and what belongs to the kind."""
-        if self.kind == "scores":
-            mean, samples = self.mean(length)
-            low, high = self.interval(length)
-            return {"value": mean, "low": low, "high": high, "n": samples, "chance": self.chance(length)}
-        cell = self.arm("far", length) if self.kind == "recall" else self.cells_at(length)[0]
-        row = {"n": cell.samples, "nll": cell.value, "tokens": cell.tokens}
-        if self.kind == "recall":
-            recall, gain = self.recall(length), self.far_gain(length)
-            of_gain = {"far_gain": gain.change, "far_gain_low": gain.low, "far_gain_high": gain.high}
-            return {"value": recall.change, "low": recall.low, "high": recall.high, **row, **of_gain}
-        names = ("bits_per_byte", "seconds", "tokens_per_second", "peak_memory")
-        return {
-            **{"value": cell.ppl, "low": cell.low, "high": cell.high, **row, "ppl": cell.ppl},
-            **{"documents": cell.samples, **{name: getattr(cell, name) for name in names}},
-        }
+        value["rows"] = [{"length": length, **self.row(length)} for length in self.lengths]
+        return value | self.summary()
 
 
 def _without_defaults(cell: dict[str, Any]) -> dict[str, Any]:
@@ -438,39 +422,6 @@ def headlines(report: Report, base: Report) -> list[Headline]:
     elif longest > pretraining_length and lengths:
         changes.append(headline("long-context gain", longest, lengths[-1]))
     return changes
-
-
-def as_json(reports: Sequence[Report]) -> dict[str, Any]:
-    """The content of a file of reports. Those of perplexity have their headlines against the first of the same data."""
-    values = [report.as_json() for report in reports]
-    for value, report in zip(values, reports, strict=True):
-        base = next(other for other in reports if report.is_comparable(other))
-        if report is not base and report.kind == "perplexity":
-            value["headlines"] = [asdict(headline) for headline in headlines(report, base)]
-    return {"schema_version": SCHEMA_VERSION, "reports": values}
-
-
-def reference_of(report: Report, *, certain: bool = True) -> Reference:
-    """The reference of recall for this report and the following ones.
-
-    Raises DataError if a near copy gains nothing certain in it, unless `certain` is False.
-    """
-    [near] = [cell for cell in report.cells if cell.task == "near"]
-    reference = Reference(f"{report.checkpoint}, {report.label}", report.arm("absent", near.length), near)
-    gain = _difference(reference.absent, near, near.weights)
-    if certain and report.mode == "generate" and near.sums == near.weights:  # every token counts as wrong
-        raise DataError(
-            f"{report.checkpoint} copied nothing, not even a passage nearby. It may answer nothing at all: look at one "
-            "answer, and at the server's stop words and limits."
-        )
-    if certain and (gain.low is None or gain.low <= 0):
-        interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
-        raise DataError(
-            f"{report.checkpoint} gains {gain.change:.2f} nats per token{interval} from a near copy at {near.length} "
-            "tokens, which is not certain, so recall has no reference. More documents narrow the interval; the first "
-            "checkpoint must copy text within its pretraining length."
-        )
-    return reference
 
 
 def write_report(path: Path, value: Any) -> None:

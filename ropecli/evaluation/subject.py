@@ -1,21 +1,18 @@
 """A checkpoint to measure, with its scaling, and the models that read for it."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ropecli.atomic import as_path
 from ropecli.attention import load_model
 from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.identity import Identity, identity_of
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.scalings import method_specs
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.config.fields import section_of
 from ropecli.config.findings import Finding
@@ -23,8 +20,6 @@ from ropecli.errors import MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import environment
-from ropecli.hashing import digest
-from ropecli.live.adapter import only_weights
 from ropecli.live.devices import computes_bfloat16
 from ropecli.live.loading import choose_device, resolve_dtype_and_device, vocabulary_mismatch
 from ropecli.live.proof import require_reading
@@ -37,7 +32,6 @@ from ropecli.scaling.spec import ScalingSpec, make_spec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SHORTEST = 16
 _LARGE = 50_000_000
 """Bytes of weights from which a CPU computes in bfloat16, if it can: smaller models are fast enough."""
 
@@ -78,63 +72,43 @@ class Subject:
         live_patch(model, self.plan.positions.ropes)
         return any(varies_with_length(rope) for rope in self.plan.positions.ropes.values())
 
-    def request(self) -> dict[str, Any]:
-        """The settings on which the numbers depend."""
-        return {"checkpoint": self.checkpoint.digest(), "scaling": self._fingerprint()}
-
-    def _fingerprint(self) -> str | None:
-        """Hash of the plan's ropes, to the bit. None for no plan."""
-        if self.plan is None:
-            return None
-        parts: list[Any] = []
-        for label, rope in self.plan.positions.ropes.items():
-            remapping = rope.remapping and (rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)
-            parts += [label, rope.geometry, rope.spec, rope.attention_factor, remapping, rope.inv_freq]
-        return digest(*parts)
-
-    def _model(self) -> str:
-        """Digest of the weights and the scaling."""
-        parts: list[Any] = [only_weights(self.checkpoint).digest()]
-        for label, rope in self.positions.ropes.items():
-            follows = (rope.spec, self.positions.context_length) if varies_with_length(rope) else None
-            remapping = rope.remapping and (rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)
-            parts += [label, rope.inv_freq.astype(np.float32), round(rope.attention_factor, 6), remapping, follows]
-        return digest(*parts)
+    @cached_property
+    def identity(self) -> Identity:
+        """What makes it the same model as another."""
+        return identity_of(self.checkpoint, self.plan and self.plan.positions)
 
     def report_fields(self) -> dict[str, Any]:
         return {
             "checkpoint": self.checkpoint.name,
-            "digest": self.checkpoint.digest(),
+            **self.identity._asdict(),
             "method": self.spec.method.name,
             "factor": self.spec.factor,
             "params": dict(self.spec.params),
             "in_memory": self.plan is not None,
             "original_max_position_embeddings": self.positions.pretraining_length,
             "context_length": self.positions.context_length,
-            "model": self._model(),
-            "baseline": self.is_baseline,
         }
 
 
 def open_subjects(
-    names: Sequence[str], options: Mapping[str, Any], *, baseline: str | None = None, weights: bool = True
+    names: Sequence[str],
+    specs: Sequence[ScalingSpec | None] | None,
+    options: Mapping[str, Any],
+    *,
+    weights: bool = True,
 ) -> list[Subject]:
-    """Open every checkpoint with every method and factor; without methods, as it is.
+    """Open every checkpoint with every scaling, each model once.
 
-    The others are compared with the first: the baseline, else an unscaled one, else the first given. options: methods,
-    factors, settings, factors_file, original_length, revision, attn. weights: whether a Hub id's weights are needed.
-    Shows the findings. Raises MethodError, CheckpointError.
+    The others are compared with the first: the baseline, else an unscaled one, else the first given. specs: None for
+    checkpoints as they are. options: baseline, original_length, revision, attn. weights: whether a Hub id's weights are
+    needed. Shows the findings. Raises MethodError, CheckpointError.
     """
-    names, revision = list(dict.fromkeys(names)), options["revision"]
+    names, revision, baseline = list(dict.fromkeys(names)), options["revision"], options["baseline"]
     if revision and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")
-    methods, factors, settings = options["methods"], options["factors"] or (), options["settings"]
-    specs: list[ScalingSpec | None] = [None]
-    if methods is not None:
-        specs = method_specs(methods, sorted(set(factors)), settings, options["factors_file"])
-    if len(specs) > 1:  # what scales nothing appears once
-        scaled = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]
-        specs = [spec for number, spec in enumerate(scaled) if spec not in scaled[:number]]
+    replacing, specs = specs is not None, list(specs or [None])
+    if len(specs) > 1:  # what scales nothing needs no length
+        specs = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]
     needed: dict[str, Any] = {"weights": weights, "tokenizer": True, "adapters": True}
     opened = [open_checkpoint(name, revision=revision, **needed) for name in names]
     length = options["original_length"]
@@ -145,20 +119,29 @@ def open_subjects(
     ]
     first = next((subject for subject in subjects if subject.label == "none"), subjects[0])
     if baseline is not None:
-        given = None if revision else next((each for each in opened if _is_same(each, baseline)), None)
-        first = Subject(given or open_checkpoint(baseline, **needed), is_baseline=True)
-    is_again = {id(subject) for subject in subjects if subject.checkpoint is first.checkpoint and subject.plan is None}
-    skipped = is_again if first.is_baseline else {id(first)}
-    subjects = [first, *(subject for subject in subjects if id(subject) not in skipped)]
+        named = Subject(open_checkpoint(baseline, **needed))
+        listed = (Subject(each) for each in opened if each.config == named.checkpoint.config)  # to load it once
+        named = next((each for each in listed if each.identity == named.identity), named)
+        same = next((subject for subject in subjects if subject.identity == named.identity), named)
+        first = replace(same, is_baseline=True)
+    subjects = _once([first, *subjects])
+    if baseline is not None and len(subjects) == 1:
+        raise MethodError(f"--baseline {baseline} is the same model as {names[0]}. Remove it, or name another.")
     for subject in subjects:
         refuse_attention(subject, options["attn"])
-    _show_findings(subjects, several=len(specs) > 1, replacing=methods is not None)
+    _show_findings(subjects, several=len(specs) > 1, replacing=replacing)
     return subjects
 
 
-def _is_same(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether a checkpoint that is open has this name, or is this folder."""
-    return checkpoint.name == name or (as_path(name).is_dir() and checkpoint.folder.samefile(as_path(name)))
+def _once(subjects: Sequence[Subject]) -> list[Subject]:
+    """Each model once, by its identity. Says which one stands under another name too."""
+    known: dict[Identity, Subject] = {}
+    for subject in subjects:
+        first = known.setdefault(subject.identity, subject)
+        if (first.checkpoint.name, first.label) != (subject.checkpoint.name, subject.label):
+            names = [", ".join((each.checkpoint.name, each.label)) for each in (subject, first)]
+            say(f"{names[0]} is the same model as {names[1]}, and is measured once.")
+    return list(known.values())
 
 
 def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: bool) -> None:
@@ -184,25 +167,6 @@ def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: boo
             )
     for message in dict.fromkeys(messages):
         warn(message)
-
-
-def default_lengths(subjects: Sequence[Subject]) -> list[int]:
-    """Lengths to measure, in tokens: doubling from a quarter of the pretraining length to the context length."""
-    longest = max(subject.positions.context_length for subject in subjects)
-    lengths = [max(_SHORTEST, min(subject.positions.pretraining_length for subject in subjects) // 4)]
-    while 2 * lengths[-1] <= longest:
-        lengths.append(2 * lengths[-1])
-    return lengths if lengths[-1] >= longest else [*lengths, longest]
-
-
-def choose_lengths(
-    asked: Sequence[int] | None, subjects: Sequence[Subject], fits: Callable[[int], bool] = lambda length: True
-) -> list[int]:
-    """The lengths that the user asked for, ascending; else the default ones that fit, or the longest of them."""
-    if asked:
-        return sorted(set(asked))
-    lengths = default_lengths(subjects)
-    return list(filter(fits, lengths)) or lengths[-1:]
 
 
 def refuse_attention(subject: Subject, attn: str) -> None:

@@ -1,77 +1,86 @@
 """The documents of a source that a protocol can score."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ropecli.data.documents import Documents, read_documents, special_tokens
-from ropecli.data.sources import Texts
+from ropecli.data.sources import Source
 from ropecli.errors import DataError
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.request import DocumentOptions, document_source
+from ropecli.evaluation.verdict import ENOUGH
 from ropecli.messages import progress_bar, say, warn
+from ropecli.options import DocumentOptions, with_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ENOUGH_DOCUMENTS = 8
-"""A length that fewer documents have is not measured by default."""
+
+def source_of(options: Mapping[str, Any]) -> Source:
+    """options: TextOptions, and data."""
+    place = with_config(options["data"], options["dataset_config"])
+    return Source(place, options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The documents of a source to read. most: number. min_tokens, max_tokens: of a protocol that reads whole ones."""
+
+    source: Source
+    most: int | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+def selection_of(options: DocumentOptions) -> Selection:
+    return Selection(source_of(options), options["max_documents"], options["min_tokens"], options["max_tokens"])
 
 
 def read_texts(
-    options: DocumentOptions,
-    tokenizer: "PreTrainedTokenizerBase",
-    lengths: list[int],
-    protocol: Protocol,
-    *,
-    drop_rare: bool = False,
+    selection: Selection, tokenizer: "PreTrainedTokenizerBase", lengths: Lengths, protocol: Protocol
 ) -> tuple[Documents, list[int]]:
     """Read the documents that `protocol` can score at these lengths; warn about those that it skips.
 
-    lengths: tokens, ascending. drop_rare: drop the longest lengths that fewer than 8 documents have. Returns the
-    remaining lengths too.
+    Returns the lengths too: by default, without the longest ones that fewer than 8 documents have.
     """
-    reads_whole, most_tokens = protocol.reads_whole_documents, options["max_tokens"]
+    reads_whole, most_tokens, chosen = protocol.reads_whole_documents, selection.max_tokens, list(lengths.tokens)
     special = special_tokens(tokenizer)
-    least = lengths[0] if drop_rare else lengths[-1]  # tokens that a document needs
+    least = chosen[-1] if lengths.are_given else chosen[0]  # tokens that a document needs
     if reads_whole:
-        least = max(options["min_tokens"] or 0, protocol.least_tokens(special))
+        least = max(selection.min_tokens or 0, protocol.least_tokens(special))
         if most_tokens and most_tokens < least:
             raise DataError(f"--max-tokens is {most_tokens}; a document needs {least} tokens.")
-    source = document_source(options)
-    if not options["max_documents"]:
+    source, cut = selection.source, most_tokens if reads_whole else chosen[-1]
+    if not selection.most:
         source = source.limited("--max-documents")  # a Hub dataset
-    documents = read_with_bar(options, tokenizer, source.texts(), least, most_tokens if reads_whole else lengths[-1])
-    if drop_rare:
-        common = common_lengths(documents, lengths)
-        if len(common) < len(lengths):
-            have = count_documents(sum(len(document.ids) >= lengths[len(common)] for document in documents.kept))
+    with progress_bar("reading documents", None) as step:
+        reading: dict[str, Any] = {"most": selection.most, "cut": cut, "count_bytes": True, "advance": step}
+        documents = read_documents(source.texts(), tokenizer, least, **reading)
+    if not lengths.are_given:
+        common = common_lengths(documents, chosen)
+        if len(common) < len(chosen):
+            missing = chosen[len(common)]
+            have = count_documents(sum(len(document.ids) >= missing for document in documents.kept))
             say(
-                f"Measuring up to {common[-1]} tokens: only {have} of {documents.count} have {lengths[len(common)]}. "
+                f"Measuring up to {common[-1]} tokens: only {have} of {documents.count} have {missing}. "
                 "Longer lengths: --lengths."
             )
-        lengths = common
+        chosen = common
         if not reads_whole:
-            least = lengths[-1]
+            least = chosen[-1]
             documents = documents.first(least)
     if documents.too_short:
         warn(f"Skipping {count_documents(documents.too_short)} shorter than {least} tokens.")
-    shorter = sum(len(document.ids) < lengths[-1] for document in documents.kept)
+    shorter = sum(len(document.ids) < chosen[-1] for document in documents.kept)
     if shorter and protocol.name != "recall":
-        warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
-    return documents, lengths
-
-
-def read_with_bar(
-    options: DocumentOptions, tokenizer: "PreTrainedTokenizerBase", texts: Texts, least: int, cut: int | None
-) -> Documents:
-    """See read_documents; with a bar of progress."""
-    most = options["max_documents"]
-    with progress_bar("reading documents", None) as step:
-        return read_documents(texts, tokenizer, least, most=most, cut=cut, count_bytes=True, advance=step)
+        warn(f"{count_documents(shorter)} shorter than {chosen[-1]} tokens: scored with less context.")
+    return documents, chosen
 
 
 def common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
     """The lengths that 8 documents have, or all if there are fewer documents; the first at least."""
-    enough = min(_ENOUGH_DOCUMENTS, len(documents.kept))
+    enough = min(ENOUGH, len(documents.kept))
     size = sorted((len(document.ids) for document in documents.kept), reverse=True)[enough - 1]
     return [length for length in lengths if length <= size] or lengths[:1]
 

@@ -26,13 +26,16 @@ from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
 from ropecli.evaluation.driver import Job, Store, Task, read_job, report_of
+from ropecli.evaluation.kinds import RecallReport
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.progress import Progress, Speed, Work
 from ropecli.evaluation.protocols import Protocol, Window
-from ropecli.evaluation.report import Cell, Change, Report, loss_change, reference_of
+from ropecli.evaluation.report import Cell, Change, Reference, Report, loss_change
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
-from ropecli.evaluation.texts import common_lengths, read_texts
+from ropecli.evaluation.texts import common_lengths, read_texts, selection_of
+from ropecli.evaluation.verdict import ENOUGH, are_few, certain_sign, decide, level
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import duration, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
@@ -46,8 +49,6 @@ _FIRST_ROUND = 4
 """Documents."""
 _LEAST_CANDIDATES = 3
 """Candidates to keep before fewer documents are read, for a budget."""
-ENOUGH = 8
-"""Documents of an interval that decides."""
 _SHARES_TO_TIME = (16, 8, 4)
 """Parts of the length, to estimate the time from."""
 _PLAN, _PLAN_KEY = "budget", ("documents and candidates",)
@@ -92,8 +93,8 @@ def make_candidates(
             refusal = str(error)
         if refusal:
             refusals.append(refusal)
-        elif Subject(checkpoint, plan).label not in [subject.label for subject in subjects]:
-            subjects.append(Subject(checkpoint, plan))
+        elif (candidate := Subject(checkpoint, plan)).identity not in [subject.identity for subject in subjects]:
+            subjects.append(candidate)
     if not subjects:
         why = refusals[0] if refusals else f"{engine} runs none of the methods."
         raise MethodError(f"Nothing that {engine} runs extends {checkpoint.name} to {length} tokens: {why}")
@@ -125,9 +126,7 @@ class Measured:
         return label_of(self.subject)
 
     def is_certainly_worse(self, best: "Measured") -> bool:
-        """False for a few documents, whose interval is too narrow."""
-        low = loss_change(self.far, best.far).low
-        return self.far.samples >= ENOUGH and low is not None and low > 0
+        return certain_sign(loss_change(self.far, best.far), self.far.samples) == 1
 
     @property
     def gains(self) -> bool:
@@ -157,7 +156,7 @@ class Choice:
         return self.measured[0]
 
 
-def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Measured]:
+def halved(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Measured]:
     """Candidates within the cost, then those not certainly beyond it, by far loss; last the best at any cost.
 
     Candidates that are certainly worse than the best within the cost are dropped. keep: number, without the last one.
@@ -165,9 +164,9 @@ def best_of(measured: Sequence[Measured], keep: int, most_cost: float) -> list[M
     by_loss = sorted(measured, key=_LOSS)
     within = [candidate for candidate in by_loss if not candidate.costs_more(most_cost)]
     unsure = [candidate for candidate in by_loss if not candidate.costs_more(most_cost, certainly=True)]
-    allowed = dict.fromkeys([*within, *unsure])
-    kept = [candidate for candidate in allowed if not (within and candidate.is_certainly_worse(within[0]))][:keep]
-    return [*dict.fromkeys([*kept, by_loss[0]])]
+    allowed = [*dict.fromkeys([*within, *unsure])]
+    kept = level(allowed, Measured.is_certainly_worse) if within else allowed
+    return [*dict.fromkeys([*kept[:keep], by_loss[0]])]
 
 
 class Extension:
@@ -210,7 +209,7 @@ class Extension:
         return self._request
 
     def _make_request(self) -> dict[str, Any]:
-        subjects = [subject.request() for subject in (self.base, *self.candidates)]
+        subjects = [subject.identity._asdict() for subject in (self.base, *self.candidates)]
         tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
         tasks["text"] = self._text.request() if self._text else {}
         return {"subjects": subjects, **tasks, **self._factory.request()}
@@ -323,8 +322,8 @@ class Extension:
         return choice
 
     def _search(self) -> Choice:
-        [[base, _]] = self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates)))
-        reference_of(base)
+        base, *_ = next(self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates))))
+        base.as_reference()
         left: list[Measured] = []
         dropped: list[Measured] = []
         subjects = self.candidates
@@ -333,7 +332,7 @@ class Extension:
             if not measured:
                 raise NotFiniteError("Every candidate overflows. Try another --dtype.")
             keep = len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2
-            left = best_of(measured, keep, self._most_cost)
+            left = halved(measured, keep, self._most_cost)
             dropped = [*sorted({*measured} - {*left}, key=_LOSS), *dropped]
             subjects = [candidate.subject for candidate in left]
             best = f"best {left[0].label}, {len(left)} of {len(measured)} left"
@@ -345,7 +344,7 @@ class Extension:
         recall = self._recall.of_first(count).only("far")
         later = self._work(self.rounds[number:], (len(subjects) + 1) // 2, count)
         (base, of_cost), *others = self._measure(subjects, recall, bar, later)
-        reference = reference_of(base, certain=False)
+        reference = _reference_of(base)
         for subject, reports in zip(subjects, others, strict=True):
             if reports:
                 [far], [loss] = (report.cells for report in reports)
@@ -353,9 +352,13 @@ class Extension:
 
     def _choice(self, left: Sequence[Measured], dropped: Sequence[Measured]) -> Choice:
         within = [candidate for candidate in left if candidate.gains and not candidate.costs_more(self._most_cost)]
-        if within and within[0].far.samples >= ENOUGH:  # with few documents nobody knows which are level
-            level = [candidate for candidate in within if not candidate.is_certainly_worse(within[0])]
-            within = sorted(level, key=lambda candidate: candidate.cost.change)
+        if within:
+            within = decide(
+                within,
+                within[0].far.samples,
+                Measured.is_certainly_worse,
+                lambda candidate, other: candidate.cost.change > other.cost.change,
+            )
         by_loss = sorted(left, key=_LOSS)
         subjects = [each.subject for each in [*within, *by_loss][:1] if each.subject is not self.base]
         recalls, *others = self._all_lengths(subjects, with_text=by_loss[0].gains)
@@ -366,7 +369,7 @@ class Extension:
         recall = self._recall.only("absent", "far", shorter=True)  # the near arm is the base's
         measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=with_text))
         recalls, *others = zip(*measured, strict=True)
-        reference = reference_of(recalls[0], certain=False)
+        reference = _reference_of(recalls[0])
         return [[replace(report, reference=reference) for report in recalls], *map(list, others)]
 
     def add_trained(self, choice: Choice, patched: Subject, trained: Subject) -> Choice:
@@ -378,7 +381,7 @@ class Extension:
         if len(recalls) <= len(subjects):
             raise NotFiniteError("The trained model overflows. Try another --dtype.")
         far = next(cell for cell in recalls[-1].cells if (cell.task, cell.length) == ("far", self._recall.lengths[-1]))
-        reference = reference_of(recalls[0], certain=False)
+        reference = _reference_of(recalls[0])
         cost = loss_change(costs[-1].cells[0], costs[0].cells[0])
         measured = Measured(trained, far, cost, reference.recall(far))
         return replace(choice, trained=measured, reports=[*recalls, *costs, *chain(*text)])
@@ -434,6 +437,12 @@ class Extension:
         return f"{label}, {kind}"
 
 
+def _reference_of(report: Report) -> Reference:
+    """Of few documents, too."""
+    assert isinstance(report, RecallReport)
+    return report.as_reference(certain=False)
+
+
 def _on_first(task: Perplexity, count: int) -> Perplexity:
     """The same task on the first documents."""
     documents = replace(task.documents, kept=task.documents.kept[:count])
@@ -453,8 +462,9 @@ def make_extension(
     if base.label != "none":
         base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
-    documents, lengths = read_texts(texts, tokenizer, [min(short, length), length], Protocol("recall"))
-    if len(documents.kept) < ENOUGH:
+    to_read = Lengths((min(short, length), length))
+    documents, lengths = read_texts(selection_of(texts), tokenizer, to_read, Protocol("recall"))
+    if are_few(len(documents.kept)):
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
     recall = Recall(documents, lengths, short, texts["data"])
     most = short if recall.passages == 1 else short // 2  # else it takes as long as recall

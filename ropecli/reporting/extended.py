@@ -6,8 +6,8 @@ from typing import Any
 
 from ropecli.errors import quoted
 from ropecli.evaluation.report import Change, Copies
-from ropecli.reporting.lines import MIN_SAMPLES
-from ropecli.reporting.wording import RECALL_NOTE, change_words, copies_sentences, recall_words
+from ropecli.evaluation.verdict import are_few
+from ropecli.evaluation.wording import RECALL_NOTE, change_words, copies_sentences, recall_words
 from ropecli.table import Bold, Table
 
 
@@ -38,7 +38,7 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
     why = (
         f"No other of {len(rows)} candidates is certainly better{within}; of those that may be as good it costs least."
     )
-    if chosen["documents"] < MIN_SAMPLES:
+    if are_few(chosen["documents"]):
         why = f"It is the best of {len(rows)} on {chosen['documents']} documents, which are few."
     return [first, why, *_text_sentences(record.get("copies"))]
 
@@ -79,7 +79,7 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             steps = [
                 (f"Allow {most}% for {best['label']}; nothing is measured again", f"--max-short-cost {most} --resume")
             ]
-        elif best["documents"] < MIN_SAMPLES:
+        elif are_few(best["documents"]):
             steps = [(f"{best['documents']} documents are few: measure on more", "")]
         train = f"ropecli extend {checkpoint} --length {length} --data YOUR_TEXTS --train 1h --output TRAINED"
         return [*steps, ("Or train it", train), plan]

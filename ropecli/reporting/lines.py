@@ -5,62 +5,22 @@ tokens or prompts in the same way, so their differences are paired. A table or a
 have one reference, the base.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropecli.checkpoint.identity import Identity
 from ropecli.evaluation.report import Change, Report
+from ropecli.evaluation.verdict import ENOUGH, certain_sign, level
+from ropecli.evaluation.wording import change_words, number
 from ropecli.reporting.figures import style
-from ropecli.reporting.wording import MIN_SAMPLES as MIN_SAMPLES
-from ropecli.reporting.wording import change_words, measured_by, number, sample_count
 from ropecli.table import Bold, clean
 
-AS_GOOD = 1e-5
-"""Relative difference of equal perplexities; the precision of float32."""
 BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
 _COMPARED = ("mode", "stride", "targets", "near", "lead_in", "passages_per_pass")
 """Settings of a task that reports of one set share."""
-Key = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """of: the value of a report at a length.
-
-    logarithmic: on an axis; then a paired change is a ratio. scale: of the value to that of other changes. places:
-    decimals. unit: after a value. changes: the unit of a change in words.
-    """
-
-    of: Callable[[Report, int], float]
-    higher: bool = True
-    logarithmic: bool = False
-    scale: float = 1.0
-    places: int = 2
-    unit: str = ""
-    changes: str = ""
-
-    def plotted(self, change: float) -> float:
-        """A paired change on an axis: a ratio, or a difference in the unit of the value."""
-        return 1 + change if self.logarithmic else self.scale * change
-
-    def change_words(self, change: Change) -> str:
-        """In percent, in percentage points, or in the metric's own unit."""
-        return change_words(change, self.changes, places=None if self.changes else self.places)
-
-
-_METRICS = {
-    "perplexity": Metric(
-        lambda report, length: report.cells_at(length)[0].ppl, higher=False, logarithmic=True, changes="%"
-    ),
-    "scores": Metric(
-        lambda report, length: 100 * report.mean(length)[0], scale=100, places=1, unit="%", changes=" points"
-    ),
-    "recall": Metric(lambda report, length: report.recall(length).change),
-}
-"""By kind of report."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +28,7 @@ class Subject:
     """A checkpoint, as it is or with a method in memory: the same in every set. look: its style in figures."""
 
     name: str
-    key: Key
+    key: Identity
     is_base: bool
     look: Mapping[str, Any]
 
@@ -81,22 +41,18 @@ class Line:
     report: Report
     subject: Subject
 
-    @property
-    def metric(self) -> Metric:
-        return _METRICS[self.report.kind]
-
     def at(self, length: int) -> float | None:
-        return self.metric.of(self.report, length) if length in self.report.lengths else None
+        return self.report.value(length) if length in self.report.lengths else None
 
     def shown(self, length: int, unit: str = "") -> str:
         """The value as text, or a dash."""
         value = self.at(length)
-        return "–" if value is None else number(value, self.metric.places) + unit
+        return "–" if value is None else number(value, self.report.places) + unit
 
-    def samples(self, length: int) -> int:
-        """Documents or prompts."""
-        cells = self.report.cells_at(length)
-        return sum(cell.samples for cell in cells) if self.report.kind == "scores" else cells[0].samples
+    def change_words(self, change: Change) -> str:
+        """In percent, in percentage points, or in the value's own unit."""
+        unit = self.report.change_unit
+        return change_words(change, unit, places=None if unit else self.report.places)
 
     def change_from(self, base: "Line | None", length: int) -> Change | None:
         """The paired change from a line of the same set; None if one of them lacks the length."""
@@ -105,40 +61,30 @@ class Line:
 
     def certainly_worse(self, other: "Line", length: int) -> bool | None:
         """Whether the paired interval says so; None without an interval, and of few samples."""
-        change = self.change_from(other, length)
-        if change is None or change.low is None or change.high is None or self.samples(length) < MIN_SAMPLES:
-            return None
-        return change.high < -AS_GOOD if self.metric.higher else change.low > AS_GOOD
+        sign = certain_sign(self.change_from(other, length), self.report.samples(length))
+        return None if sign is None else sign == (-1 if self.report.higher else 1)
 
 
 def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
     """The lines of each set of comparable reports: the base, then by checkpoint in order of appearance.
 
-    Runs on the same text are of the documents that they share. A model that is in several files, as a baseline, under
-    two names, or as a folder and as a method in memory, is one line.
+    The base is the first report's model. Runs on the same text are of the documents that they share. A model that is in
+    several files, under two names, or as a folder and as a method in memory, is one line.
     """
     reports = _joined(list(reports))
-    sets: list[list[Report]] = []
-    twins: dict[Key, Key] = {}
+    sets: list[dict[Identity, Report]] = []
+    subjects: dict[Identity, Report] = {}
     for report in reports:
-        members = next((members for members in sets if all(map(report.is_comparable, members))), None)
-        twin = next((member for member in members or () if _is_same(report, member)), None)
-        if members is None:
-            sets.append([report])
-        elif twin is None:
-            members.append(report)
-        else:
-            if _key(report) != _key(twin):  # the subject is the checkpoint, not the model patched in memory
-                patched, saved = sorted((report, twin), key=lambda each: not each.in_memory)
-                twins[_key(patched)] = _key(saved)
-            members[members.index(twin)] = max(twin, report, key=lambda each: len(each.cells))
-    subjects: dict[Key, Report] = {}
-    for report in reports:
-        if (key := _key(report)) not in twins and (key not in subjects or subjects[key].in_memory > report.in_memory):
+        key = report.identity
+        if key not in subjects or subjects[key].in_memory > report.in_memory:  # the checkpoint gives the name
             subjects[key] = report
-    base = _key(_base(reports))
-    shown = _named(subjects, twins.get(base, base))
-    return [_lines(members, [shown[twins.get(_key(member), _key(member))] for member in members]) for members in sets]
+        members = next((members for members in sets if all(map(report.is_comparable, members.values()))), None)
+        if members is None:
+            sets.append({key: report})
+        else:
+            members[key] = max(members.get(key, report), report, key=lambda each: len(each.cells))
+    shown = _named(subjects, reports[0].identity)
+    return [_lines(members.values(), [shown[key] for key in members]) for members in sets]
 
 
 def _joined(reports: list[Report]) -> list[Report]:
@@ -149,11 +95,11 @@ def _joined(reports: list[Report]) -> list[Report]:
         digests = report.documents
         if not digests or any(cell.samples != len(digests) for cell in report.cells):
             continue
-        same = groups.setdefault(repr([report.kind, report.task, *map(report.settings.get, _COMPARED)]), [])
+        same = groups.setdefault(repr([report.task, *map(report.settings.get, _COMPARED)]), [])
         for group in same:
             common = [document for document in shared[group[0]] if document in digests]
             first = reports[group[0]]
-            enough = len(common) >= min(MIN_SAMPLES, len(digests), len(shared[group[0]]))
+            enough = len(common) >= min(ENOUGH, len(digests), len(shared[group[0]]))
             if enough and _weigh_alike(first, report, common):
                 group.append(place)
                 shared[group[0]] = common
@@ -182,37 +128,12 @@ def _weigh_alike(first: Report, second: Report, documents: Sequence[str]) -> boo
     )
 
 
-def _key(report: Report) -> Key:
-    return (report.model, "") if report.model else (report.digest, report.label)
-
-
-def _is_same(first: Report, second: Report) -> bool:
-    """Whether they are of one model, by its digest or its numbers. A baseline may be measured at fewer lengths."""
-    if first.model and second.model:
-        return first.model == second.model
-    is_copy = first.digest == second.digest or first.in_memory or second.in_memory
-    lengths = set(first.lengths) & set(second.lengths)
-    if first.label != second.label or not is_copy or lengths not in (set(first.lengths), set(second.lengths)):
-        return False
-    pairs = (zip(*(report.cells_at(length) for report in (first, second)), strict=False) for length in lengths)
-    return all(math.isclose(cell.value, other.value, rel_tol=AS_GOOD) for cells in pairs for cell, other in cells)
-
-
-def _base(reports: Sequence[Report]) -> Report:
-    """What --baseline named, else an unscaled model, else a checkpoint as it is, else the first report."""
-
-    def order(report: Report) -> tuple[bool, bool, bool]:
-        return not report.baseline, report.method != "none", report.in_memory
-
-    return min(reports, key=order)
-
-
-def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
+def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity, Subject]:
     patched = {report.checkpoint for report in subjects.values() if report.in_memory and report.method != "none"}
     checkpoints = {report.checkpoint for report in subjects.values()}
     several, folders = len(checkpoints) > 1, [Path(checkpoint).name for checkpoint in checkpoints]
 
-    def name(key: Key, report: Report) -> str:
+    def name(key: Identity, report: Report) -> str:
         folder, label = Path(report.checkpoint).name, clean(report.label)
         is_path = report.checkpoint.count("/") > 1  # a Hub id has one
         checkpoint = clean(folder if is_path and folders.count(folder) == 1 else report.checkpoint, 40)
@@ -225,7 +146,7 @@ def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
         return f"{checkpoint} ({label})"
 
     if len(subjects) == 1 and subjects[base].method != "none":
-        base = ("", "")  # nothing is compared with it
+        base = Identity("", "")  # nothing is compared with it
     names = numbered(name(*item) for item in subjects.items())
     kinds = [report.checkpoint if report.method == "none" else report.method for report in subjects.values()]
     looks = style.looks("" if key == base else kind for key, kind in zip(subjects, kinds, strict=True))
@@ -235,11 +156,12 @@ def _named(subjects: Mapping[Key, Report], base: Key) -> dict[Key, Subject]:
     }
 
 
-def _lines(reports: Sequence[Report], subjects: Sequence[Subject]) -> list[Line]:
-    order = list(dict.fromkeys(report.digest for report in reports))
+def _lines(reports: Iterable[Report], subjects: Sequence[Subject]) -> list[Line]:
+    reports = list(reports)
+    order = list(dict.fromkeys(report.checkpoint for report in reports))
     names = numbered(subject.name for subject in subjects)
     lines = [Line(*parts) for parts in zip(names, reports, subjects, strict=True)]
-    return sorted(lines, key=lambda line: (not line.subject.is_base, order.index(line.report.digest)))
+    return sorted(lines, key=lambda line: (not line.subject.is_base, order.index(line.report.checkpoint)))
 
 
 def numbered(names: Iterable[str]) -> list[str]:
@@ -261,19 +183,18 @@ def lengths_of(lines: Iterable[Line]) -> list[int]:
 def ranked(lines: Sequence[Line], length: int) -> list[Line]:
     """The lines with a value at a length, best first."""
     values = {line: value for line in lines if (value := line.at(length)) is not None}
-    return sorted(values, key=values.__getitem__, reverse=lines[0].metric.higher)
+    return sorted(values, key=values.__getitem__, reverse=lines[0].report.higher)
 
 
-def best_of(lines: Sequence[Line], length: int) -> list[Line]:
-    """The best line, and those that are not worse by the paired 95% interval.
+def level_lines(lines: Sequence[Line], length: int) -> list[Line]:
+    """The best line, and those that are not certainly worse.
 
     Empty for a single line, for few samples, and if there is no interval.
     """
     lines = ranked(lines, length)
-    worse = {line: line.certainly_worse(lines[0], length) for line in lines[1:]}
-    if not worse or None in worse.values():
+    if len(lines) < 2 or any(line.certainly_worse(lines[0], length) is None for line in lines[1:]):
         return []
-    return [line for line in lines if not worse.get(line)]
+    return level(lines, lambda line, best: line.certainly_worse(best, length))
 
 
 def title_of(lines: Sequence[Line], what: str) -> str:
@@ -282,4 +203,4 @@ def title_of(lines: Sequence[Line], what: str) -> str:
     checkpoint = f"{len(checkpoints)} checkpoints" if len(checkpoints) > 1 else clean(report.checkpoint, 120)
     if len(lines) == 1 and report.in_memory:
         checkpoint += f", {clean(report.label)} in memory"
-    return f"{checkpoint}{what}, {measured_by(report)}, data {clean(report.source, 120)}, {sample_count(report)}"
+    return f"{checkpoint}{what}, {report.measured_by}, data {clean(report.source, 120)}, {report.counted}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ropecli.checkpoint.files import README, STAGES, read_file
+from ropecli.checkpoint.identity import identity_of
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import CheckpointState
@@ -51,7 +52,7 @@ def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[lis
 
 
 def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
-    return not report.in_memory and report.digest == checkpoint.digest()
+    return report.identity == identity_of(checkpoint)
 
 
 def make_card(
@@ -191,7 +192,7 @@ def _describe_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str)
     of_checkpoint = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
     named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
     yield from map(markdown, measured_tables(named))
-    if len(reports) > 1 and of_checkpoint[0].kind != "scores":
+    if len(reports) > 1 and not of_checkpoint[0].by_row:
         yield from (markdown(table) for report in of_checkpoint for table in measured_tables([report]))
     first = of_checkpoint[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.environment.items())

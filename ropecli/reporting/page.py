@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.evaluation.protocols import DEFINITIONS
 from ropecli.evaluation.report import Report
 from ropecli.reporting.extended import candidates_table, next_steps, verdict
 from ropecli.reporting.figures import style
@@ -17,7 +17,6 @@ from ropecli.reporting.figures.plots import panels
 from ropecli.reporting.lines import base_of, sets_of
 from ropecli.reporting.report_tables import Percent, copies_tables, numbers_table, set_table
 from ropecli.reporting.summary import Summary
-from ropecli.reporting.wording import reference_sentence, sample_count, task_name
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
 from ropecli.version import GENERATOR
 
@@ -44,18 +43,18 @@ def render_page(reports: Sequence[Report], record: Mapping[str, Any] | None = No
     folded: dict[str, list[Table]] = {
         "All lengths": [set_table(lines, verbose=True) for lines in sets if len(lines) > 1],
         "Copies in the text": [table for lines in sets for table in copies_tables(lines, verbose=True)],
-        "By depth and task": [numbers_table(lines) for lines in sets if lines[0].report.kind == "scores"],
-        "All numbers": [numbers_table(lines) for lines in sets if lines[0].report.kind != "scores"],
+        "By depth and task": [numbers_table(lines) for lines in sets if lines[0].report.by_row],
+        "All numbers": [numbers_table(lines) for lines in sets if not lines[0].report.by_row],
     }
-    protocols = dict.fromkeys(report.task for report in reports if report.kind != "scores")
+    protocols = dict.fromkeys(report.task for report in reports if report.task in DEFINITIONS)
     return template.render(
         **first,
         generator=GENERATOR,
-        tasks=", ".join(dict.fromkeys(task_name(lines[0].report) for lines in sets)),
+        tasks=", ".join(dict.fromkeys(lines[0].report.title for lines in sets)),
         figures=_figures(summary),
         folded={name: tables for name, tables in folded.items() if tables},
-        scored=any(report.kind == "scores" for report in reports),
-        protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
+        scored=any(report.by_row for report in reports),
+        protocols=[(name, DEFINITIONS[name]) for name in protocols],
         runs=_runs(reports),
         bold=lambda cell: isinstance(cell, Bold),
         shaded=lambda cell: isinstance(cell, Percent),
@@ -66,11 +65,11 @@ def _figures(summary: Summary) -> list[str]:
     """Panels as SVG elements, whose alternative texts say the results."""
     keys = {line.subject.key for line in summary.rows()}
     lines = [line for line in summary.lines if line.subject.key in keys]
-    base, length, unit = base_of(lines), summary.length, lines[0].metric.unit
-    where = f"{task_name(lines[0].report)} at {length} tokens"
+    base, length, unit = base_of(lines), summary.length, lines[0].report.unit
+    where = f"{lines[0].report.title} at {length} tokens"
     values = ", ".join(f"{line.name} {line.shown(length, unit)}" for line in lines)
     changes = [(line, line.change_from(base, length)) for line in lines if line is not base]
-    words = ", ".join(f"{line.name} {line.metric.change_words(change)}" for line, change in changes if change)
+    words = ", ".join(f"{line.name} {line.change_words(change)}" for line, change in changes if change)
     alts = [f"{where}: {values}", f"{where}, change from the base: {words}"]
     svgs = []
     with style.drawing():
@@ -88,7 +87,7 @@ def _runs(reports: Sequence[Report]) -> dict[tuple[tuple[str, str], ...], list[s
         patched = ", patched in memory" if report.in_memory else ""
         params = f" {json.dumps(report.params, ensure_ascii=False)}" if report.params else ""
         model = f"{report.checkpoint}: {report.method} ×{report.factor:g}{params}{patched}; pretraining length "
-        model += f"{report.original_max_position_embeddings} tokens; digest {report.digest}"
+        model += f"{report.original_max_position_embeddings} tokens; weights {report.weights}, scaling {report.scaling}"
         runs.setdefault(tuple(_details(report)), []).append(model)
     return runs
 
@@ -97,14 +96,14 @@ def _details(report: Report) -> list[tuple[str, str]]:
     """(name, value) of what the reports of one command have in common."""
     skipped = f", {report.too_short} skipped as too short" if report.too_short else ""
     details = [
-        ("measured", task_name(report)),
+        ("measured", report.title),
         ("command", shlex.join(report.command) or "called from Python"),
         ("data", report.source),
         ("token fingerprint", report.fingerprint),
-        ("measured on", sample_count(report) + skipped),
+        ("measured on", report.counted + skipped),
     ]
-    if report.reference:
-        details.append(("reference", reference_sentence(report)))
+    if report.meaning:
+        details.append(("reference", report.meaning))
     settings = {name: value for name, value in report.settings.items() if value is not None}
     return [
         *details,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ropecli.checkpoint.files import read_file
 from ropecli.errors import DataError, first_fault, shown
-from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.evaluation.kinds import KINDS
 from ropecli.evaluation.report import SCHEMA_VERSION, Report
 
 
@@ -32,8 +32,11 @@ def _read_one(where: str, value: Any) -> Report:
     """where: names the file and the report in it, for messages."""
     from pydantic import TypeAdapter, ValidationError
 
+    task = value.get("task") if isinstance(value, dict) else None
+    if not isinstance(task, str) or task not in KINDS:
+        raise DataError(f"{where} is invalid: task {shown(task)}; expected {', '.join(KINDS)}.")
     try:
-        report: Report = TypeAdapter(Report).validate_python(value)
+        report: Report = TypeAdapter(KINDS[task]).validate_python(value)
     except ValidationError as error:
         raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error
     if fault := next(_faults(report), None):
@@ -43,9 +46,6 @@ def _read_one(where: str, value: Any) -> Report:
 
 def _faults(report: Report) -> Iterator[str]:
     """What the types do not say: how the numbers of a report belong together."""
-    tasks = {"perplexity": PROTOCOLS, "recall": ("recall",), "scores": ("needle", "ruler")}[report.kind]
-    if report.task not in tasks:
-        yield f"task {shown(report.task)} of kind {report.kind}; expected {', '.join(tasks)}"
     reference = [report.reference.absent, report.reference.near] if report.reference else []
     for cell in [*report.cells, *(part for whole in report.cells for part in whole.by_class), *reference]:
         where = f"{cell.task} at {cell.length} tokens"
@@ -53,14 +53,4 @@ def _faults(report: Report) -> Iterator[str]:
             yield f"{where} has {len(cell.sums)} sums; expected as many weights, not all 0"
         elif cell.passes and len(cell.passes) != len(cell.sums):
             yield f"{where} has {len(cell.sums)} sums; expected as many passes"
-        elif report.kind == "scores" and any(
-            not 0 <= hits <= n for hits, n in zip(cell.sums, cell.weights, strict=True)
-        ):
-            yield f"{where} has a score above 1 or below 0"
-        if report.kind == "perplexity" and cell.low is not None and not 0 < cell.low <= (cell.high or 0):
-            yield f"{where} has the interval {cell.low:g} to {cell.high}; expected positive numbers, the lower first"
-    for length in report.lengths if report.kind == "recall" else ():
-        if missing := {"absent", "far"} - {cell.task for cell in report.cells_at(length)}:
-            yield f"recall at {length} tokens has no cell {sorted(missing)[0]!r}"
-    if report.kind == "recall" and report.reference is None:
-        yield "recall has no reference"
+    yield from report.faults()

@@ -1,56 +1,16 @@
 """Reports as tables: all numbers of a set of data, and its lines side by side."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from ropecli.evaluation.copies import CONTEXT
-from ropecli.evaluation.report import Cell, Report, copies_of
-from ropecli.messages import duration, size
-from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, best_of, lengths_of, sets_of, title_of
+from ropecli.evaluation.report import Report, copies_of
+from ropecli.evaluation.wording import copies_sentences, recall_words
+from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, lengths_of, level_lines, sets_of, title_of
 from ropecli.reporting.summary import Summary
-from ropecli.reporting.wording import (
-    copies_sentences,
-    number,
-    reads_words,
-    recall_words,
-    reference_sentence,
-    ruler_sentences,
-    score_words,
-    task_name,
-    thought_sentences,
-)
 from ropecli.table import Bold, Table, clean
 
-_Columns = dict[str, Callable[[Report, int], str]]
-
-
-def _of_cell(text: Callable[[Cell], str]) -> Callable[[Report, int], str]:
-    return lambda report, length: text(report.cells_at(length)[0])
-
-
-_COLUMNS: dict[str, _Columns] = {
-    "perplexity": {
-        "ppl": _of_cell(lambda cell: number(cell.ppl)),
-        "95% interval": _of_cell(
-            lambda cell: "one document" if cell.low is None else f"{number(cell.low)} to {number(cell.high or 0)}"
-        ),
-        "nll (nats)": _of_cell(lambda cell: f"{cell.value:.4f}"),
-        "bits/byte": _of_cell(lambda cell: "unknown" if cell.bits_per_byte is None else f"{cell.bits_per_byte:.4f}"),
-        "tokens": _of_cell(lambda cell: f"{cell.tokens}"),
-        "documents": _of_cell(lambda cell: f"{cell.samples}"),
-        "time": _of_cell(lambda cell: duration(cell.seconds) if cell.seconds else "unknown"),
-        "tokens/s": _of_cell(lambda cell: f"{cell.tokens_per_second:.0f}" if cell.seconds else "unknown"),
-        "peak memory": _of_cell(lambda cell: size(cell.peak_memory)),
-    },
-    "recall": {
-        "recall": lambda report, length: recall_words(report.recall(length)),
-        "far gain (nats)": lambda report, length: recall_words(report.far_gain(length)),
-        "nll, passage far": lambda report, length: f"{report.arm('far', length).value:.3f}",
-        "nll, absent": lambda report, length: f"{report.arm('absent', length).value:.3f}",
-        "documents": lambda report, length: f"{report.arm('far', length).samples}",
-    },
-}
 _FEW = ("model", "length", "ppl", "95% interval", "bits/byte", "recall", "far gain (nats)", "documents")
 """The columns that are always shown."""
 
@@ -63,7 +23,7 @@ def measured_tables(reports: Sequence[Report], *, verbose: bool = False) -> list
     """Tables of each set: its lines side by side, and all numbers of a single line, of scores, or if verbose."""
     sets, tables = sets_of(reports), []
     for lines in sets:
-        if verbose or lines[0].report.kind == "scores" or len(lines) == 1:
+        if verbose or lines[0].report.by_row or len(lines) == 1:
             tables.append(numbers_table(lines, verbose=verbose))
         if len(lines) > 1:
             tables.append(set_table(lines, verbose=verbose, verdict=Summary([lines]).sentences()))
@@ -75,18 +35,13 @@ def measured_tables(reports: Sequence[Report], *, verbose: bool = False) -> list
 def numbers_table(lines: Sequence[Line], *, verbose: bool = True) -> Table:
     """All numbers of a set, by line and length; of scores, by depth or task. verbose: all columns."""
     report = lines[0].report
-    if report.kind == "scores":
+    if report.by_row:
         return _scores(lines)
-    columns, notes = _COLUMNS[report.kind], []
     texts = {
-        line: [[f"{length}", *(of(line.report, length) for of in columns.values())] for length in line.report.lengths]
-        for line in lines
+        line: [[f"{length}", *line.report.columns(length).values()] for length in line.report.lengths] for line in lines
     }
-    if report.kind == "recall":
-        notes = [reads_words(report)] * (len(lines) == 1) + [reference_sentence(report)]
-        over = "documents or passes" if report.settings.get("passages_per_pass", 1) > 1 else "documents"
-        notes.append(f"In brackets: 95% interval over {over}.")
-    table = _of_lines(title_of(lines, f": {report.kind} by length"), ["length", *columns], texts, notes)
+    heads, notes = ["length", *report.columns(report.lengths[0])], report.notes(alone=len(lines) == 1)
+    table = _of_lines(title_of(lines, f": {report.title} by length"), heads, texts, notes)
     return table if verbose else table.only(*_FEW)
 
 
@@ -117,41 +72,38 @@ def _scores(lines: Sequence[Line]) -> Table:
             [name, *("–" if score is None else Percent(f"{100 * score:.0f}") for score in row)]
             for name, row in zip(*score_rows(line.report, lengths), strict=True)
         ]
-        means = [score_words(line.report, length) if length in line.report.lengths else "–" for length in lengths]
+        means = [line.report.words(length) if length in line.report.lengths else "–" for length in lengths]
         texts[line] = [*rows, ["mean", *means]]
-        sentences = ruler_sentences(line.report) if line.report.task == "ruler" else []
         named = f"{line.name}: " * (len(lines) > 1)
-        notes += [f"{named}{sentence}" for sentence in (*sentences, *thought_sentences(line.report))]
+        sentences = (*line.report.conclusions(), *line.report.thought_sentences())
+        notes += [f"{named}{sentence}" for sentence in sentences]
     report = lines[0].report
     if (chance := report.chance(report.lengths[-1])) and report.task != "ruler":
         notes.append(f"Guessing scores {100 * chance:.3g}%.")
     notes.append(f"Pretraining length: {report.original_max_position_embeddings} tokens.")
     head = "task" if all(cell.depth is None for cell in report.cells) else "depth"
-    return _of_lines(title_of(lines, f": {task_name(report)} by {head}, %"), [head, *map(str, lengths)], texts, notes)
+    return _of_lines(title_of(lines, f": {report.title} by {head}, %"), [head, *map(str, lengths)], texts, notes)
 
 
 def set_table(lines: Sequence[Line], *, verbose: bool = False, verdict: Sequence[str] = ()) -> Table:
     """The lines of one set by length. verbose: also each line's paired change from the base."""
     report, lengths, base = lines[0].report, lengths_of(lines), base_of(lines)
-    is_recall, best = report.kind == "recall", {length: best_of(lines, length) for length in lengths}
+    best = {length: level_lines(lines, length) for length in lengths}
     rows = []
     for line in lines:
         cells = []
         for length in lengths:
             change = line.change_from(base, length) if verbose and line is not base else None
-            text = line.shown(length) + (f", {line.metric.change_words(change)}" if change else "")
+            text = line.shown(length) + (f", {line.change_words(change)}" if change else "")
             cells.append(Bold(text) if line in best[length] else text)
-        if is_recall:
-            cells += [str(line.report.reads_to(least) or "–") for least in (0, 0.5)]
-        rows.append([line.name, *cells])
-    pairs = "prompt" if report.kind == "scores" else "document"
-    changes = f"After each value: its change from the base, with the 95% interval, paired by {pairs}."
+        rows.append([line.name, *cells, *line.report.ends().values()])
+    changes = f"After each value: its change from the base, with the 95% interval, paired by {report.samples_are}."
     notes = [*verdict, *[BEST_NOTE] * any(best.values()), *[changes] * bool(verbose and base)]
-    notes += [reference_sentence(report)] if is_recall else []
-    columns = ["model", *map(str, lengths), *["reads far text up to", "recall above one half up to"] * is_recall]
+    notes += [report.meaning] * bool(report.meaning)
+    columns = ["model", *map(str, lengths), *report.ends()]
     later = range(1, len(lines))
-    sections = frozenset(row for row in later if lines[row].report.digest != lines[row - 1].report.digest)
-    return Table(title_of(lines, f": {task_name(report)} by length"), columns, rows, notes, sections=sections)
+    sections = frozenset(row for row in later if lines[row].report.checkpoint != lines[row - 1].report.checkpoint)
+    return Table(title_of(lines, f": {report.title} by length"), columns, rows, notes, sections=sections)
 
 
 def copies_tables(lines: Sequence[Line], *, verbose: bool = False) -> list[Table]:

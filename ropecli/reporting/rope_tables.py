@@ -12,7 +12,7 @@ from typing import Any
 from ropecli.analysis.score import FARTHEST_CHECKED
 from ropecli.analysis.wavelengths import SAME
 from ropecli.config.dialects import ORIGINAL_LENGTH
-from ropecli.reporting.wording import tokens
+from ropecli.evaluation.wording import tokens
 from ropecli.scaling.registry import find_method
 from ropecli.table import Bold, Table
 

@@ -8,33 +8,25 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ropecli.errors import MethodError, shortened
-from ropecli.evaluation.report import Change, headlines
-from ropecli.reporting.lines import BEST_NOTE, MIN_SAMPLES, Line, base_of, best_of, lengths_of, ranked
-from ropecli.reporting.wording import (
-    RECALL_NOTE,
-    change_words,
-    reads_words,
-    recall_words,
-    ruler_sentences,
-    sample_count,
-    score_words,
-    task_name,
-)
+from ropecli.evaluation.kinds import PerplexityReport
+from ropecli.evaluation.report import Change
+from ropecli.evaluation.verdict import are_few, certain_sign, decide
+from ropecli.evaluation.wording import change_words
+from ropecli.reporting.lines import BEST_NOTE, Line, base_of, lengths_of, level_lines, ranked
 from ropecli.scaling.registry import find_method
 from ropecli.table import Bold, Table, clean
 
 _MOST_ROWS = 6
-_ORDER = ("recall", "perplexity", "scores")
 
 
 class Summary:
     """sets: all of a page. lines: those of the set that decides, at `length`, the longest one that it compares at."""
 
     def __init__(self, sets: Sequence[Sequence[Line]]) -> None:
-        self.sets = sorted(map(list, sets), key=lambda lines: (_ORDER.index(lines[0].report.kind), -len(lines)))
+        self.sets = sorted(map(list, sets), key=lambda lines: (lines[0].report.order, -len(lines)))
         self.lines = self.sets[0]
         self.length = _longest(self.lines)
-        costs = [lines for lines in self.sets if lines[0].report.kind == "perplexity" and _short(lines)]
+        costs = [lines for lines in self.sets if isinstance(lines[0].report, PerplexityReport) and _short(lines)]
         # of most of the models that are compared
         self._costs = max(costs, key=lambda lines: sum(_of(line, lines) is not None for line in self.lines), default=[])
 
@@ -45,17 +37,16 @@ class Summary:
 
     def _decide(self, lines: Sequence[Line]) -> tuple[Line, list[Line]]:
         """lines: best first."""
-        first, *others = lines
-        if first.samples(self.length) < MIN_SAMPLES:
-            return first, others
-        equal = [first, *(line for line in others if not line.certainly_worse(first, self.length))]
-        cheapest = [line for line in equal if not any(self._is_cheaper(other, line) for other in equal)]
-        return cheapest[0], cheapest[1:]
+        samples = lines[0].report.samples(self.length)
+        first, *others = decide(
+            lines, samples, lambda line, best: line.certainly_worse(best, self.length), self._costs_more
+        )
+        return first, others
 
-    def _is_cheaper(self, line: Line, other: Line) -> bool:
-        """Whether a line certainly costs less at short context."""
-        lines = [_of(each, self._costs) for each in (line, other)]
-        return bool(lines[0] and lines[1] and lines[1].certainly_worse(lines[0], _short(self._costs)))
+    def _costs_more(self, line: Line, other: Line) -> bool:
+        """Whether a line certainly costs more at short context."""
+        measured, compared = (_of(each, self._costs) for each in (line, other))
+        return bool(measured and compared and measured.certainly_worse(compared, _short(self._costs)))
 
     def cost(self, line: Line) -> Change | None:
         """The change of perplexity from the base, at the longest length that the base was pretrained to read."""
@@ -67,12 +58,11 @@ class Summary:
     def sentences(self) -> list[str]:
         """The verdict: the best line, what it costs and reads, and the best one that needs no ropecli."""
         best, others = self.best
-        samples, names = best.samples(self.length), shortened(", ".join(line.name for line in others), 200)
+        samples, names = best.report.samples(self.length), shortened(", ".join(line.name for line in others), 200)
         if len(self.lines) == 1:
             return [f"{best.name}: {self._reading(best)}"]
-        if samples < MIN_SAMPLES:
-            things = "prompts" if best.report.kind == "scores" else "documents"
-            head = f"Too few {things} to tell ({samples}): {best.name} leads at {self.length} tokens."
+        if are_few(samples):
+            head = f"Too few {best.report.samples_are}s to tell ({samples}): {best.name} leads at {self.length} tokens."
         elif others:
             head = (
                 f"No method is certainly best. {best.name} leads at {self.length} tokens; not certainly worse: {names}."
@@ -92,26 +82,18 @@ class Summary:
             return ""
         where, words = f"at {short} tokens", change_words(change, "%")
         measured = _of(line, self._costs)
-        if change.low is None or change.high is None or (measured and measured.samples(short) < MIN_SAMPLES):
-            return f"Perplexity {where} changes by {words}."
-        if change.low <= 0 <= change.high:
-            return f"It costs nothing measurable {where}: {words}."
-        return f"It {'costs' if change.low > 0 else 'gains'} {words} {where}."
+        match certain_sign(change, measured.report.samples(short) if measured else 0):
+            case None:
+                return f"Perplexity {where} changes by {words}."
+            case 0:
+                return f"It costs nothing measurable {where}: {words}."
+            case sign:
+                return f"It {'costs' if sign > 0 else 'gains'} {words} {where}."
 
     def _reading(self, line: Line) -> str:
         """What the line reads at the longest length."""
-        report, length, base = line.report, self.length, base_of(self.lines)
-        if report.kind == "scores":
-            effective = f" {ruler_sentences(report)[0]}" if report.task == "ruler" else ""
-            return f"Score of {task_name(report)} at {length} tokens: {score_words(report, length)}.{effective}"
-        if report.kind == "recall":
-            return f"Recall at {length} tokens: {recall_words(report.recall(length))}. {reads_words(report)}"
-        words = f"Perplexity at {length} tokens: {line.shown(length)}"
-        for gain in headlines(report, base.report) if base and not line.subject.is_base else []:
-            if gain.length == length and "cost" not in gain.name:
-                where = f" at {gain.base_length} tokens" * (gain.base_length != length)
-                words += f", {change_words(gain.change, '%')} from the base{where}"
-        return f"{words}."
+        base = base_of(self.lines)
+        return line.report.reading(self.length, base.report if base and not line.subject.is_base else None)
 
     def _stock(self, best: Line) -> list[str]:
         """The best line that needs no ropecli, if the best one does."""
@@ -121,7 +103,7 @@ class Summary:
         if all(line.subject.is_base for line in others):
             return ["It needs ropecli; no other method was measured."]
         line, equal = self._decide(others)
-        words = "leading" if equal or line.samples(self.length) < MIN_SAMPLES else "best"
+        words = "leading" if equal or are_few(line.report.samples(self.length)) else "best"
         name = "no method is better than the base" if line.subject.is_base else line.name
         return [f"It needs ropecli; {words} in stock software: {name}."]
 
@@ -147,8 +129,8 @@ class Summary:
         counts, marked, folded = [], False, False
         for lines in self.sets:
             length, task = self._length_of(lines), _column(lines, self.sets)
-            best, of_rows = best_of(lines, length), [_of(line, lines) for line in rows]
-            texts = [line.shown(length, line.metric.unit) if line else "–" for line in of_rows]
+            best, of_rows = level_lines(lines, length), [_of(line, lines) for line in rows]
+            texts = [line.shown(length, line.report.unit) if line else "–" for line in of_rows]
             compared = [text != "–" for text, row in zip(texts, rows, strict=True) if not row.subject.is_base]
             if texts[0] == "–" and 2 * sum(compared) < len(compared):  # neither the best nor half of the others
                 folded = True
@@ -156,14 +138,14 @@ class Summary:
             marked |= bool(best)
             cells = [Bold(text) if line in best else text for line, text in zip(of_rows, texts, strict=True)]
             columns.append((f"{task} at {length}", cells))
-            few = " (few)" if ranked(lines, length)[0].samples(length) < MIN_SAMPLES else ""
-            counts.append(f"{task}: {sample_count(lines[0].report)}{few}")
+            few = " (few)" * are_few(ranked(lines, length)[0].report.samples(length))
+            counts.append(f"{task}: {lines[0].report.counted}{few}")
         columns.append(("runs in", [runs_in(line) for line in rows]))
         subjects = {line.subject.key for lines in self.sets for line in lines}
         notes = ["; ".join(counts)]
         if folded or len(subjects) > len(rows):
             notes.insert(0, f"{len(rows)} of {len(subjects)} models. The tables below have the others.")
-        notes += [RECALL_NOTE] * any(lines[0].report.kind == "recall" for lines in self.sets)
+        notes += dict.fromkeys(lines[0].report.note for lines in self.sets if lines[0].report.note)
         notes.append("runs in stock: transformers, vLLM and others as they are; in ropecli: with ropecli's attention")
         rows_of_text = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
         return Table(self.title(), [head for head, _ in columns], rows_of_text, [*[BEST_NOTE] * marked, *notes])
@@ -211,8 +193,8 @@ def _short(lines: Sequence[Line]) -> int:
 def _column(lines: Sequence[Line], sets: Sequence[Sequence[Line]]) -> str:
     """The task; with its protocol, data or number of samples if another set has the same task."""
     report = lines[0].report
-    others = [each[0].report for each in sets if each is not lines and task_name(each[0].report) == task_name(report)]
+    others = [each[0].report for each in sets if each is not lines and each[0].report.title == report.title]
     words = [report.task] if any(other.task != report.task for other in others) else []
     words += [clean(report.source, 30)] if any(other.source != report.source for other in others) else []
-    words = words or [sample_count(report)] * bool(others)
-    return task_name(report) + (f" ({', '.join(words)})" if words else "")
+    words = words or [report.counted] * bool(others)
+    return report.title + (f" ({', '.join(words)})" if words else "")

@@ -1,11 +1,28 @@
 """The keys of a recipe that are options of `ropecli finetune`."""
 
+from pathlib import Path
 from typing import Annotated, TypedDict
 
 from annotated_doc import Doc
 
-from ropecli.evaluation.request import DATA, IS_TRAINING_DATA, OUTPUT, TOKENS, DatasetConfig
-from ropecli.signature import Default, Flag, Interval
+from ropecli.atomic import as_path
+from ropecli.options import DATA, IS_TRAINING_DATA, OUTPUT, TOKENS, DatasetConfig
+from ropecli.signature import Check, Default, Flag, Interval
+
+
+def _check_recipe(name: str) -> None:
+    from ropecli.training.recipe_files import recipe_path
+
+    if path := recipe_path(as_path(name)):
+        path.stat()
+
+
+RecipeFile = Annotated[
+    str | Path | None,
+    Flag("--recipe", "-r", metavar="NAME|FILE"),
+    Doc("A recipe that `ropecli recipe` lists, or a YAML file."),
+    Check(_check_recipe),
+]
 
 
 class RecipeKeys(TypedDict, total=False):

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropecli.evaluation.report import Cell, Change, Report, loss_change
+from ropecli.evaluation.wording import recall_words
 from ropecli.reporting.extended import candidates_table
 from ropecli.reporting.report_files import read_reports
-from ropecli.reporting.wording import recall_words
 from ropecli.scaling.registry import find_method
 from ropecli.table import Table, markdown
 
@@ -132,10 +132,15 @@ def scores(name: str, lines: Lines) -> Table:
     for report, length in ((line, length) for _, line in lines for length in line.lengths):
         low, high = report.interval(length)
         cells = [f"{100 * cell.value:.0f}" for cell in report.cells_at(length)]
-        mean = f"{100 * report.mean(length)[0]:.0f} ({100 * low:.0f} to {100 * high:.0f})"
+        mean = f"{100 * report.mean(length):.0f} ({100 * low:.0f} to {100 * high:.0f})"
         rows.append([Path(report.checkpoint).name, f"{length:,}", *cells, mean])
     report = lines[0][1]
-    return Table(name, ["checkpoint", "length", *report.tasks, "mean"], rows, [command(report)])
+    return Table(
+        name,
+        ["checkpoint", "length", *dict.fromkeys(cell.task for cell in report.cells), "mean"],
+        rows,
+        [command(report)],
+    )
 
 
 def recall(name: str, lines: Lines) -> Table:

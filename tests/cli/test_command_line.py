@@ -11,8 +11,8 @@ from ropecli.checkpoint.state import Positions
 from ropecli.cli import terminal, typer_command
 from ropecli.cli.app import _COMMANDS, app
 from ropecli.cli.typer_command import ALIASES
+from ropecli.evaluation.lengths import choose_lengths
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.subject import default_lengths
 from ropecli.training.recipe_files import recipe_path
 from ropecli.training.recipe_schema import Recipe
 
@@ -102,7 +102,7 @@ def test_a_fault_of_ours_is_not_laid_to_the_users_numbers(ropecli, monkeypatch):
 )
 def test_default_lengths_double_up_to_the_context_length(pretraining, context, lengths):
     positions = Positions({}, None, pretraining, context)
-    assert default_lengths([SimpleNamespace(positions=positions)]) == lengths
+    assert list(choose_lengths(None, [SimpleNamespace(positions=positions, is_baseline=False)]).tokens) == lengths
 
 
 def test_lengths_follow_from_the_checkpoint_and_the_data(ropecli, llama, tmp_path):

@@ -32,10 +32,18 @@ def test_every_method_has_a_report_with_each_factor_and_its_parameters(measured,
     settings = ["--factors", "2,4", "--set", "abf+cope.beta=5", "--set", "yarn+rerope.frequency_factor=2"]
     reports = measured(*settings, checkpoints=[llama], methods="none,linear,abf+cope,yarn+rerope")
     labels = [(report["method"], report["factor"]) for report in reports]
-    assert labels == [("none", 1)] + [(name, s) for name in ("linear", "abf+cope", "yarn+rerope") for s in (2, 4)]
+    # with its own base, abf+cope computes the same at every factor, and is measured once
+    assert labels == [
+        ("none", 1),
+        ("linear", 2),
+        ("linear", 4),
+        ("abf+cope", 2),
+        ("yarn+rerope", 2),
+        ("yarn+rerope", 4),
+    ]
     assert all([row["length"] for row in report["rows"]] == [24, 64, 128] for report in reports)
     assert len({report["fingerprint"] for report in reports}) == 1
-    assert len({report["rows"][2]["ppl"] for report in reports if report["factor"] != 2}) == 4
+    assert len({report["rows"][2]["ppl"] for report in reports if report["factor"] != 2}) == 3
     assert reports[-1]["params"]["frequency_factor"] == 2
 
 
@@ -65,7 +73,7 @@ def test_several_checkpoints_give_what_each_gives_alone_and_are_loaded_once(meas
     assert {"chunk": 30, "batch_size": 3}.items() <= together[0]["settings"].items()
     alone = [report for folder in (llama, other) for report in measured(*options, checkpoints=[folder])]
     assert numbers(together) == numbers(alone)
-    assert [report["digest"] for report in together] == [report["digest"] for report in alone]
+    assert [report["weights"] for report in together] == [report["weights"] for report in alone]
     assert alone[1]["rows"][2]["ppl"] != alone[4]["rows"][2]["ppl"]
 
 

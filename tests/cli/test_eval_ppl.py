@@ -8,9 +8,9 @@ import pytest
 
 from ropecli.reporting.lines import sets_of
 
-FIELDS = """task checkpoint digest method factor params in_memory original_max_position_embeddings source
+FIELDS = """task checkpoint weights scaling method factor params in_memory original_max_position_embeddings source
 command settings fingerprint too_short dtype device cells rows document_names reference environment
-kind context_length documents model baseline"""
+kind context_length documents"""
 
 
 def losses(report):
@@ -20,7 +20,7 @@ def losses(report):
 def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
     value = evaluate("--json", lengths="24,64").json()
     [report] = value["reports"]
-    assert (value["schema_version"], report["kind"]) == (4, "perplexity")
+    assert (value["schema_version"], report["kind"]) == (5, "perplexity")
     assert set(report) == set(FIELDS.split())
     assert (report["method"], report["task"]) == ("none", "prefix")
     settings = {"stride": None, "targets": None, "chunk": None, "batch_size": 1, "attn": "auto", "processes": 1}
@@ -36,8 +36,8 @@ def test_a_model_is_the_same_as_a_folder_and_as_a_method(ropecli, llama, yarn, c
     options = ("--data", corpus, "--lengths", "24", "--max-documents", 2, "--json")
     base, patched = ropecli("compare", llama, "--methods", "none,yarn", "--factors", 4, *options).reports()
     saved = ropecli("eval-ppl", yarn, *options).report()
-    assert base["model"] != patched["model"] == saved["model"]
-    assert patched["digest"] != saved["digest"]
+    assert base["scaling"] != patched["scaling"] == saved["scaling"]
+    assert base["weights"] == patched["weights"] == saved["weights"]
     assert base["documents"] == saved["documents"]
 
 
@@ -47,10 +47,7 @@ def test_a_baseline_that_is_also_listed_is_measured_once_and_is_the_base(ropecli
     (tmp_path / "link").symlink_to(yarn)
     options = ("--data", corpus, "--lengths", "24", "--max-documents", 8)
     outcome = ropecli("eval-ppl", llama, yarn, "--baseline", tmp_path / "link", *options, "--json")
-    assert [(report["checkpoint"], report["baseline"]) for report in outcome.reports()] == [
-        (str(yarn), True),
-        (str(llama), False),
-    ]
+    assert [report["checkpoint"] for report in outcome.reports()] == [str(yarn), str(llama)]
     reports = package.eval_ppl([llama], baseline=str(yarn), data=str(corpus), lengths=[24], max_documents=8).reports
     [[first, second]] = sets_of(reports)
     assert first.name == f"{yarn.name} (base)"
@@ -134,7 +131,17 @@ def test_checkpoint_and_baseline_give_what_each_gives_alone_one_in_memory_at_a_t
     assert losses(second) == losses(own)
     assert losses(first) == losses(base)[: len(first["rows"])]
     assert [row["length"] for row in first["rows"]] == [24, 64]  # up to its context length
-    for key in ("checkpoint", "digest", "method", "factor", "task", "fingerprint", "document_names", "kind"):
+    for key in [
+        "checkpoint",
+        "weights",
+        "scaling",
+        "method",
+        "factor",
+        "task",
+        "fingerprint",
+        "document_names",
+        "kind",
+    ]:
         assert second[key] == own[key], key
         assert first[key] == base[key], key
     assert first["fingerprint"] == second["fingerprint"]

@@ -59,7 +59,7 @@ def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli
     ropecli(*arguments("--output", output)).is_refused("a run that was interrupted")
     for change, line in (
         (["--dtype", "bfloat16"], "dtype: 'float32' then, 'bfloat16' now"),
-        (["--method", "none", "--original-length", 32], "jobs.0.scaling: "),
+        (["--method", "linear", "--factor", 2], "jobs.0.scaling: "),
         (["--max-documents", 3], "jobs.0.tasks.0.documents: "),
     ):
         ropecli(*arguments("--output", output, "--resume", *change)).is_refused(line)
@@ -73,7 +73,7 @@ def test_other_weights_under_the_same_name_are_another_request(
     folder, output = Path(shutil.copytree(large, tmp_path / "checkpoint")), tmp_path / "report.json"
     stopped(2, "--output", output, checkpoint=folder)
     shutil.copyfile(changed_amid(folder) / "model.safetensors", folder / "model.safetensors")
-    ropecli(*arguments("--output", output, "--resume", checkpoint=folder)).is_refused("checkpoint: 'sha256:")
+    ropecli(*arguments("--output", output, "--resume", checkpoint=folder)).is_refused("weights: 'sha256:")
 
 
 def test_a_killed_run_resumes(ropecli, start_ropecli, arguments, tmp_path):

@@ -19,7 +19,7 @@ from ropecli.evaluation import driver
 from ropecli.evaluation.progress import Speed
 from ropecli.evaluation.report import Cell, Change
 from ropecli.extension import choice, training
-from ropecli.extension.choice import Extension, Measured, best_of, make_candidates
+from ropecli.extension.choice import Extension, Measured, halved, make_candidates
 from ropecli.extension.training import TwoLosses
 from ropecli.reporting import page
 from ropecli.reporting.lines import sets_of
@@ -117,7 +117,7 @@ def test_what_costs_too_much_takes_no_place(losses, costs, keep, left):
     cells = [Cell("far", 512, tuple(8 * loss + part / 99 for part in range(8)), (8.0,) * 8) for loss in losses]
     changes = [Change(cost / 100, cost / 100 - 0.02, cost / 100 + 0.02) for cost in costs]
     measured = [Measured(None, far, cost, cost) for far, cost in zip(cells, changes, strict=True)]
-    assert best_of(measured, keep, 0.02) == [measured[number] for number in left]
+    assert halved(measured, keep, 0.02) == [measured[number] for number in left]
 
 
 def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, ropecli, tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def test_a_server_needs_no_weights(hub, ropecli, llama, corpus, tokenizer):
     options = ["--data", corpus, "--lengths", 24, "--max-documents", 2, "--json"]
     with server.running():
         report = ropecli("eval-ppl", NAME, *options, "--endpoint", server.url).report()
-    assert report["digest"] == f"commit:{MAIN}"
+    assert report["weights"] == f"commit:{MAIN}"
     assert "tokenizer.json" in hub.files_of("GET")
     assert "model.safetensors" not in hub.files_of("GET")
 

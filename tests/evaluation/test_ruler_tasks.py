@@ -4,7 +4,6 @@ import copy
 import re
 from collections import Counter
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +11,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from ropecli.errors import DataError
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, find_frame
-from ropecli.evaluation.request import RulerOptions
 from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, choose_tasks, read_essay, score_of, word_list
-from ropecli.evaluation.tasks import ruler
 from ropecli.evaluation.tasks.ruler import make_ruler
+from ropecli.evaluation.texts import source_of
+from ropecli.options import RulerOptions
 
 TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
 KINDS = ("byte-level BPE", "SentencePiece BPE", "WordPiece", "characters")
@@ -236,16 +236,12 @@ def test_tasks_are_in_the_order_of_ruler():
 
 
 @pytest.mark.parametrize(("task", "least"), [("niah_single_2", 275), ("cwe", 1059), ("fwe", 205)])
-def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is_read(
-    task, least, monkeypatch, options_of
-):
+def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is_read(task, least, options_of):
     """Names and values of the others may take more tokens. least: tokens of the first prompt."""
-    tokenizer = tokenizer_of("WordPiece")
-    monkeypatch.setattr(ruler, "load_tokenizer", lambda checkpoint: tokenizer)
+    tokenizer, choice = tokenizer_of("WordPiece"), options_of(RulerOptions, tasks=[task], samples=6, mode="rank")
 
     def make(length):
-        choice = options_of(RulerOptions, lengths=[length, 2 * length], tasks=[task], samples=6, mode="rank")
-        return make_ruler([SimpleNamespace(checkpoint=None)], choice)[0]
+        return make_ruler(choice, source_of(choice), tokenizer, Lengths((length, 2 * length)), None)
 
     with pytest.raises(DataError, match=f"A prompt of {least} tokens is too short for {task}"):
         make(least)

@@ -10,7 +10,8 @@ def report():
     """report(ppl at 256, at 512, at 1024, method=..., ...) -> a Report of perplexities."""
     import math
 
-    from ropecli.evaluation.report import Cell, Report
+    from ropecli.evaluation.kinds import KINDS
+    from ropecli.evaluation.report import Cell
 
     def make(
         *ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo", shares=_SHARES, **others
@@ -32,10 +33,10 @@ def report():
             for length, ppl in zip((256, 512, 1024), ppls, strict=True)
         ]
         values = {
-            "kind": "perplexity",
             "task": "prefix",
             "checkpoint": checkpoint,
-            "digest": "0" * 64,
+            "weights": "0" * 64,
+            "scaling": f"{method} {factor:g} {params}",
             "method": method,
             "factor": factor,
             "params": params or {},
@@ -51,7 +52,8 @@ def report():
             "cells": cells,
             "document_names": ["a", "b", "c", "d"],
         }
-        return Report(**{**values, **others})
+        values |= others
+        return KINDS[values["task"]](**values)
 
     return make
 
@@ -66,7 +68,7 @@ def changed():
         for cell, added in zip(report.cells, changes, strict=True):
             losses = np.array(cell.sums) + np.array(added) * cell.weights
             cells.append(replace(cell, sums=tuple(losses)))
-        return replace(report, method=method, factor=4.0, in_memory=True, cells=cells)
+        return replace(report, method=method, scaling=method, factor=4.0, in_memory=True, cells=cells)
 
     return change
 
@@ -76,7 +78,7 @@ def with_baseline(report):
     """The reports of a base and of its extension, with the same tokens at every length."""
     from dataclasses import replace
 
-    base = report(18.0, 25.0, 47.0, checkpoint="base", digest="b" * 64, task="tail")
+    base = report(18.0, 25.0, 47.0, checkpoint="base", weights="b" * 64, task="tail")
     extended = report(20.0, 19.0, 17.0, checkpoint="extended", method="yarn", factor=4.0, task="tail")
     weights = base.cells[0].weights
     return [
@@ -103,7 +105,6 @@ def retrieval(report):
             scores = [True] * count + [False] * (trials - count)
             cells.append(score_cell(name, length, scores, depth=depth, chance=0.1))
         values = {
-            "kind": "scores",
             "task": task,
             "checkpoint": checkpoint,
             "original_max_position_embeddings": window,
@@ -121,7 +122,8 @@ def retrieval(report):
 @pytest.fixture
 def written(tmp_path):
     """written(report or list of them, name=...) -> the JSON file that holds it."""
-    from ropecli.evaluation.report import as_json, write_report
+    from ropecli.evaluation.kinds import as_json
+    from ropecli.evaluation.report import write_report
 
     def write(reports, name="report.json"):
         write_report(tmp_path / name, as_json(reports if isinstance(reports, list) else [reports]))

@@ -70,11 +70,11 @@ def test_a_method_has_its_look_in_every_figure_and_black_is_the_base(report, rep
     def looks(*reports):
         return {line.name: line.subject.look for lines in sets_of(reports) for line in lines}
 
-    one, other = looks(*reports), looks(*reversed(reports[:2]), report(18.0, 25.0, 47.0, method="ntk", factor=2.0))
+    one, other = looks(*reports), looks(reports[0], report(18.0, 25.0, 47.0, method="ntk", factor=2.0), reports[1])
     assert one["yarn ×4"] == other["yarn ×4"]
     assert one["base"] == other["base"] == style.BASE_LOOK
     assert style.INK not in {look["color"] for name, look in one.items() if name != "base"}
-    variants = [replace(reports[1], factor=factor) for factor in (4.0, 8.0)]
+    variants = [replace(reports[1], factor=factor, scaling=f"×{factor}") for factor in (4.0, 8.0)]
     first, second = list(looks(reports[0], *variants).values())[1:]
     assert first["linestyle"] != second["linestyle"]
     assert {**first, "linestyle": "-"} == {**second, "linestyle": "-"}
@@ -151,7 +151,7 @@ def texts(path):
 @pytest.mark.parametrize("name", ["_a$\\frac{$b", "<script>alert(1)</script> &amp;"])
 def test_names_are_neither_formulas_nor_markup(report, retrieval, tmp_path, name):
     first = report(18.0, 25.0, 47.0, checkpoint=name)
-    other = replace(first, checkpoint="other", digest="2" * 64)
+    other = replace(first, checkpoint="other", weights="2" * 64)
     figures = [drawn(first, other)]
     for figure in [*figures, drawn(retrieval({(256, 0.0): 4}, checkpoint=name))]:
         style.save(figure, tmp_path / "plot.svg")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from ropecli.checkpoint.identity import identity_of
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import CheckpointError, DataError
@@ -26,9 +27,11 @@ def folder(patched, llama):
 @pytest.fixture
 def of(folder):
     """of(report, ...) -> the report as one of the folder."""
-    return lambda report, **others: replace(
-        report, digest=open_checkpoint(folder).digest(), checkpoint=str(folder), **others
-    )
+
+    def make(report, **others):
+        return replace(report, checkpoint=str(folder), **identity_of(open_checkpoint(folder))._asdict() | others)
+
+    return make
 
 
 @pytest.fixture
@@ -68,9 +71,10 @@ def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, 
     extended = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
     cells = [replace(other.cells[0], task=arm, low=None, high=None) for arm in ARMS]
-    reference = Reference("/home/someone/base, none", cells[0], replace(cells[2], sums=(1.0,) * 4))
-    recall = replace(extended, kind="recall", task="recall", cells=cells, reference=reference)
-    made = card(written([extended, other, recall]))
+    near = replace(cells[2], sums=(1.0,) * 4)
+    reference = Reference("/home/someone/base, none", *other.identity, cells[0], near)
+    recall = of(report(9.0, 9.0, 9.0, task="recall", cells=cells, reference=reference))
+    made = card(written([other, extended, recall]))
     assert "at 256 tokens in base, none" in made.text
     rows = {row[0]: row for row in rows_of(made, "2 checkpoints: perplexity by length")}
     assert rows[f"{REPO} (yarn ×4)"][-3:] == ["20.00", "19.00", "18.50"]
@@ -82,7 +86,7 @@ def test_a_report_of_anything_else_is_refused(card, of, report, written):
     yarn = {"method": "yarn", "factor": 8.0}
     for given, message in (
         (report(20.0, 19.0, 18.5, checkpoint="base"), "it is of base. Measure"),
-        (of(report(20.0, 19.0, 18.5, **yarn), in_memory=True), ", patched in memory. Measure"),
+        (of(report(20.0, 19.0, 18.5), **yarn, scaling="yarn ×8", in_memory=True), ", patched in memory. Measure"),
     ):
         with pytest.raises(DataError, match=re.escape(message)):
             card(written(given))

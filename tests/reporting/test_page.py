@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.evaluation.protocols import DEFINITIONS
 from ropecli.reporting.page import render_page
 from ropecli.table import clean
 
@@ -59,9 +59,9 @@ def test_one_verdict_one_table_and_one_figure_come_first(page, with_baseline):
     alternatives = [picture.get("aria-label") for picture in page.iter(f"{SVG}svg")]
     assert alternatives[0] == "perplexity at 1024 tokens: base (base) 47.00, extended (yarn ×4) 17.00"
     assert "change from the base: extended (yarn ×4) -63.8%" in alternatives[1]
-    assert {f"Protocol {name}: {PROTOCOLS[name].definition}" for name in ("prefix", "sliding")} <= set(texts(page, "p"))
+    assert {f"Protocol {name}: {DEFINITIONS[name]}" for name in ("prefix", "sliding")} <= set(texts(page, "p"))
     assert {with_baseline[1].fingerprint, "12 prompts"} <= set(texts(page, "dd"))
-    assert any(with_baseline[1].digest in text for text in texts(page, "dd"))
+    assert any(with_baseline[1].weights in text for text in texts(page, "dd"))
     assert "ropecli eval-ppl extended --data demo" in texts(page, "code")
 
 
@@ -119,7 +119,7 @@ def verdict_of(tree):
 @pytest.mark.parametrize("name", ["certain", "none certain", "cheaper", "too few", "not stock", "alone", "base"])
 def test_the_verdict(situations, name):
     reports, expected = situations[name]
-    for order in (reports, [*reversed(reports)]):
+    for order in (reports, [reports[0], *reversed(reports[1:])]):  # the first is the base
         sentences = verdict_of(ET.fromstring(render_page(order)))
         assert [text[: len(begin)] for text, begin in zip(sentences, expected, strict=True)] == expected
 
@@ -127,15 +127,15 @@ def test_the_verdict(situations, name):
 def test_runs_of_one_job_are_one_comparison(report, changed):
     """On 8 and 16 documents, with the base under two names, and one scaling as a method and as a folder."""
     names = [f"document {number}" for number in range(16)]
-    few = report(20.0, 25.0, 47.0, shares=EIGHT, documents=names[:8], model="base", checkpoint="./folder")
-    many = report(20.0, 25.0, 47.0, shares=EIGHT * 2, documents=names, model="base", fingerprint="2" * 64)
-    patched = replace(changed(few, "yarn", SMALL, LOWER, LOWER), model="yarn")
+    few = report(20.0, 25.0, 47.0, shares=EIGHT, documents=names[:8], scaling="none", checkpoint="./folder")
+    many = report(20.0, 25.0, 47.0, shares=EIGHT * 2, documents=names, scaling="none", fingerprint="2" * 64)
+    patched = changed(few, "yarn", SMALL, LOWER, LOWER)
     saved = changed(many, "yarn", SMALL * 2, LOWER * 2, LOWER * 2)
-    saved = replace(saved, model="yarn", checkpoint="y4", digest="y4", in_memory=False)
-    linear = replace(changed(few, "linear", SMALL, SMALL, SMALL), model="linear")
+    saved = replace(saved, checkpoint="y4", in_memory=False)
+    linear = changed(few, "linear", SMALL, SMALL, SMALL)
     tuned = replace(changed(many, "yarn", NONE * 2, LOWER * 2, LOWEST * 2), checkpoint="y4-finetuned")
-    tuned = replace(tuned, model="tuned", digest="tuned", in_memory=False)
-    other = report(9.0, 9.0, 9.0, task="sliding", checkpoint="another", model="other", digest="other")
+    tuned = replace(tuned, weights="tuned", in_memory=False)
+    other = report(9.0, 9.0, 9.0, task="sliding", checkpoint="another", weights="other")
     tree = ET.fromstring(render_page([few, patched, linear, many, saved, tuned, other]))
     assert verdict_of(tree)[0] == "Best: y4-finetuned (yarn ×4)."
     assert texts(tree, "h1") == ["./folder, 256 → 1024 tokens"]
@@ -149,10 +149,10 @@ def test_runs_of_one_job_are_one_comparison(report, changed):
     assert joined == f"{patched.cells[2].ppl:.2f}" == whole
 
 
-def test_the_base_is_what_the_user_named(report, changed):
+def test_the_base_is_the_first_report(report, changed):
     base = report(20.0, 25.0, 47.0, shares=EIGHT)
-    named = replace(changed(base, "yarn", SMALL, LOWER, LOWER), checkpoint="extended", digest="e", in_memory=False)
-    tree = ET.fromstring(render_page([base, replace(named, baseline=True)]))
+    first = replace(changed(base, "yarn", SMALL, LOWER, LOWER), checkpoint="extended", in_memory=False)
+    tree = ET.fromstring(render_page([first, base]))
     assert rows_of(tree)[1:3][-1][0] == "extended (base)"
 
 
@@ -215,12 +215,12 @@ MARKUP = "<script>alert(1)</script>'\"><img src=x onerror=alert(1)></title>--><!
 def test_names_are_neither_markup_nor_control_characters(report, retrieval):
     name = f"{MARKUP}\x00\x1b[31m"
     hostile = {"checkpoint": name, "source": name}
-    everywhere = {"digest": name, "fingerprint": name, "dtype": name, "device": name, "settings": {name: name}}
+    everywhere = {"weights": name, "fingerprint": name, "dtype": name, "device": name, "settings": {name: name}}
     everywhere |= {"command": ["ropecli", name], "environment": {name: name}, "params": {name: name}}
     base = report(18.0, 25.0, 47.0, **hostile)
     first = replace(base, **everywhere, document_names=[name] * 4)
     scores = replace(retrieval({(256, 0.0): 4}, **hostile), **everywhere, task=name)
-    text = render_page([first, replace(base, checkpoint="other", digest="2", method=name), scores])
+    text = render_page([first, replace(base, checkpoint="other", weights="2", method=name), scores])
     tree = ET.fromstring(text)
     assert not {"script", "img"} & {element.tag.rpartition("}")[2] for element in tree.iter()}
     assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]

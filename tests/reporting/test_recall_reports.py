@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropecli.errors import DataError
-from ropecli.evaluation.report import Cell, Change, reference_of
+from ropecli.evaluation.report import Cell, Change
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.reporting.figures.plots import draw_reports
 from ropecli.reporting.report_tables import measured_tables
@@ -22,7 +22,7 @@ def cells(*losses, weight=10.0):
 
 
 def referring(reports):
-    return [replace(report, reference=reference_of(reports[0])) for report in reports]
+    return [replace(report, reference=reports[0].as_reference()) for report in reports]
 
 
 NEAR = ("near", 256, (1.0, 1.2, 1.1, 0.9))
@@ -32,7 +32,7 @@ ABSENT, FAR = ("absent", 256, (3.0, 3.2, 3.1, 2.9)), ("far", 256, (1.5, 1.7, 1.6
 @pytest.fixture
 def recalled(report):
     def make(*losses, **others):
-        values = {"kind": "recall", "task": "recall", "cells": cells(*losses), "settings": {"mode": "losses"}}
+        values = {"task": "recall", "cells": cells(*losses), "settings": {"mode": "losses"}}
         return report(1.0, 1.0, 1.0, **(values | others))
 
     return make
@@ -71,14 +71,14 @@ def test_documents_of_a_pass_are_not_independent(sums, passes, expected):
 @pytest.mark.parametrize("near", [(3.0, 3.3, 3.0, 2.9), (0.0, 5.0, 4.0, 1.0)])
 def test_a_first_report_that_does_not_copy_from_near_is_refused(recalled, near):
     with pytest.raises(DataError, match=r"folder gains .* from a near copy at 256 tokens, which is not certain"):
-        reference_of(recalled(ABSENT, FAR, ("near", 256, near)))
+        recalled(ABSENT, FAR, ("near", 256, near)).as_reference()
 
 
 def test_answers_that_are_all_wrong_near_name_the_likely_cause(recalled):
     """A server that answers nothing: 0 of the tokens are right, wherever the passage is."""
     wrong = [(arm, 256, (1.0,) * 4) for arm in ("absent", "far", "near")]
     with pytest.raises(DataError, match="copied nothing, not even a passage nearby"):
-        reference_of(recalled(*wrong, settings={"mode": "generate"}))
+        recalled(*wrong, settings={"mode": "generate"}).as_reference()
 
 
 def test_methods_are_ranked_by_recall(recalled):

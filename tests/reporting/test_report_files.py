@@ -9,7 +9,8 @@ import pytest
 
 import ropecli
 from ropecli.errors import DataError
-from ropecli.evaluation.report import ARMS, Cell, as_json, reference_of
+from ropecli.evaluation.kinds import as_json
+from ropecli.evaluation.report import ARMS, Cell
 from ropecli.reporting.report_files import read_reports
 
 
@@ -29,8 +30,8 @@ def test_the_page_names_what_is_written(report, with_baseline, retrieval):
         Cell(arm, 256, sums, (10.0,) * 2, tokens=20)
         for arm, sums in zip(ARMS, ((30, 32), (10, 11), (9, 11)), strict=True)
     ]
-    recall = replace(report(1.0, 1.0, 1.0), kind="recall", task="recall", cells=cells)
-    recall = replace(recall, reference=reference_of(recall))
+    recall = report(1.0, 1.0, 1.0, task="recall", cells=cells)
+    recall = replace(recall, reference=recall.as_reference())
     scores = retrieval({(256, "vt"): 3}, task="ruler")
     values = [value for reports in (with_baseline, [recall], [scores]) for value in as_json(reports)["reports"]]
     keys = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -54,7 +55,6 @@ OTHER = "has no reports of this version of ropecli:"
 DAMAGED = {
     "another schema": ("prefix", change_of(schema_version=2), f"{OTHER} its schema_version is 2"),
     "no reports": ("prefix", change_of(reports=[]), OTHER),
-    "an unknown kind": ("prefix", change_of("reports", 0, kind=["speed"]), "report 1 is invalid: kind: "),
     "a missing field": (
         "prefix",
         lambda value: value["reports"][0].pop("fingerprint"),
@@ -66,16 +66,16 @@ DAMAGED = {
     "an unknown task": (
         "prefix",
         change_of("reports", 0, task="prefx"),
-        "task 'prefx' of kind perplexity; expected prefix",
+        "report 1 is invalid: task 'prefx'; expected prefix",
     ),
     "recall without its cells": (
         "prefix",
-        change_of("reports", 0, kind="recall", task="recall"),
+        change_of("reports", 0, task="recall"),
         "has no cell 'absent'",
     ),
     "more hits than samples": (
         "prefix",
-        change_of("reports", 0, kind="scores", task="needle"),
+        change_of("reports", 0, task="needle"),
         "has a score above 1 or below 0",
     ),
     "many faults": ("prefix", change_of("reports", 0, cells=[{}] * 99), "cells.0.task: Field required"),

@@ -30,10 +30,10 @@ def test_a_row_for_each_length_with_all_its_numbers(report):
 
 
 def test_a_row_for_each_model_and_a_dash_for_a_missing_length(report):
-    small, large = (report(18.0, 25.0, 47.0, checkpoint=name, digest=name) for name in ("small", "large"))
+    small, large = (report(18.0, 25.0, 47.0, checkpoint=name, weights=name) for name in ("small", "large"))
     large = replace(large, cells=large.cells[1:])
-    yarn = replace(small, method="yarn", factor=4.0, params={"beta_fast": 8.0}, in_memory=True)
-    tuned = replace(large, checkpoint="tuned", digest="tuned")
+    yarn = replace(small, method="yarn", factor=4.0, params={"beta_fast": 8.0}, scaling="yarn", in_memory=True)
+    tuned = replace(large, checkpoint="tuned", weights="tuned")
     table = compared(large, yarn, small, tuned)
     assert table.rows == [
         ["large (base)", "–", "25.00", "47.00"],
@@ -73,7 +73,7 @@ def test_nothing_is_bold_with_few_documents(report, changed):
 def test_a_checkpoint_and_its_method_in_memory_are_one_row(report, changed):
     first = report(20.0, 20.0, 20.0)
     yarn = changed(first, "yarn", -1, -1, -1)
-    saved = replace(yarn, checkpoint="y4", digest="y4", in_memory=False)
+    saved = replace(yarn, checkpoint="y4", in_memory=False)
     repeated = replace(first, cells=first.cells[:1])  # a baseline is measured at fewer lengths
     assert [row[0] for row in compared(first, yarn, repeated, saved).rows] == ["folder (base)", "y4 (yarn ×4)"]
 

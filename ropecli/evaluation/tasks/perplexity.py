@@ -14,15 +14,14 @@ from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, NotFiniteError
 from ropecli.evaluation.copies import CLASSES, COUNT, classes_of
 from ropecli.evaluation.driver import SampleId, Task, Values
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.protocols import SAME_TOKENS, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
-from ropecli.evaluation.request import PerplexityOptions, document_source
 from ropecli.evaluation.statistics import LARGEST_NLL, bootstrap_interval
-from ropecli.evaluation.subject import Subject, choose_lengths
-from ropecli.evaluation.texts import read_texts
+from ropecli.evaluation.subject import Subject
+from ropecli.evaluation.texts import Selection, read_texts
 from ropecli.hashing import digest
-from ropecli.live.loading import load_tokenizer
 
 _ALL = "all"
 """The length of samples that are read once for all lengths."""
@@ -68,7 +67,6 @@ class Perplexity(Task):
     pretraining_length: of the first subject; the loss is then split by what the text repeats (evaluation/copies.py).
     """
 
-    kind = "perplexity"
     documents: Documents
     answers = False
 
@@ -261,53 +259,8 @@ def refuse_overflow(sums: np.ndarray, weights: np.ndarray, length: int, names: S
 
 
 def make_perplexity(
-    subjects: Sequence[Subject],
-    first: Subject,
-    options: PerplexityOptions,
-    protocol: Protocol,
-) -> list[tuple[Perplexity, Any]]:
-    """A task and its tokenizer for each subject, on the documents that its tokenizer reads.
-
-    Sizes of one model share a tokenizer, and so the task. first: the base. Raises DataError, MethodError,
-    CheckpointError.
-    """
-    chosen, place = choose_lengths(options["lengths"], subjects), document_source(options).place
-    checkpoints = {id(subject.checkpoint): subject.checkpoint for subject in subjects}
-    tasks: dict[int, tuple[Perplexity, Any]] = {}
-    for key, checkpoint in checkpoints.items():
-        tokenizer = load_tokenizer(checkpoint)
-        task = next((task for task, known in tasks.values() if have_same_tokens(tokenizer, known)), None)
-        if task is None:
-            drop_rare = options["lengths"] is None and not tasks
-            documents, chosen = read_texts(options, tokenizer, chosen, protocol, drop_rare=drop_rare)
-            owner = next(each for each in [first, *subjects] if not tasks or each.checkpoint is checkpoint)
-            task = Perplexity(documents, chosen, protocol, place, owner.positions.pretraining_length)
-        tasks[key] = task, tokenizer
-    return [tasks[id(subject.checkpoint)] for subject in subjects]
-
-
-def have_same_tokens(*tokenizers: Any) -> bool:
-    """Whether two tokenizers give the same ids for every text."""
-    if not all(tokenizer.is_fast for tokenizer in tokenizers):
-        return False
-    first, second = (
-        (
-            tokenizer.bos_token_id,
-            tokenizer.eos_token_id,
-            tokenizer("")["input_ids"],
-            tokenizer.backend_tokenizer.to_str(),
-        )
-        for tokenizer in tokenizers
-    )
-    return first == second
-
-
-def refuse_another_vocabulary(documents: Documents, tokenizer: Any, baseline: Subject) -> None:
-    """Raise DataError if the baseline has other tokens for the ids of the documents."""
-    used = np.unique(np.concatenate([document.ids for document in documents.kept])).tolist()
-    words = [reads.convert_ids_to_tokens(used) for reads in (tokenizer, load_tokenizer(baseline.checkpoint))]
-    if words[0] != words[1]:
-        raise DataError(
-            "The baseline's tokenizer has another vocabulary, so the two cannot read the same tokens. Evaluate each by "
-            "itself and compare bits per byte."
-        )
+    selection: Selection, protocol: Protocol, tokenizer: Any, lengths: Lengths, subject: Subject
+) -> Perplexity:
+    """The task on the documents that this tokenizer reads. subject: the first to read it. Raises DataError."""
+    documents, chosen = read_texts(selection, tokenizer, lengths, protocol)
+    return Perplexity(documents, chosen, protocol, selection.source.place, subject.positions.pretraining_length)

@@ -26,16 +26,15 @@ from ropecli.data.documents import Documents
 from ropecli.errors import DataError
 from ropecli.evaluation.copies import runs_of
 from ropecli.evaluation.driver import SampleId, Task, Values
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import ARMS, Cell
-from ropecli.evaluation.request import PerplexityOptions, document_source
 from ropecli.evaluation.statistics import Bucket
-from ropecli.evaluation.subject import Subject, choose_lengths
-from ropecli.evaluation.tasks.perplexity import have_same_tokens, refuse_overflow
-from ropecli.evaluation.texts import read_texts
+from ropecli.evaluation.subject import Subject
+from ropecli.evaluation.tasks.perplexity import refuse_overflow
+from ropecli.evaluation.texts import Selection, read_texts
 from ropecli.hashing import digest
-from ropecli.live.loading import load_tokenizer
 from ropecli.messages import warn
 
 _PASSAGES = 2
@@ -62,7 +61,8 @@ class Recall(Task):
     tokenizer: to compare greedy copies by their text; None to score losses.
     """
 
-    kind = name = "recall"
+    name = "recall"
+    one_tokenizer = True
     documents: Documents
 
     def __init__(
@@ -357,26 +357,11 @@ def _middle(text: np.ndarray) -> np.ndarray:
     return text[start : start + PASSAGE]
 
 
-def make_recall(
-    subjects: Sequence[Subject],
-    first: Subject,
-    options: PerplexityOptions,
-) -> list[tuple[Recall, Any]]:
-    """The task and its tokenizer for each subject. Raises DataError, CheckpointError.
-
-    first: recall refers to it.
-    """
-    tokenizer = load_tokenizer(subjects[0].checkpoint)
-    for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects[1:]}.values():
-        if checkpoint is not subjects[0].checkpoint and not have_same_tokens(tokenizer, load_tokenizer(checkpoint)):
-            raise DataError(
-                f"recall compares the same tokens, and {checkpoint.name} has another tokenizer than "
-                f"{subjects[0].checkpoint.name}. Measure each by itself."
-            )
+def make_recall(selection: Selection, copies: bool, tokenizer: Any, lengths: Lengths, first: Subject) -> Recall:
+    """copies: whether the passage is generated. first: recall refers to it. Raises DataError."""
     pretraining_length = first.positions.pretraining_length
     least = shortest_length(pretraining_length)
-    chosen = choose_lengths(options["lengths"], [first, *subjects], lambda length: length >= least)
-    documents, _ = read_texts(options, tokenizer, chosen, Protocol("recall"))
-    copies = tokenizer if options["generate"] else None
-    task = Recall(documents, chosen, pretraining_length, document_source(options).place, copies)
-    return [(task, tokenizer)] * len(subjects)
+    chosen = lengths.that_fit(lambda length: length >= least)
+    documents, _ = read_texts(selection, tokenizer, Lengths(tuple(chosen)), Protocol("recall"))
+    copied = tokenizer if copies else None
+    return Recall(documents, chosen, pretraining_length, selection.source.place, copied)

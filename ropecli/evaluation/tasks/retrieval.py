@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from ropecli.data.sources import Source
 from ropecli.evaluation.driver import SampleId
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame, read_haystack, repeat_sentences
-from ropecli.evaluation.request import NeedleOptions, source_of
 from ropecli.evaluation.retrieval_prompts import KEY_COUNT, PASSKEY_FILLER, STYLES, RetrievalPrompts, default_style
-from ropecli.evaluation.subject import Subject, choose_lengths
+from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
-from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
+from ropecli.options import NeedleOptions
 
 _EXTRA_TOKENS = 4
 """Tokens generated beyond the key's own, for white space or another tokenization of the key. They exceed the length."""
@@ -86,19 +87,16 @@ class Retrieval(Asking):
         return Question(prompt.ids, prompt.digest(), lambda: prompt.answers, 1, limit, grade, prompt.lead)
 
 
-def make_needle(scalings: Sequence[Subject], options: NeedleOptions) -> tuple[Retrieval, Any]:
-    """The task, without default lengths that are too short, and the tokenizer.
-
-    scalings: of its checkpoint, then those of others, whose lengths are the same.
-    """
+def make_needle(
+    options: NeedleOptions, source: Source, tokenizer: Any, lengths: Lengths, subject: Subject
+) -> Retrieval:
+    """The task, without default lengths that are too short. source: of the text, unless the style has its own."""
     depths, samples, mode = options["depths"], options["samples"], options["mode"]
-    pieces = PieceTokenizer(load_tokenizer(scalings[0].checkpoint))
-    longest = choose_lengths(options["lengths"], scalings)[-1]
+    pieces, longest = PieceTokenizer(tokenizer), lengths.tokens[-1]
     if (style := options["style"]) == "passkey":
         haystack = repeat_sentences(PASSKEY_FILLER, pieces, longest)
         settings: dict[str, Any] = {"source": "repeated sentences"}
     else:
-        source = source_of(options, options["data"])
         with progress_bar("reading documents", None) as step:
             haystack = read_haystack(source.limited().texts(), pieces, step)
         if len(haystack.ids) < longest:
@@ -106,10 +104,8 @@ def make_needle(scalings: Sequence[Subject], options: NeedleOptions) -> tuple[Re
         style = style or default_style(source.place)
         settings = {"source": source.place, "text_column": source.column, "split": source.split}
     num_candidates = 1 if mode == "generate" else options["candidates"] or _CANDIDATES
-    frame = find_frame(pieces.tokenizer, options["chat_template"], options["thinking"])
+    frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
     prompts = RetrievalPrompts(STYLES[style], haystack, pieces, num_candidates, options["seed"], frame)
     settings["thinking"] = options["thinking"]
-    lengths = choose_lengths(
-        options["lengths"], scalings, lambda length: prompts.most_tokens(length, depths, samples) <= length
-    )
-    return Retrieval(prompts, lengths, depths, samples=samples, mode=mode, style=style, **settings), pieces.tokenizer
+    chosen = lengths.that_fit(lambda length: prompts.most_tokens(length, depths, samples) <= length)
+    return Retrieval(prompts, chosen, depths, samples=samples, mode=mode, style=style, **settings)

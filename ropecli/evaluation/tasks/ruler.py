@@ -10,17 +10,18 @@ from contextlib import suppress
 from itertools import product
 from typing import Any
 
+from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import SampleId
+from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
-from ropecli.evaluation.request import RulerOptions, source_of
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
-from ropecli.evaluation.subject import Subject, choose_lengths
+from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.hashing import digest
-from ropecli.live.loading import load_tokenizer
 from ropecli.messages import progress_bar, warn
+from ropecli.options import RulerOptions
 
 
 class Ruler(Asking):
@@ -30,13 +31,17 @@ class Ruler(Asking):
     per_token = True
 
     def __init__(
-        self, maker: PromptMaker, tasks: Sequence[RulerTask], lengths: Sequence[int], options: RulerOptions
+        self,
+        maker: PromptMaker,
+        tasks: Sequence[RulerTask],
+        lengths: Sequence[int],
+        options: RulerOptions,
+        source: Source,
     ) -> None:
         self.maker, self.tasks, self.lengths, self.options = maker, tasks, sorted(lengths), options
         self.pieces, self.frame = maker.tokenizer, maker.frame
         self.mode, self.count = options["mode"], options["samples"]
-        self.text = source_of(options, options["data"])
-        self.source = self.text.place
+        self.text, self.source = source, source.place
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -78,34 +83,26 @@ class Ruler(Asking):
         return Question(prompt.ids, identity, answers, right, limit, grade, prompt.lead)
 
 
-def make_ruler(scalings: Sequence[Subject], options: RulerOptions) -> tuple[Ruler, Any]:
-    """The task for the scalings of a checkpoint, and its tokenizer. scalings: see make_needle."""
-    tokenizer = load_tokenizer(scalings[0].checkpoint)
-    pieces = PieceTokenizer(tokenizer)
-    tasks = choose_tasks(options["tasks"])
-    lengths = choose_lengths(options["lengths"], scalings)
+def make_ruler(options: RulerOptions, source: Source, tokenizer: Any, lengths: Lengths, subject: Subject) -> Ruler:
+    """The task, without default lengths and tasks whose prompts do not fit. source: of the essay. Raises DataError."""
+    pieces, tasks, samples = PieceTokenizer(tokenizer), choose_tasks(options["tasks"]), options["samples"]
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
-            essay = read_essay(source_of(options, options["data"]).texts(), pieces, lengths[-1])
+            essay = read_essay(source.texts(), pieces, lengths.tokens[-1])
     frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
     maker = PromptMaker(pieces, frame, essay, options["seed"])
-    samples = options["samples"]
-
-    def fits_any(length: int) -> bool:
-        return any(_fits(maker, task, length, samples) for task in tasks)
-
-    lengths = choose_lengths(options["lengths"], scalings, fits_any)
-    fitting = [task for task in tasks if all(_fits(maker, task, length, samples) for length in lengths)]
+    chosen = lengths.that_fit(lambda length: any(_fits(maker, task, length, samples) for task in tasks))
+    fitting = [task for task in tasks if all(_fits(maker, task, length, samples) for length in chosen)]
     missing = ", ".join(task.name for task in tasks if task not in fitting)
     if not fitting or (missing and options["tasks"]):
         raise DataError(
-            f"A prompt of {lengths[0]} tokens is too short for {missing}. Set --lengths to more, or leave tasks out of "
+            f"A prompt of {chosen[0]} tokens is too short for {missing}. Set --lengths to more, or leave tasks out of "
             "--tasks."
         )
     if missing:
-        warn(f"Not measured, since {lengths[0]} tokens are too short for them: {missing}.")
-    return Ruler(maker, fitting, lengths, options), tokenizer
+        warn(f"Not measured, since {chosen[0]} tokens are too short for them: {missing}.")
+    return Ruler(maker, fitting, chosen, options, source)
 
 
 def _fits(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> bool:

@@ -13,12 +13,12 @@ import numpy as np
 from ropecli.analysis.wavelengths import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
+from ropecli.evaluation.kinds import ScoreReport
 from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import Line, base_of, lengths_of, sets_of, title_of
 from ropecli.reporting.report_tables import score_rows
-from ropecli.reporting.wording import ruler_sentences, task_name
 from ropecli.scaling.spec import ScaledRope
 from ropecli.table import clean
 
@@ -45,7 +45,7 @@ def draw_lengths(reports: Sequence[Report]) -> "Figure":
             drawn = panels(lines)
             for axes, draw in zip(part.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
                 draw(axes, lines)
-            style.title(part, title_of(lines, f": {task_name(lines[0].report)} by length"))
+            style.title(part, title_of(lines, f": {lines[0].report.title} by length"))
     return figure
 
 
@@ -57,18 +57,18 @@ def panels(lines: Sequence[Line]) -> "list[Callable[[Axes, Sequence[Line]], None
 
 
 def draw_values(axes: "Axes", lines: Sequence[Line]) -> None:
-    metric, report = lines[0].metric, lines[0].report
+    report = lines[0].report
     for line in lines:
-        values = [metric.of(line.report, length) for length in line.report.lengths]
+        values = [line.report.value(length) for length in line.report.lengths]
         if len(values) == 1 < len(lengths_of(lines)) and line is base_of(lines) and line.report.task in SAME_TOKENS:
             axes.axhline(values[0], color=style.INK, linewidth=1.8, label=line.name)
         else:
             axes.plot(line.report.lengths, values, label=line.name, **line.subject.look)
-    better = "higher" if metric.higher else "lower"
-    axes.set_title(f"{task_name(report)}{' (%)' * bool(metric.unit)}, {better} is better", fontsize=9, loc="left")
-    if metric.logarithmic:
+    better = "higher" if report.higher else "lower"
+    axes.set_title(f"{report.title}{' (%)' * bool(report.unit)}, {better} is better", fontsize=9, loc="left")
+    if report.logarithmic:
         style.log_axis(axes, [value for line in axes.lines for value in np.asarray(line.get_ydata())])
-    elif metric.unit:
+    elif isinstance(report, ScoreReport):
         axes.set(ylim=(-4, 104), yticks=range(0, 101, 20))
         if chance := 100 * report.chance(report.lengths[-1]):
             axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=(0, (1, 2)))
@@ -78,14 +78,14 @@ def draw_values(axes: "Axes", lines: Sequence[Line]) -> None:
 
 def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
     """The changes from the base, a line at zero, and the intervals, moved aside where they would overlap."""
-    metric, base = lines[0].metric, lines[0]
-    zero, drawn = metric.plotted(0), [metric.plotted(0)]
+    report, base = lines[0].report, lines[0]
+    zero, drawn = report.plotted(0), [report.plotted(0)]
     axes.axhline(zero, color=style.INK, linewidth=1.8, label=base.name)
     for number, line in enumerate(lines[1:]):
         changes = {length: change for length in line.report.lengths if (change := _change(line, base, length))}
         aside = 2 ** (0.035 * (number - (len(lines) - 2) / 2)) if len(lines) <= _MOST_BARS else 1
         spans = [_span(line, change) for change in changes.values()]
-        points = [(length * aside, metric.plotted(change.change)) for length, change in changes.items()]
+        points = [(length * aside, report.plotted(change.change)) for length, change in changes.items()]
         if not points:
             continue
         axes.plot(*zip(*points, strict=True), label=line.name, **line.subject.look)
@@ -95,8 +95,8 @@ def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
                 axes.plot([x, x], span, color=line.subject.look["color"], linewidth=1, marker="_", markersize=5)
                 drawn += span
     bars = ", paired 95% intervals" * (len(lines) <= _MOST_BARS)
-    axes.set_title(f"change from {base.name}{' (%)' * bool(metric.unit)}{bars}", fontsize=9, loc="left")
-    if metric.logarithmic:
+    axes.set_title(f"change from {base.name}{' (%)' * bool(report.unit)}{bars}", fontsize=9, loc="left")
+    if report.logarithmic:
         style.log_axis(axes, drawn, ratio=True)
     _finish(axes, lines)
 
@@ -110,9 +110,9 @@ def _change(line: Line, base: Line, length: int) -> Change | None:
 
 def _span(line: Line, change: Change) -> list[float]:
     """The ends of an interval on an axis; empty without one, and for one that float64 does not hold."""
-    if change.low is None or change.high is None or (line.metric.logarithmic and change.low == -1):
+    if change.low is None or change.high is None or (line.report.logarithmic and change.low == -1):
         return []
-    return [line.metric.plotted(change.low), line.metric.plotted(change.high)]
+    return [line.report.plotted(change.low), line.report.plotted(change.high)]
 
 
 def _finish(axes: "Axes", lines: Sequence[Line]) -> None:
@@ -134,7 +134,7 @@ def _pretraining_lengths(lines: Sequence[Line]) -> list[int]:
 def draw_scores(reports: Sequence[Report]) -> "Figure":
     """Heat maps of scores in percent, by depth or task, and their mean: one below the other, with cells of one size."""
     lines = [line for lines in sets_of(reports) for line in lines]
-    lengths, task = lengths_of(lines), task_name(lines[0].report)
+    lengths, task = lengths_of(lines), lines[0].report.title
     names: list[str] = []
     rows: list[list[float | None]] = []
     titles: dict[int, str] = {}
@@ -142,10 +142,10 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
     for line in lines:
         titles[len(rows)] = line.name
         of_rows, scores = score_rows(line.report, lengths)
-        means = [line.report.mean(length)[0] if length in line.report.lengths else None for length in lengths]
+        means = [line.report.mean(length) if length in line.report.lengths else None for length in lengths]
         rows += [[None] * len(lengths), *scores, means]
         names += ["", *of_rows, "mean"]
-        notes += [f"{line.name}: {ruler_sentences(line.report)[0]}"] if line.report.task == "ruler" else []
+        notes += [f"{line.name}: {sentence}" for sentence in line.report.conclusions()[:1]]
     percent = 100 * np.array(rows, dtype=float)  # None becomes NaN
     across = 0.62 * len(lengths)
     outside = 0.07 * max(*map(len, names), *(len(title) - 14 * across for title in titles.values()))
@@ -189,7 +189,7 @@ def _label_cells(axes: "Axes", percent: Any, names: Sequence[str], titles: dict[
 
 def draw_reports(reports: Sequence[Report]) -> "Figure":
     """Heat maps of scores, or lines by length of all else. reports: of one task."""
-    return (draw_scores if reports[0].kind == "scores" else draw_lengths)(reports)
+    return (draw_scores if reports[0].by_row else draw_lengths)(reports)
 
 
 def draw_frequencies(checkpoint: str, ropes: Mapping[str, ScaledRope], target: int) -> "Figure":

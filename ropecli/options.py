@@ -1,25 +1,28 @@
-"""The options of measurements, in groups: commands take them, tasks read them.
+"""The options of the commands, one by one and in groups, and what they stand for.
 
 The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
+from typing import Annotated, Any, Required, TypedDict
 
 from annotated_doc import Doc
 
 from ropecli.errors import MethodError, shown
-from ropecli.evaluation.loading_options import LOADING, SERVER, EndpointOptions, ServerOptions
-from ropecli.evaluation.loading_options import LoadingOptions as LoadingOptions
-from ropecli.evaluation.protocol_names import PROTOCOLS
 from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_training_data
 from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel, token_count
 
-if TYPE_CHECKING:
-    from ropecli.data.sources import Source
-
 SCALING, DATA, OUTPUT, ENGINE = Panel("Scaling"), Panel("Data"), Panel("Output"), Panel("Engine")
+LOADING, SERVER = Panel("Loading"), Panel("Server")
+PROTOCOLS = {
+    "prefix": "the first N tokens of each document, from one pass",
+    "tail": "the same target tokens at every length, with up to N − 1 tokens of context",
+    "sliding": "whole documents in windows of N tokens, --stride tokens apart",
+    "recall": "what a passage gains from its first occurrence, N tokens back; 1: as much as from a near one",
+}
+"""The protocols by name, each in a line."""
 TOKENS = InTokens()
 _WHOLE = Only("protocol", ("sliding", "recall"))
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
@@ -36,6 +39,129 @@ CheckpointNames = Annotated[
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
 Length = Annotated[int, Interval(ge=1, le=2**24)]
 Samples = Annotated[int, Interval(ge=1, le=1_000_000)]
+
+# Outputs
+Weights = Annotated[
+    str,
+    OneOf(("link", "copy")),
+    Doc("How to copy unchanged weights: link (hard-link where possible) or copy (always copy)."),
+    OUTPUT,
+]
+Overwrite = Annotated[bool, Doc("Replace an existing file."), OUTPUT]
+Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
+OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
+
+
+# Loading
+class LoadingOptions(TypedDict, total=False):
+    """Options for loading a model."""
+
+    dtype: Annotated[
+        str,
+        Default("auto"),
+        OneOf(("auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16")),
+        Doc("auto (bfloat16, but float32 on a CPU without it), float32 (fp32), bfloat16 (bf16), float16 (fp16)."),
+        LOADING,
+    ]
+    device: Annotated[
+        str, Default("auto"), Doc("auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:1, mps."), LOADING
+    ]
+    device_map: Annotated[
+        str | None,
+        Default(None),
+        Flag("--device-map", metavar="MAP"),
+        OneOf(("auto", "balanced", "balanced_low_0", "sequential")),
+        Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
+        LOADING,
+    ]
+    max_memory: Annotated[
+        str | None,
+        Default(None),
+        Flag("--max-memory", metavar="DEVICE=SIZE,..."),
+        Only("device_map"),
+        Doc("Memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
+        LOADING,
+    ]
+    load_in_8bit: Annotated[
+        bool, Default(False), Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING
+    ]
+    load_in_4bit: Annotated[
+        bool, Default(False), Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
+    ]
+    attn: Annotated[
+        str,
+        Default("auto"),
+        OneOf(("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")),
+        Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
+        LOADING,
+    ]
+
+
+class EndpointOptions(TypedDict, total=False):
+    """A server instead of a model in this process."""
+
+    endpoint: Annotated[
+        str | None,
+        Default(None),
+        Flag("--endpoint", metavar="URL"),
+        Doc(
+            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
+            "CHECKPOINT gives tokenizer and lengths."
+        ),
+        SERVER,
+    ]
+
+
+class ServerOptions(TypedDict, total=False):
+    """The way to ask a server."""
+
+    served_name: Annotated[
+        str | None,
+        Default(None),
+        Only("endpoint"),
+        Doc("The model's name at the server. Default: the only one."),
+        SERVER,
+    ]
+    api_key_env: Annotated[
+        str | None,
+        Default(None),
+        Flag("--api-key-env", metavar="NAME"),
+        Only("endpoint"),
+        Doc("Environment variable that holds the API key."),
+        SERVER,
+    ]
+    timeout: Annotated[
+        float | None,
+        Default(None),
+        Interval(gt=0, le=86_400),
+        Only("endpoint"),
+        Doc("Seconds to wait for one whole answer. Default: 600."),
+        SERVER,
+    ]
+
+
+def loading_of(options: LoadingOptions) -> dict[str, Any]:
+    """The arguments of load_model. Raises MethodError for options that exclude each other."""
+    device, device_map, max_memory = options["device"], options["device_map"], options["max_memory"]
+    load_in_8bit, load_in_4bit = options["load_in_8bit"], options["load_in_4bit"]
+    for names, are_set in (
+        ("--load-in-8bit and --load-in-4bit", load_in_8bit and load_in_4bit),
+        ("--device and --device-map", device_map and device != "auto"),
+    ):
+        if are_set:
+            raise MethodError(f"{names} exclude each other. Remove one.")
+    loading: dict[str, Any] = {"dtype": options["dtype"], "device": device, "attn": options["attn"]}
+    if device_map:
+        loading |= {"device_map": device_map, "max_memory": None}
+    if device_map and max_memory is not None:
+        sizes = re.findall(r"(?:^|,)(\d+|cpu)=(\d+(?:\.\d+)?[KMG]i?B)(?=,|$)", max_memory)
+        if len(sizes) != len(max_memory.split(",")):
+            raise MethodError(
+                f"--max-memory is {max_memory!r}; expected sizes by GPU number or cpu, such as 0=20GB,cpu=60GB."
+            )
+        loading["max_memory"] = {int(name) if name.isdigit() else name: size for name, size in sizes}
+    return {**loading, "bits": 8 if load_in_8bit else 4} if load_in_8bit or load_in_4bit else loading
+
 
 # Scaling
 ScalingFactor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
@@ -254,7 +380,7 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
         str,
         Default("prefix"),
         OneOf(tuple(PROTOCOLS)),
-        Doc(f"{', '.join(PROTOCOLS)}. " + " ".join(f"{name}: {each.summary}." for name, each in PROTOCOLS.items())),
+        Doc(f"{', '.join(PROTOCOLS)}. " + " ".join(f"{name}: {summary}." for name, summary in PROTOCOLS.items())),
     ]
     stride: Annotated[
         int | None,
@@ -386,17 +512,6 @@ class RulerOptions(TextOptions, MeasuringOptions, total=False):
     batch_size: Annotated[
         int, Default(1), Interval(ge=1), Only("mode", ("generate",)), Doc("Prompts at once."), LOADING
     ]
-
-
-def source_of(options: TextOptions, data: str) -> "Source":
-    from ropecli.data.sources import Source
-
-    name = with_config(data, options["dataset_config"])
-    return Source(name, options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
-
-
-def document_source(options: DocumentOptions) -> "Source":
-    return source_of(options, options["data"])
 
 
 def with_config(data: str, config: str | None) -> str:
