@@ -4,12 +4,12 @@ The step is the model's own forward and backward pass with our loss, under torch
 dtypes and what autograd saves, without computing values. No per-architecture tables are needed. Workspace inside an
 operation is not counted.
 
-Memory is linear in the number of layers of each kind. So the step runs with one layer of each. A further one adds the
-bytes by which the forward pass of its kind increases the live bytes.
+Memory is linear in the number of layers of each kind. So the step runs with one layer of each. A further one adds as
+much as that one holds: its input, and what its forward pass allocated and something still needs.
 
-Recurrent layers loop over the tokens in Python, too long for a long sequence: the gated delta rule of Qwen3.5 in blocks
-of 64. They run on a short one, and every tensor counts with the size that it would have at the full length. Two such
-runs, on a sequence and one twice as long, show what does not grow with the length after all.
+Recurrent layers loop over the tokens in Python, which takes too long for a long sequence: the gated delta rule of
+Qwen3.5 in blocks of 64. Their step runs on a short one, and every tensor counts as large as it would be at the full
+length. A second run, on twice as many tokens, shows what does not grow with the length after all.
 """
 
 import copy
@@ -98,10 +98,9 @@ class FakeSteps:
                 if length <= 4 * short:
                     return self._run(loss_of, recipe, length, length, shards)
                 once, twice = (self._run(loss_of, recipe, tokens, length, shards) for tokens in (short, 2 * short))
-            # what does not grow counts length / short times in the first run and half as often in the second, so that
-            # half of the first is their difference; it should count once
-            share = 1 - 2 * short / length
-            return tree_map(lambda first, second: second - round((first - second) * share), once, twice)
+            # what does not grow with the length counted length / short times at first, and then half as often
+            excess = 1 - 2 * short / length
+            return tree_map(lambda first, second: second - round((first - second) * excess), once, twice)
         except RopecliError:
             raise
         except Exception as error:  # a model that reads values fails in its own way
@@ -149,17 +148,17 @@ class FakeSteps:
         with counter:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
                 loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-            in_backward = loss_of.begin("head")
+            held = loss_of.begin("head")
             loss.backward(inputs=trained)
         for hook in hooks:
             hook.remove()
-        peaks, activations = counter.peaks, self._further(in_backward)
+        peaks = counter.peaks
         gradients = 0 if accumulates else 4 * further // shards
         return FakeStep(
             # the backward pass of the layers begins with all activations, and ends with all gradients
             peaks=[
-                peaks["loss"].plus("activations", self._further(loss_of.in_loss)),
-                *(peaks[phase].plus("activations", activations) for phase in ("head", "layers")),
+                peaks["loss"].plus("activations", self._further(loss_of.held_in_loss)),
+                *(peaks[phase].plus("activations", self._further(held)) for phase in ("head", "layers")),
                 *(peaks[phase].plus("gradients", gradients) for phase in ("layers", "embeddings")),
             ],
             host=loss_of.moved + self._further(loss_of.moved_by_layer),
@@ -252,9 +251,10 @@ class _FakeSplit(SplitModel):
 
 
 class _WatchedLoss(NextTokenLoss):
-    """Sets the counter's phase. moved: bytes moved to CPU memory; moved_by_layer: those of each layer.
+    """Sets the counter's phase, and follows what each layer holds.
 
-    in_loss: bytes that each layer adds to the live ones when the decoder's forward pass has ended.
+    held_in_loss: bytes that each layer holds when the loss begins. moved: bytes moved to CPU memory; moved_by_layer:
+    those of each layer.
     """
 
     split_model = _FakeSplit
@@ -274,7 +274,7 @@ class _WatchedLoss(NextTokenLoss):
             output = kind.__call__(layer, *given, **named)
             ends = (given[0] if given else named["hidden_states"], output[0] if isinstance(output, tuple) else output)
             entered, left = map(counter.number_of, ends)
-            # its output is the next layer's input
+            # its output is held by the next layer
             self._of_layers.append({entered, *counter.sizes.keys() & range(first, counter.next_number)} - {left})
             self.moved_by_layer.append(self.moved - moved)
             return output
@@ -283,7 +283,7 @@ class _WatchedLoss(NextTokenLoss):
         layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
 
     def begin(self, phase: str) -> list[int]:
-        """Begin a phase. Returns the live bytes of each layer: of its input, and of what its forward pass allocated."""
+        """Begin a phase. Returns the bytes that each layer holds: live ones of its input and of what it allocated."""
         self.counter.phase = phase
         return [sum(self.counter.sizes.get(number, 0) for number in numbers) for numbers in self._of_layers]
 
@@ -318,7 +318,7 @@ class _WatchedLoss(NextTokenLoss):
 
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
-        self.in_loss = self.begin("loss")
+        self.held_in_loss = self.begin("loss")
         self._enter_at(outputs.last_hidden_state, "layers")
         return outputs
 

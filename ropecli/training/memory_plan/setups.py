@@ -30,7 +30,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
 """Of the recipe, tried in this order. The last takes the least memory."""
-GPUS_PER_HOST = 8
+_GPUS_PER_HOST = 8
 _CONFIGS = {
     "one": "1-gpu",
     "fsdp2": "8-gpu-fsdp2",
@@ -103,7 +103,7 @@ def _with_fewest_changes(
     if refused := next(refusals(estimator, recipe, length, launch), ""):
         return Setup(launch, recipe, {}, MemoryEstimate(), 0, False, refused)
 
-    def setup(recipe: Recipe, changes: dict[str, Any]) -> Setup:
+    def setup_with(changes: dict[str, Any], recipe: Recipe) -> Setup:
         changes = {key: value for key, value in changes.items() if getattr(recipe, key) != value}
         recipe = recipe.model_copy(update=changes)
         estimate = estimator.estimate(recipe, length, launch)
@@ -116,11 +116,11 @@ def _with_fewest_changes(
         if not any(refusals(estimator, recipe.model_copy(update=changes), length, launch))
     ]
     auto = recipe.gradient_checkpointing == "auto"
-    last = setup(recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe, allowed[-1])
+    last = setup_with(allowed[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
     if last.estimate.total > memory:  # then so do all others
         return last
     recipe = estimator.resolve_checkpointing(recipe, length, launch, memory)
-    return next((one for changes in allowed if (one := setup(recipe, changes)).fits), last)
+    return next((setup for changes in allowed if (setup := setup_with(changes, recipe)).fits), last)
 
 
 def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> int:
@@ -129,7 +129,7 @@ def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Re
     For weights while they load, or for activations in training. Python and its libraries are not counted, nor what the
     system caches of the weight files. estimate: of one GPU.
     """
-    processes = min(launch.world, GPUS_PER_HOST)
+    processes = min(launch.world, _GPUS_PER_HOST)
     total = estimator.shape.total
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
     if launch.shards and not is_converted(estimator.model):
