@@ -4,20 +4,21 @@ fake_step.py counts what a step allocates. The memory of the optimizer and the e
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import Linear
 
 from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
-from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS, build_model
+from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS, build_model, decoder_layers
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps
 from ropecli.training.recipe_schema import Recipe
@@ -113,6 +114,10 @@ class MemoryEstimator:
         with torch.device("meta"), suppress(PatchError):  # no rotary tables at all
             self.varies = any(table.rope_type in FOLLOWS_LENGTH for table in rotary_tables(self.model))
         self.shape = model_shape(self.model)
+        layers = decoder_layers(self.model)
+        self._layer = max(_values(layer.parameters()) for layer in layers)
+        self._outside = self.shape.total - _values(layers.parameters())
+        self._matrices = _values(part.weight for part in layers.modules() if isinstance(part, Linear))
         self.fake_steps = FakeSteps(self.model)
         self._steps: dict[Any, FakeStep] = {}
 
@@ -123,7 +128,7 @@ class MemoryEstimator:
         """
         shards = launch.world if launch.shards else 1
         step = self._step(recipe, length, launch)
-        peak = max(step.peaks.values(), key=sum)
+        peak = max(step.peaks, key=sum)
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
         return MemoryEstimate(
             weights=self._weights(step, recipe) // shards,
@@ -131,7 +136,7 @@ class MemoryEstimator:
             optimizer=int(2 * moment * step.trained) // shards,
             activations=peak.activations,
             working=peak.working,
-            engine=_copies(step, recipe, launch),
+            engine=self._copies(step, recipe, launch),
             runtime=_CONTEXT if self.gpu else 0,
             host=step.host,
             trained=step.trained,
@@ -149,41 +154,47 @@ class MemoryEstimator:
         return without if fits else recipe.model_copy(update={"gradient_checkpointing": True})
 
     def _step(self, recipe: Recipe, length: int, launch: Launch) -> FakeStep:
+        """The step of one process, which is run once for all recipes and launches that take the same."""
         part = -(-length // launch.sequence_ranks)
         # gathered weights have the compute dtype, and so do hidden states
         gathered = launch.shards and recipe.mixed_precision == "bf16"
         half = gathered or (self.gpu and recipe.adapter != "none")
-        changes = {
-            "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,  # same step
+        same = {
+            "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,
             "optimizer": "adamw",
             "offload_activations": recipe.offload_activations and self.gpu,
+            "gradient_checkpointing": bool(recipe.gradient_checkpointing),
         }
-        recipe = recipe.model_copy(update=changes)
+        recipe = recipe.model_copy(update=same)
         # gradients of an earlier pass are there all the time, so that one step shows those of all shares
         shards = launch.world if launch.shards and recipe.gradient_accumulation == 1 else 1
-        key = (recipe.model_dump_json(), part, half, shards, launch.sequence_ranks)
+        dtype = torch.bfloat16 if half else torch.float32
+        step = (part, dtype, shards, launch.sequence_ranks)
+        key = (recipe.model_dump_json(), *step)
         if key not in self._steps:
-            dtype = torch.bfloat16 if half else torch.float32
-            self._steps[key] = self.fake_steps.run(recipe, part, dtype, shards, launch.sequence_ranks)
+            self._steps[key] = self.fake_steps.run(recipe, *step)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe) -> int:
         size = 4.0 * step.trained
         if recipe.adapter != "none":
             frozen = max(0, self.shape.total - step.trained)
-            in_four_bits = step.quantizable if recipe.adapter == "qlora" else 0
+            in_four_bits = self._matrices if recipe.adapter == "qlora" else 0
             size += (2 if self.gpu else 4) * (frozen - in_four_bits) + _FOUR_BITS * in_four_bits
         return int(size)
 
+    def _copies(self, step: FakeStep, recipe: Recipe, launch: Launch) -> int:
+        """Bytes that an engine holds in addition to its share of the weights."""
+        if not launch.shards:
+            return 4 * step.trained if launch.world > 1 else 0  # gradient buckets
+        # gathered weights of two layers, and one layer's gradients before and after reduction in float32
+        compute = 2 if recipe.mixed_precision == "bf16" else 4
+        reduced = compute + 4 if recipe.adapter == "none" else 0
+        return self._layer * (2 * compute + reduced) + 2 * compute * self._outside
 
-def _copies(step: FakeStep, recipe: Recipe, launch: Launch) -> int:
-    """Bytes that an engine holds in addition to its share of the weights."""
-    if not launch.shards:
-        return 4 * step.trained if launch.world > 1 else 0  # gradient buckets
-    # gathered weights of two layers, and one layer's gradients before and after reduction in float32
-    compute = 2 if recipe.mixed_precision == "bf16" else 4
-    reduced = compute + 4 if recipe.adapter == "none" else 0
-    return step.layer * (2 * compute + reduced) + 2 * compute * step.outside
+
+def _values(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int, pretraining_length: int) -> float:

@@ -4,28 +4,25 @@ The step is the model's own forward and backward pass with our loss, under torch
 dtypes and what autograd saves, without computing values. No per-architecture tables are needed. Workspace inside an
 operation is not counted.
 
-Memory is linear in the number of layers of each kind. So the step runs with one layer of each, and what it keeps counts
-for every further one.
+Memory is linear in the number of layers of each kind. So the step runs with one layer of each. A further one adds as
+much as that one holds: its input, and what its forward pass allocated and something still needs.
 
-Recurrent layers loop over the tokens in Python: the gated delta rule of Qwen3.5 in blocks of 64. Their step runs on a
-short sequence, and the size of each tensor is scaled to the full length. A tensor of a weight's shape keeps its size,
-scores and masks of tokens × tokens grow with the square of the length, all others with the length. Other constant
-tensors then count too much; a second run, on a sequence twice as long, corrects that.
+Recurrent layers loop over the tokens in Python, which takes too long for a long sequence: the gated delta rule of
+Qwen3.5 in blocks of 64. Their step runs on a short one, and every tensor counts as large as it would be at the full
+length. A second run, on twice as many tokens, shows what does not grow with the length after all.
 """
 
 import copy
 import json
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Linear
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -61,20 +58,19 @@ class Peak(NamedTuple):
     working: int = 0
     gradients: int = 0
 
+    def plus(self, part: str, size: int) -> "Peak":
+        return self._replace(**{part: getattr(self, part) + size})
+
 
 class FakeStep(NamedTuple):
     """Memory of a step in addition to weights and optimizer state, on one process.
 
-    peaks: of the phases. host: bytes of activations moved to CPU memory. Counts of values: trained; quantizable, in
-    frozen matrices of layers; layer, in the largest layer; outside, not in any layer.
+    peaks: of its phases. host: bytes of activations moved to CPU memory. trained: number of parameters.
     """
 
-    peaks: dict[str, Peak]
+    peaks: list[Peak]
     host: int
     trained: int
-    quantizable: int
-    layer: int
-    outside: int
 
 
 class FakeSteps:
@@ -84,7 +80,7 @@ class FakeSteps:
         self.model = model
         self.config, places = few_layers(_independent_of_length(model.config))
         self.further = [count - 1 for _, count in sorted(Counter(places).items())]
-        """For each layer that runs, the number of further layers that it stands for."""
+        """For each layer that runs, the number of further layers of its kind."""
         settings = read_settings(json.loads(model.config.to_json_string(use_diff=False)))
         self.loops = any(layer.attention == RECURRENT for layer in settings.layers)
 
@@ -98,13 +94,13 @@ class FakeSteps:
         try:
             with self._fake_model(recipe, dtype, ranks) as model, quiet_transformers():
                 loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
-                lengths = loss_of.short_lengths() if self.loops else []
-                if not lengths or length <= 2 * max(lengths):
+                short = loss_of.short_length() if self.loops else length
+                if length <= 4 * short:
                     return self._run(loss_of, recipe, length, length, shards)
-                once, twice = (self._run(loss_of, recipe, short, length, shards) for short in lengths)
-            # other tensors take a, constant ones c: once = a + c · length / short, twice = a + c · length / (2 · short)
-            share = max(lengths) / length
-            return tree_map(lambda first, second: 2 * second - first + round((first - second) * share), once, twice)
+                once, twice = (self._run(loss_of, recipe, tokens, length, shards) for tokens in (short, 2 * short))
+            # what does not grow with the length counted length / short times at first, and then half as often
+            excess = 1 - 2 * short / length
+            return tree_map(lambda first, second: second - round((first - second) * excess), once, twice)
         except RopecliError:
             raise
         except Exception as error:  # a model that reads values fails in its own way
@@ -131,16 +127,14 @@ class FakeSteps:
                     enable_checkpointing(model)
                 yield model
 
-    def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, counted: int, shards: int) -> FakeStep:
-        """Run a step on `tokens` tokens. counted: the length for which memory is counted."""
-        model = loss_of.model
-        layers = decoder_layers(model)
-        trained = [parameter for _, parameter in trainable(model)]
-        trained_in = {at: _values(weight for _, weight in trainable(layer)) for at, layer in enumerate(layers)}
-        all_trained = _values(trained) + self._further(trained_in)
+    def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, length: int, shards: int) -> FakeStep:
+        """Run a step on `tokens` tokens, and count the memory of one on `length` tokens."""
+        trained = [parameter for _, parameter in trainable(loss_of.model)]
+        further = self._further(_values(trainable(layer)) for layer in decoder_layers(loss_of.model))
+        all_trained = _values(trainable(loss_of.model)) + further
         accumulates = recipe.gradient_accumulation > 1  # an earlier pass has left all gradients
         ids = torch.zeros(recipe.batch_size, tokens, dtype=torch.long)
-        counter = loss_of.watch(ids, counted)
+        counter = loss_of.watch(ids, length)
 
         def replace_gradient(parameter: Tensor) -> None:
             """By this process's share in float32."""
@@ -149,83 +143,62 @@ class FakeSteps:
                 counter.add("gradients", 4 * parameter.numel() // shards)
 
         hooks = [parameter.register_post_accumulate_grad_hook(replace_gradient) for parameter in trained]
-        for place, layer in enumerate(layers):
-            hooks += [
-                layer.register_forward_pre_hook(partial(counter.enter, place), with_kwargs=True),
-                layer.register_forward_hook(lambda _, given, output: counter.leave(output)),
-            ]
         if accumulates:
             counter.add("gradients", 4 * all_trained // shards)
         with counter:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
                 loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-            counter.begin("head")
+            held = loss_of.begin("head")
             loss.backward(inputs=trained)
         for hook in hooks:
             hook.remove()
-        gradients = 0 if accumulates else 4 * self._further(trained_in) // shards
-        peaks = {}
-        for phase, peak in counter.peaks.items():
-            # the backward pass of the layers begins with all activations, and ends with all gradients
-            if phase != "embeddings":
-                kept = counter.kept["loss" if phase == "loss" else "head"]
-                peaks[f"beginning of {phase}"] = peak._replace(activations=peak.activations + self._further(kept))
-            if phase in ("layers", "embeddings"):
-                peaks[f"end of {phase}"] = peak._replace(gradients=peak.gradients + gradients)
-        matrices = [[part.weight for part in layer.modules() if isinstance(part, Linear)] for layer in layers]
-        frozen = {at: _values(one for one in few if not one.requires_grad) for at, few in enumerate(matrices)}
+        peaks = counter.peaks
+        gradients = 0 if accumulates else 4 * further // shards
         return FakeStep(
-            peaks=peaks,
-            host=sum(loss_of.moved.values()) + self._further(loss_of.moved),
+            # the backward pass of the layers begins with all activations, and ends with all gradients
+            peaks=[
+                peaks["loss"].plus("activations", self._further(loss_of.held_in_loss)),
+                *(peaks[phase].plus("activations", self._further(held)) for phase in ("head", "layers")),
+                *(peaks[phase].plus("gradients", gradients) for phase in ("layers", "embeddings")),
+            ],
+            host=loss_of.moved + self._further(loss_of.moved_by_layer),
             trained=all_trained,
-            quantizable=sum(frozen.values()) + self._further(frozen),
-            layer=max(_values(layer.parameters()) for layer in layers),
-            outside=_values(model.parameters()) - _values(layers.parameters()),
         )
 
-    def _further(self, of_layers: Mapping[Any, int]) -> int:
-        """The sum over the layers that do not run. of_layers: by the places of those that do."""
-        return sum(times * of_layers.get(place, 0) for place, times in enumerate(self.further))
+    def _further(self, of_layers: Iterable[int]) -> int:
+        """The sum over the layers that do not run. of_layers: of those that do."""
+        return sum(times * size for times, size in zip(self.further, of_layers, strict=True))
 
 
-def _values(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
+def _values(parameters: Iterable[tuple[str, Tensor]]) -> int:
+    return sum(parameter.numel() for _, parameter in parameters)
 
 
 class AllocationCounter(TorchDispatchMode):
-    """Counts the bytes of storages allocated inside its context.
+    """Numbers the storages that are allocated inside its context, and follows them until they are freed.
 
-    before: tensors that already exist, which are not counted. peaks: the most live bytes in each phase after the
-    decoder's forward pass. place: of the layer whose forward pass runs. kept: at the beginnings of phases, the live
-    bytes of each layer: its input, and what its forward pass allocated. tokens, counted: the lengths of the run, and
-    for which bytes are counted. constant: sizes of dimensions, sorted, of tensors that do not depend on the length.
+    before: tensors that already exist. size_of: bytes of a tensor's storage. sizes: those of live storages, by number.
+    live: their sums. peaks: the largest in each phase after the decoder's forward pass. made: bytes ever allocated.
     """
 
-    def __init__(self, before: Iterable[Tensor] = ()) -> None:
+    def __init__(self, before: Iterable[Tensor] = (), size_of: Callable[[Tensor], int] | None = None) -> None:
         super().__init__()
-        self.made = 0
+        self.size_of = size_of or (lambda tensor: tensor.untyped_storage().nbytes())
         self.phase = "decoder"
-        self.place: int | None = None
-        self.kept: dict[str, Counter[int | None]] = {}
-        self.alive = Peak()
-        self.peaks: dict[str, Peak] = {}
-        self.tokens = self.counted = 1
-        self.vocabulary = 0
-        self.constant: set[tuple[int, ...]] = set()
-        self._held: dict[int, tuple[int | None, int]] = {_key(tensor): (None, 0) for tensor in before}
+        self.sizes: dict[int, int] = {}
+        self.live = Peak()
+        self.peaks: dict[str, Peak] = defaultdict(Peak)
+        self.made = 0
+        self.next_number = 1
+        self._numbers = {_address(tensor): 0 for tensor in before}
 
-    def size_of(self, tensor: Tensor) -> int:
-        """Bytes of the tensor's storage at the counted length."""
-        size = tensor.untyped_storage().nbytes()
-        # logits exist for a number of tokens that does not depend on the length
-        if self.tokens == self.counted or self.vocabulary in tensor.shape or _dimensions(tensor) in self.constant:
-            return size
-        return round(size * (self.counted / self.tokens) ** (2 if tensor.shape.count(self.tokens) > 1 else 1))
+    def number_of(self, tensor: Tensor) -> int:
+        return self._numbers[_address(tensor)]
 
     def add(self, part: str, size: int) -> None:
-        self.alive = self.alive._replace(**{part: getattr(self.alive, part) + size})
+        self.live = self.live.plus(part, size)
         if self.phase != "decoder":
-            self.peaks[self.phase] = max(self.peaks.get(self.phase, Peak()), self.alive, key=sum)
+            self.peaks[self.phase] = max(self.peaks[self.phase], self.live, key=sum)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -240,52 +213,23 @@ class AllocationCounter(TorchDispatchMode):
         return result
 
     def _note(self, tensor: Tensor) -> None:
-        key = _key(tensor)
-        if key in self._held:
+        address, number = _address(tensor), self.next_number
+        if address in self._numbers:
             return
         size = self.size_of(tensor)
         part = "activations" if self.phase == "decoder" else "working"
-        self._held[key] = self.place, size
+        self.next_number += 1
+        self._numbers[address], self.sizes[number] = number, size
         self.made += size
         self.add(part, size)
-        weakref.finalize(tensor.untyped_storage(), self._forget, key, part, size)
+        weakref.finalize(tensor.untyped_storage(), self._forget, address, part)
 
-    def _forget(self, key: int, part: str, size: int) -> None:
-        del self._held[key]
-        self.add(part, -size)
-
-    def enter(self, place: int, layer: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Begin the forward pass of a layer, which also holds its input."""
-        if self.phase == "decoder":  # not when the layer is recomputed
-            self._hold(place, args[0] if args else named["hidden_states"])
-            self.place = place
-
-    def leave(self, output: Any) -> None:
-        """End it. The output is the next layer's."""
-        if self.phase == "decoder":
-            self._hold(None, output[0] if isinstance(output, tuple) else output)
-            self.place = None
-
-    def _hold(self, place: int | None, tensor: Tensor) -> None:
-        self._held[_key(tensor)] = place, self._held[_key(tensor)][1]
-
-    def begin(self, phase: str) -> None:
-        self.phase = phase
-        self.kept[phase] = Counter()
-        for place, size in self._held.values():
-            self.kept[phase][place] += size
-
-    def place_of(self, tensor: Tensor) -> int | None:
-        """The place of the layer that holds the tensor."""
-        return self._held[_key(tensor)][0]
+    def _forget(self, address: int, part: str) -> None:
+        self.add(part, -self.sizes.pop(self._numbers.pop(address)))
 
 
-def _key(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _dimensions(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(sorted(size for size in tensor.shape if size > 1))
 
 
 def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> Tensor:
@@ -307,7 +251,11 @@ class _FakeSplit(SplitModel):
 
 
 class _WatchedLoss(NextTokenLoss):
-    """Sets the counter's phase. moved: bytes moved to CPU memory, by the place of the layer."""
+    """Sets the counter's phase, and follows what each layer holds.
+
+    held_in_loss: bytes that each layer holds when the loss begins. moved: bytes moved to CPU memory; moved_by_layer:
+    those of each layer.
+    """
 
     split_model = _FakeSplit
 
@@ -315,9 +263,32 @@ class _WatchedLoss(NextTokenLoss):
         super().__init__(model, offload=offload)
         embeddings: Any = model.get_input_embeddings()
         embeddings.register_forward_hook(self._embed)
+        for layer in decoder_layers(model):
+            self._watch_layer(layer)
 
-    def short_lengths(self) -> list[int]:
-        """Two lengths that show the memory of every length."""
+    def _watch_layer(self, layer: Any) -> None:
+        kind = type(layer)
+
+        def call(layer: Any, *given: Any, **named: Any) -> Any:
+            counter, moved, first = self.counter, self.moved, self.counter.next_number
+            output = kind.__call__(layer, *given, **named)
+            ends = (given[0] if given else named["hidden_states"], output[0] if isinstance(output, tuple) else output)
+            entered, left = map(counter.number_of, ends)
+            # its output is held by the next layer
+            self._of_layers.append({entered, *counter.sizes.keys() & range(first, counter.next_number)} - {left})
+            self.moved_by_layer.append(self.moved - moved)
+            return output
+
+        # a hook would not see what gradient checkpointing saves before it calls the layer
+        layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+    def begin(self, phase: str) -> list[int]:
+        """Begin a phase. Returns the bytes that each layer holds: live ones of its input and of what it allocated."""
+        self.counter.phase = phase
+        return [sum(self.counter.sizes.get(number, 0) for number in numbers) for numbers in self._of_layers]
+
+    def short_length(self) -> int:
+        """A length that shows the memory of every length, as does its double."""
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in self.model.parameters() for size in weight.shape}
         # more tokens take the head no more memory
@@ -325,29 +296,35 @@ class _WatchedLoss(NextTokenLoss):
         block = getattr(self.config.get_text_config(), "block_size", _BLOCK)
         least = max(chunks, block * block // 32)  # long against the block × block scores of a block
         shorts = range(block, sys.maxsize, block)
-        short = next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
-        return [short, 2 * short]
+        return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
 
-    def watch(self, ids: Tensor, counted: int) -> AllocationCounter:
-        """Start to count. ids: of the step. counted: the length for which memory is counted."""
-        weights = list(self.model.parameters())
-        self.moved: Counter[int | None] = Counter()
-        self.counter = AllocationCounter([*weights, *self.model.buffers(), ids])
-        self.counter.constant = {_dimensions(weight) for weight in weights}
-        self.counter.vocabulary = self._split.vocabulary
-        self.counter.tokens, self.counter.counted = ids.shape[1], counted
+    def watch(self, ids: Tensor, length: int) -> AllocationCounter:
+        """Start to count the memory of a step on `length` tokens. ids: those that it runs on."""
+        weights, tokens = list(self.model.parameters()), ids.shape[1]
+        constant = {_dimensions(weight) for weight in weights}
+
+        def size_of(tensor: Tensor) -> int:
+            size = tensor.untyped_storage().nbytes()
+            # the head computes logits of as many tokens at any length
+            if self._split.vocabulary in tensor.shape or _dimensions(tensor) in constant:
+                return size
+            return round(size * (length / tokens) ** (2 if tensor.shape.count(tokens) > 1 else 1))
+
+        self.moved, self.moved_by_layer = 0, list[int]()
+        self._of_layers: list[set[int]] = []
+        scaled = None if tokens == length else size_of
+        self.counter = AllocationCounter([*weights, *self.model.buffers(), ids], scaled)
         return self.counter
 
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
-        hidden = outputs.last_hidden_state
-        self.counter.begin("loss")
-        self._enter_at(hidden, "layers")
+        self.held_in_loss = self.begin("loss")
+        self._enter_at(outputs.last_hidden_state, "layers")
         return outputs
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         def move(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-            self.moved[self.counter.place_of(tensor)] += self.counter.size_of(tensor)
+            self.moved += self.counter.size_of(tensor)
             return tensor.shape, tensor.dtype
 
         def bring_back(moved: tuple[torch.Size, torch.dtype]) -> Tensor:
@@ -381,6 +358,10 @@ class _WatchedLoss(NextTokenLoss):
     def _chunks(self, hidden: Tensor) -> list[slice]:
         """Run only a few chunks, since further ones take the same memory."""
         return super()._chunks(hidden)[:_CHUNKS]
+
+
+def _dimensions(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(size for size in tensor.shape if size > 1))
 
 
 def _independent_of_length(config: Any) -> Any:

@@ -14,10 +14,9 @@ from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
 from ropecli.live.stock_transformers import read_stock_config, stock_config_of
 from ropecli.messages import size
-from ropecli.training.memory_plan import setups
 from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
 from ropecli.training.memory_plan.hardware import TRAINING_ENGINES, short_changes
-from ropecli.training.memory_plan.setups import Setup
+from ropecli.training.memory_plan.setups import Setup, best_setup, find_setups, launch_command
 from ropecli.training.stages import Stage
 
 if TYPE_CHECKING:
@@ -41,10 +40,10 @@ def make_report(
     patch = stage.in_effect  # of the recipe; None to train the checkpoint as it is
     config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
     estimator = MemoryEstimator(config)
-    candidates = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
-    best = setups.best_setup(candidates)
+    setups = find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
+    best = best_setup(setups)
     if best is None:
-        raise RecipeError(f"Nothing fits: {_shortage(estimator.model, candidates, length, gpus, memory, host)}")
+        raise RecipeError(f"Nothing fits: {_shortage(estimator.model, setups, length, gpus, memory, host)}")
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
     step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens, stage.pretraining_length)
     step_seconds = step_flops / (gpus * flops * mfu)
@@ -64,7 +63,7 @@ def make_report(
             "active_per_token": estimator.shape.active,
         },
         "kv_cache": kv_cache_bytes(section_of(written), settings.family, settings.layers, length),
-        "setting": _setup_name(best),
+        "setting": _name(best),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
         "tokens_per_step": step_tokens,
         "tokens": step_tokens * recipe.steps,
@@ -75,16 +74,16 @@ def make_report(
         "gpu_flops": flops,
         "seconds_per_step": step_seconds,
         "seconds": step_seconds * recipe.steps,
-        "options": [_setup_row(setup) for setup in candidates],
-        "command": setups.launch_command(best, opened.name, length, recipe_name, given),
+        "options": [_row(setup) for setup in setups],
+        "command": launch_command(best, opened.name, length, recipe_name, given),
         # a patch writes new RoPE fields
         "findings": [] if patch else [finding.as_json() for finding in faults_in_results(read_state(opened))],
     }
 
 
-def _setup_row(setup: Setup) -> dict[str, Any]:
+def _row(setup: Setup) -> dict[str, Any]:
     return {
-        "adapter": setup.changes.get("adapter", setup.recipe.adapter),
+        "adapter": setup.recipe.adapter,
         "engine": setup.launch.name,
         "changes": setup.changes,
         "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
@@ -96,21 +95,21 @@ def _setup_row(setup: Setup) -> dict[str, Any]:
 
 
 def _shortage(
-    model: "PreTrainedModel", candidates: Sequence[Setup], length: int, gpus: int, memory: int, host: int | None
+    model: "PreTrainedModel", setups: Sequence[Setup], length: int, gpus: int, memory: int, host: int | None
 ) -> str:
     """The memory that is missing, and the next step. memory, host: bytes of a GPU, of a machine."""
-    possible = [setup for setup in candidates if not setup.refused]
-    # of the setups that fit the GPU, the one with the least main memory
-    least = min(possible, key=lambda setup: (setup.estimate.total > memory, setup.host))
-    if host and least.estimate.total <= memory:
+    setups = [setup for setup in setups if not setup.refused]
+    on_gpu = [setup for setup in setups if setup.estimate.total <= memory]
+    if host and on_gpu:
+        least = min(on_gpu, key=lambda setup: setup.host)
         return (
-            f"training takes at least {size(least.host)} of main memory on one machine ({_setup_name(least)}); it "
+            f"training takes at least {size(least.host)} of main memory on one machine ({_name(least)}); it "
             f"has {size(host)}. Use a machine with more memory, or plan for another one with --host-memory."
         )
-    least = min(possible, key=lambda setup: setup.estimate.total)
+    least = min(setups, key=lambda setup: setup.estimate.total)
     return (
         f"training at {length} tokens takes at least {size(least.estimate.total)} on each of "
-        f"{gpus} GPU{'s'[: gpus > 1]} ({_setup_name(least)}); one has {size(memory)}. {_advice(model, least)}"
+        f"{gpus} GPU{'s'[: gpus > 1]} ({_name(least)}); one has {size(memory)}. {_advice(model, least)}"
     )
 
 
@@ -124,7 +123,7 @@ def _advice(model: "PreTrainedModel", setup: Setup) -> str:
     return f"attn: eager stores a value for every pair of tokens: {instead}increase --gpus or shorten --length."
 
 
-def _setup_name(setup: Setup) -> str:
+def _name(setup: Setup) -> str:
     adapters = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
     settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
     return ", ".join([adapters[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *settings])

@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
-"""Tried in this order: the first that fits changes least."""
-GPUS_PER_HOST = 8
+"""Of the recipe, tried in this order. The last takes the least memory."""
+_GPUS_PER_HOST = 8
 _CONFIGS = {
     "one": "1-gpu",
     "fsdp2": "8-gpu-fsdp2",
@@ -40,16 +40,16 @@ _CONFIGS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train: launch, changes of the recipe, and memory of a GPU and of its host.
+    """One way to train: a launch, a recipe, and the memory that they take.
 
-    recipe: changed, with gradient_checkpointing: auto resolved; that is not a change. host: bytes of main memory that
-    all processes of a machine need for weights while they load, and for offloaded activations. refused: why `finetune`
-    would refuse it.
+    recipe: with gradient_checkpointing: auto resolved. changes: its keys that differ from the user's recipe, without
+    that one. host: bytes of main memory that all processes of a machine need for weights while they load, and for
+    offloaded activations. refused: why `finetune` would refuse it.
     """
 
     launch: Launch
-    changes: dict[str, Any]
     recipe: Recipe
+    changes: dict[str, Any]
     estimate: MemoryEstimate
     host: int
     fits: bool
@@ -68,11 +68,12 @@ def find_setups(
     smaller = {"none": ("lora", "qlora"), "qlora": ()}.get(recipe.adapter, ("qlora",))
     with progress_bar("estimating", None) as step:
         for adapter in (recipe.adapter, *smaller):
-            with_adapter = recipe.model_copy(update={"adapter": adapter})
-            changed = {} if adapter == recipe.adapter else {"adapter": adapter}
-            for launch in _launches(estimator, with_adapter, gpus):
+            changes = {} if adapter == recipe.adapter else {"adapter": adapter}
+            for launch in _launches(estimator, recipe, gpus):
                 step(text=f"adapter {adapter}, {TRAINING_ENGINES[launch.name]}")
-                setups.append(_smallest_change(estimator, with_adapter, changed, launch, length, memory, host))
+                adapted = recipe.model_copy(update=changes)
+                setup = _with_fewest_changes(estimator, adapted, length, launch, memory, host)
+                setups.append(replace(setup, changes=changes | setup.changes))
             if any(setup.fits for setup in setups):
                 break
     return setups
@@ -95,41 +96,31 @@ def best_setup(setups: list[Setup]) -> Setup | None:
     return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
 
 
-def _smallest_change(
-    estimator: MemoryEstimator,
-    recipe: Recipe,
-    changed: dict[str, Any],
-    launch: Launch,
-    length: int,
-    memory: int,
-    host: int,
+def _with_fewest_changes(
+    estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch, memory: int, host: int
 ) -> Setup:
-    """changed: what differs from the user's recipe already. memory, host: bytes."""
+    """The first of _CHANGES that fits, or else the last. memory, host: bytes."""
     if refused := next(refusals(estimator, recipe, length, launch), ""):
-        return Setup(launch, {}, recipe, MemoryEstimate(), 0, False, refused)
+        return Setup(launch, recipe, {}, MemoryEstimate(), 0, False, refused)
 
-    def setup(base: Recipe, change: dict[str, Any]) -> Setup:
-        changes = changed | {key: value for key, value in change.items() if getattr(base, key) != value}
-        recipe = base.model_copy(update=change)
+    def setup_with(changes: dict[str, Any], recipe: Recipe) -> Setup:
+        changes = {key: value for key, value in changes.items() if getattr(recipe, key) != value}
+        recipe = recipe.model_copy(update=changes)
         estimate = estimator.estimate(recipe, length, launch)
         needed = host_memory(estimator, estimate, recipe, launch)
-        return Setup(launch, changes, recipe, estimate, needed, estimate.total <= memory and needed <= host)
+        return Setup(launch, recipe, changes, estimate, needed, estimate.total <= memory and needed <= host)
 
-    possible = [
-        change for change in _CHANGES if not any(refusals(estimator, recipe.model_copy(update=change), length, launch))
+    allowed = [
+        changes
+        for changes in _CHANGES
+        if not any(refusals(estimator, recipe.model_copy(update=changes), length, launch))
     ]
     auto = recipe.gradient_checkpointing == "auto"
-    base = recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe
-    least = setup(base, possible[-1])
-    if least.estimate.total > memory:  # then so does every other
-        return least
-    base = estimator.resolve_checkpointing(recipe, length, launch, memory)
-    setups = []
-    for change in possible:
-        setups.append(setup(base, change))
-        if setups[-1].fits:
-            return setups[-1]
-    return min(setups, key=lambda setup: setup.estimate.total)
+    last = setup_with(allowed[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
+    if last.estimate.total > memory:  # then so do all others
+        return last
+    recipe = estimator.resolve_checkpointing(recipe, length, launch, memory)
+    return next((setup for changes in allowed if (setup := setup_with(changes, recipe)).fits), last)
 
 
 def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> int:
@@ -138,7 +129,7 @@ def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Re
     For weights while they load, or for activations in training. Python and its libraries are not counted, nor what the
     system caches of the weight files. estimate: of one GPU.
     """
-    processes = min(launch.world, GPUS_PER_HOST)
+    processes = min(launch.world, _GPUS_PER_HOST)
     total = estimator.shape.total
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
     if launch.shards and not is_converted(estimator.model):
@@ -167,8 +158,8 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
         words += ["--data", "DATA"]
     if not recipe or "length" in given:  # otherwise the recipe's length, which may differ by stage
         words += ["--length", str(length)]
-    launch, size = setup.launch, setup.launch.sequence_ranks
-    shared = {} if size == setup.recipe.context_parallel_size else {"context_parallel_size": size}
+    launch, ranks = setup.launch, setup.launch.sequence_ranks
+    shared = {} if ranks == setup.recipe.context_parallel_size else {"context_parallel_size": ranks}
     for key, value in {**given, **setup.changes, **shared}.items():
         if key != "length":
             words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
@@ -176,7 +167,7 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
     options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     # the large tensors of long sequences find no room between others: TRL's guide long_context_training
-    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if size > 1 else ""
+    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if ranks > 1 else ""
     finetune = shlex.join(["finetune", *words, "--output", "OUTPUT"])
     return f"{allocator}accelerate launch {' '.join(options)} -m ropecli {finetune}"
 
