@@ -75,7 +75,7 @@ class Subject:
     @cached_property
     def identity(self) -> Identity:
         """What makes it the same model as another."""
-        return identity_of(self.checkpoint, self.plan and self.plan.positions)
+        return identity_of(self.checkpoint, self.plan.positions if self.plan else None)
 
     def report_fields(self) -> dict[str, Any]:
         return {
