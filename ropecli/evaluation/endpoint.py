@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from functools import cache, cached_property
 from itertools import islice
@@ -18,7 +18,6 @@ from typing_extensions import TypedDict
 
 from ropecli.errors import EndpointError, first_fault, reason_of, shortened
 from ropecli.messages import say
-from ropecli.options import ServerOptions
 
 _ATTEMPTS, _PAUSE = 4, 1.0
 """Seconds of the first pause; each is twice the one before."""
@@ -342,7 +341,7 @@ def logprobs_of(choice: Choice) -> dict[str, Any]:
     return {**(choice.get("logprobs") or {})}
 
 
-def endpoint_of(url: str, options: ServerOptions) -> Endpoint:
+def endpoint_of(url: str, options: Mapping[str, Any]) -> Endpoint:
     """Raises EndpointError."""
     names = {"served_name": options["served_name"], "key_variable": options["api_key_env"]}
     return Endpoint(url, **names, timeout=options["timeout"] or 600.0)

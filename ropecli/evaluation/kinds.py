@@ -1,6 +1,6 @@
 """The kinds of measurements: what a report of each has for numbers, tables, figures and sentences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
@@ -335,7 +335,7 @@ class RulerReport(ScoreReport):
         return {"threshold": self.threshold, "effective_length": self.effective_length}
 
 
-KINDS: dict[str, Callable[..., Report]] = {
+KINDS: dict[str, type[Report]] = {
     **dict.fromkeys(DEFINITIONS, PerplexityReport),
     "recall": RecallReport,
     "needle": ScoreReport,

@@ -23,7 +23,7 @@ class Lengths:
 
 
 def choose_lengths(given: Sequence[int] | None, subjects: Sequence[Subject]) -> Lengths:
-    """Those given, or doubling from a quarter of the pretraining length to the context length.
+    """The lengths that were given, or doubling from a quarter of the pretraining length to the context length.
 
     The baseline's context length does not count: it is compared at what the others read.
     """

@@ -438,7 +438,7 @@ class Extension:
 
 
 def _reference_of(report: Report) -> Reference:
-    """Of few documents, too."""
+    """Documents, also where there are few."""
     assert isinstance(report, RecallReport)
     return report.as_reference(certain=False)
 

@@ -36,7 +36,7 @@ def _read_one(where: str, value: Any) -> Report:
     if not isinstance(task, str) or task not in KINDS:
         raise DataError(f"{where} is invalid: task {shown(task)}; expected {', '.join(KINDS)}.")
     try:
-        report: Report = TypeAdapter(KINDS[task]).validate_python(value)
+        report: Report = TypeAdapter[Report](KINDS[task]).validate_python(value)
     except ValidationError as error:
         raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error
     if fault := next(_faults(report), None):

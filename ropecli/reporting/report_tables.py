@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import cast
 
 from ropecli.evaluation.copies import CONTEXT
+from ropecli.evaluation.kinds import ScoreReport
 from ropecli.evaluation.report import Report, copies_of
 from ropecli.evaluation.wording import copies_sentences, recall_words
 from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, lengths_of, level_lines, sets_of, title_of
@@ -67,17 +69,18 @@ def score_rows(report: Report, lengths: Sequence[int]) -> tuple[list[str], list[
 def _scores(lines: Sequence[Line]) -> Table:
     """Scores in percent by depth or task, and their mean; columns are lengths."""
     lengths, texts, notes = lengths_of(lines), {}, []
-    for line in lines:
+    of_line = {line: cast(ScoreReport, line.report) for line in lines}
+    for line, report in of_line.items():
         rows = [
             [name, *("–" if score is None else Percent(f"{100 * score:.0f}") for score in row)]
-            for name, row in zip(*score_rows(line.report, lengths), strict=True)
+            for name, row in zip(*score_rows(report, lengths), strict=True)
         ]
-        means = [line.report.words(length) if length in line.report.lengths else "–" for length in lengths]
+        means = [report.words(length) if length in report.lengths else "–" for length in lengths]
         texts[line] = [*rows, ["mean", *means]]
         named = f"{line.name}: " * (len(lines) > 1)
-        sentences = (*line.report.conclusions(), *line.report.thought_sentences())
+        sentences = (*report.conclusions(), *report.thought_sentences())
         notes += [f"{named}{sentence}" for sentence in sentences]
-    report = lines[0].report
+    report = of_line[lines[0]]
     if (chance := report.chance(report.lengths[-1])) and report.task != "ruler":
         notes.append(f"Guessing scores {100 * chance:.3g}%.")
     notes.append(f"Pretraining length: {report.original_max_position_embeddings} tokens.")

@@ -6,7 +6,7 @@ et al. 2023 (YaRN, arXiv:2309.00071), section 3; critical dimension: Liu et al. 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -139,13 +139,14 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
     rows: list[list[float | None]] = []
     titles: dict[int, str] = {}
     notes = []
-    for line in lines:
+    of_line = {line: cast(ScoreReport, line.report) for line in lines}
+    for line, report in of_line.items():
         titles[len(rows)] = line.name
-        of_rows, scores = score_rows(line.report, lengths)
-        means = [line.report.mean(length) if length in line.report.lengths else None for length in lengths]
+        of_rows, scores = score_rows(report, lengths)
+        means = [report.mean(length) if length in report.lengths else None for length in lengths]
         rows += [[None] * len(lengths), *scores, means]
         names += ["", *of_rows, "mean"]
-        notes += [f"{line.name}: {sentence}" for sentence in line.report.conclusions()[:1]]
+        notes += [f"{line.name}: {sentence}" for sentence in report.conclusions()[:1]]
     percent = 100 * np.array(rows, dtype=float)  # None becomes NaN
     across = 0.62 * len(lengths)
     outside = 0.07 * max(*map(len, names), *(len(title) - 14 * across for title in titles.values()))
@@ -159,7 +160,8 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
         depths = any(cell.depth is not None for line in lines for cell in line.report.cells)
         axes.set(xlabel="tokens", ylabel="depth of the key (0: start, 1: end)" if depths else "task")
         bar = figure.colorbar(image, ax=axes, label="score (%)", shrink=min(1.0, 12 / len(rows)), aspect=14)
-        if chance := 100 * lines[0].report.chance(lines[0].report.lengths[-1]):
+        first = of_line[lines[0]]
+        if chance := 100 * first.chance(first.lengths[-1]):
             bar.ax.axhline(chance, color=style.INK, linewidth=1.5)
             notes.append(f"line in the colour bar: guessing, {chance:.3g}%")
         originals = _pretraining_lengths(lines)

@@ -29,7 +29,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
-"""Of the recipe, tried in this order. The last takes the least memory."""
+"""Changes of the recipe, tried in this order. The last takes the least memory."""
 _GPUS_PER_HOST = 8
 _CONFIGS = {
     "one": "1-gpu",
