@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ropecli import options
 from ropecli.atomic import optional_path, refuse_unwritable
-from ropecli.checkpoint.scalings import method_specs
 from ropecli.errors import MethodError
 from ropecli.messages import say_opening
 from ropecli.names import DEMO
 from ropecli.options import loading_of
-from ropecli.resume import refuse_interrupted, remove_state
-from ropecli.scaling.spec import ScalingSpec
 from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.evaluation.measure import MakeTask
     from ropecli.evaluation.report import Report
     from ropecli.evaluation.subject import ReaderFactory
+    from ropecli.scaling.spec import ScalingSpec
 
 
 class EvalPplOptions(options.InMemoryOptions, options.PerplexityOptions, total=False): ...
@@ -133,6 +131,7 @@ class _Asked:
         from ropecli.evaluation.processes import join_workers
         from ropecli.evaluation.report import write_report
         from ropecli.evaluation.subject import open_subjects
+        from ropecli.resume import remove_state
 
         factory = _reader_factory(self.options)
         subjects = open_subjects(self.checkpoints, self.specs, self.options, weights=factory.loads_weights)
@@ -154,6 +153,8 @@ def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
     """Raises MethodError for wrong methods, OutputError for outputs that cannot be written, or a run to resume."""
     specs, output, plot = None, optional_path(shared["output"]), optional_path(shared["plot"])
     if shared["methods"] is not None:
+        from ropecli.checkpoint.scalings import method_specs
+
         factors = sorted(set(shared["factors"] or ()))
         specs = method_specs(shared["methods"], factors, shared["settings"], shared["factors_file"])
     if output or plot:
@@ -161,6 +162,9 @@ def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
 
         refuse_unknown_ending(plot)
         refuse_unwritable(output, plot, overwrite=shared["overwrite"])
+    if output or plot or specs:
+        from ropecli.resume import refuse_interrupted
+
         refuse_interrupted(output, shared["resume"])
     say_opening(*checkpoints)
     return _Asked(checkpoints, shared, specs, output, plot)

@@ -27,7 +27,7 @@ RULES = {
     **dict.fromkeys((NO_LENGTH, "wrong-original-length", "makers-length"), Rule()),
     **dict.fromkeys(("foreign-scaling", "foreign-length", "beyond-makers"), Rule()),
     # other files
-    **dict.fromkeys(("edited", "tuned-for-another"), Rule()),
+    "edited": Rule(),
     "adapter-beside-model": Rule(is_fixed=False),
     "mistral-format": Rule("writing"),
     # lengths: some readers stop earlier

@@ -231,7 +231,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     ("export source --engine vllm -o new", "needs no config file"),
     ("export source --engine trl -o trl.yaml", "trl.yaml exists", write("trl.yaml", "dataset_name: mine")),
     (f"export source --engine trl -o {LONG}", "File name too long"),
-    ("merge source -o whole", "No such file or directory: 'source/adapter_config.json'"),
+    ("merge source -o whole", "source has no adapter_config.json, so there is no adapter to merge"),
     ("merge adapter -o out --base source --revision main", "adapter"),
     ("merge source -o source", "exists and is not empty"),
     # plan

@@ -242,7 +242,9 @@ def test_thinking_that_cannot_be_is_refused(thinking, measure):
     with thinking(20) as ask:
         ask("--thinking", 500).is_refused("reads up to 700 tokens; the longest sample needs 816")
         ask("--thinking", "on").is_refused("--thinking is 'on'; expected off, or a number of tokens, such as 2k.")
-    measure("passkey", "--mode", "generate", "--thinking", "off").is_refused("--thinking needs a chat template")
+    measure("needle", "--style", "passkey", "--mode", "generate", "--thinking", "off").is_refused(
+        "--thinking needs a chat template"
+    )
 
 
 def test_an_answer_may_fill_the_context_of_a_server_that_does_not_force_a_token(measure, served):
@@ -252,7 +254,7 @@ def test_an_answer_may_fill_the_context_of_a_server_that_does_not_force_a_token(
         measure("eval-ppl", "--endpoint", server.url).is_refused(
             "reads up to 255 tokens; the longest sample needs 256."
         )
-        measure("passkey", "--endpoint", server.url, "--mode", "generate").succeeds()
+        measure("needle", "--style", "passkey", "--endpoint", server.url, "--mode", "generate").succeeds()
 
 
 MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
