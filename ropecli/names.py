@@ -14,6 +14,8 @@ from ropecli.errors import CheckpointError, DataError, MethodError, did_you_mean
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_DATASET = re.compile(f"({HUB_ID.pattern})(?::(.+))?")
 DEMO, DEMO_TRAIN = "demo", "demo-train"
+ADAPTERS = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
+"""What each adapter trains, in words."""
 AS_IS = "as-is"
 METHODS: dict[str, tuple[str, ...]] = {
     "abf": ("rope-theta", "base"),

@@ -176,10 +176,11 @@ def extend(
     time = None if steps else _seconds("--train", train)
     if resume and output and (finished := _finished(as_path(output))):
         return finished
+    from ropecli.checkpoint.files import RUN
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
     refuse_interrupted(None if dry_run else optional_path(output), resume)
-    begun = resume and train and output and (as_path(output) / "run.yaml").exists()
+    begun = resume and train and output and (as_path(output) / RUN).exists()
     folder = as_path(output) if output and begun else folder_to_write(output, dry_run=dry_run)
 
     from ropecli.checkpoint.opening import open_checkpoint

@@ -65,6 +65,11 @@ class Window:
         """Number of tokens that the model reads."""
         return len(self.ids) if self.reads_last else len(self.ids) - 1
 
+    @property
+    def scored(self) -> np.ndarray:
+        """Whether each token is scored; shape (tokens,), bool."""
+        return np.arange(len(self.ids)) >= len(self.ids) - self.targets
+
 
 @dataclass(frozen=True)
 class Protocol:

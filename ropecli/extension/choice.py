@@ -380,10 +380,10 @@ class Extension:
             recalls, costs, *text = self._all_lengths(subjects, with_text=True)
         if len(recalls) <= len(subjects):
             raise NotFiniteError("The trained model overflows. Try another --dtype.")
-        far = next(cell for cell in recalls[-1].cells if (cell.task, cell.length) == ("far", self._recall.lengths[-1]))
-        reference = _reference_of(recalls[0])
+        report, length = recalls[-1], self._recall.lengths[-1]
+        assert isinstance(report, RecallReport)
         cost = loss_change(costs[-1].cells[0], costs[0].cells[0])
-        measured = Measured(trained, far, cost, reference.recall(far))
+        measured = Measured(trained, report.arm("far", length), cost, report.recall(length))
         return replace(choice, trained=measured, reports=[*recalls, *costs, *chain(*text)])
 
     @property

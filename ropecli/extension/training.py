@@ -23,7 +23,7 @@ from ropecli.evaluation.subject import Subject
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.stock_transformers import read_stock_config
 from ropecli.messages import duration, size
-from ropecli.names import DEMO, DEMO_TRAIN
+from ropecli.names import ADAPTERS, DEMO, DEMO_TRAIN
 from ropecli.training.finetuning import Listener
 from ropecli.training.launch import Launch, start_launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator
@@ -108,7 +108,7 @@ class Training:
         )
 
     def sentence(self) -> str:
-        what = {"none": "all parameters", "lora": "LoRA"}[self.recipe.adapter]
+        what = ADAPTERS[self.recipe.adapter]
         long = f"{self.steps:,} steps" if self.steps else f"{duration(self.seconds or 0)}, in steps"
         return (
             f"Then it trains {what} for {long} of {self.sequences} × {self.length:,} tokens, with a rate of "

@@ -8,6 +8,7 @@ from ropecli.errors import quoted
 from ropecli.evaluation.report import Change, Copies
 from ropecli.evaluation.verdict import are_few
 from ropecli.evaluation.wording import RECALL_NOTE, change_words, copies_sentences, recall_words
+from ropecli.names import ADAPTERS
 from ropecli.table import Bold, Table
 
 
@@ -46,7 +47,7 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
 def _trained_sentences(record: Mapping[str, Any]) -> list[str]:
     """What the training has changed, and whether that is enough."""
     row, before, how, limit = record["trained"], _chosen(record), record["training"], record["max_short_cost"]
-    what = {"none": "all parameters", "lora": "LoRA"}[how["adapter"]]
+    what = ADAPTERS[how["adapter"]]
     steps = f"{how['steps']:,} steps of {how['sequences_per_step']} × {how['length']:,} tokens"
     sentences = [
         f"Trained: {row['label']}, {what}, {steps}; step {how['kept_step']} reads best and is kept.",

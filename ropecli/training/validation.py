@@ -141,7 +141,7 @@ class Validation(Scoring):
     def texts(self) -> Mapping[str, Sequence[Scored]]:
         return {
             str(length): [
-                (window.ids, np.arange(len(window.ids)) >= len(window.ids) - window.targets)
+                (window.ids, window.scored)
                 for document in self.documents.kept
                 for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1])
             ]

@@ -156,7 +156,7 @@ class Perplexity(Task):
         windows = [
             window for index in range(len(self.documents.kept)) for window in self._windows((self.lengths[-1], index))
         ]
-        return [(window.ids, np.arange(len(window.ids)) >= len(window.ids) - window.targets) for window in windows]
+        return [(window.ids, window.scored) for window in windows]
 
     def _classes_of(self, index: int) -> np.ndarray | None:
         """The class of each token of a document: the same at every length."""

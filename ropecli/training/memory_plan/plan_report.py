@@ -14,6 +14,7 @@ from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
 from ropecli.live.stock_transformers import read_stock_config, stock_config_of
 from ropecli.messages import size
+from ropecli.names import ADAPTERS
 from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
 from ropecli.training.memory_plan.hardware import TRAINING_ENGINES, short_changes
 from ropecli.training.memory_plan.setups import Setup, best_setup, find_setups, launch_command
@@ -124,6 +125,5 @@ def _advice(model: "PreTrainedModel", setup: Setup) -> str:
 
 
 def _name(setup: Setup) -> str:
-    adapters = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
     settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
-    return ", ".join([adapters[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *settings])
+    return ", ".join([ADAPTERS[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *settings])
