@@ -186,7 +186,7 @@ def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[insp
     if Only in by_type and (only := by_type[Only]).other in names:
         text = f"{', '.join(only.values) or f'With {option_name(only.other, ())}'}: {_lowered(text)}"
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    typed, metavar, parse = _typed(kind, flag.name, several=is_argument)
+    typed, metavar, parse = _type_to_parse(kind, flag.name, several=is_argument)
     if InTokens in by_type and typed is str:
         metavar, parse = "TOKENS", partial(parse_tokens, option=flag.name)
     options: dict[str, Any] = {"help": text, "metavar": flag.metavar or metavar}
@@ -229,7 +229,7 @@ def _completion(values: Sequence[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _typed(kind: Any, option: str, *, several: bool) -> tuple[Any, str | None, Callable[[Any], Any]]:
+def _type_to_parse(kind: Any, option: str, *, several: bool) -> tuple[Any, str | None, Callable[[Any], Any]]:
     """What Typer parses: bool, str or a list of them; the placeholder in help; and a function that converts the words.
 
     several: an argument that may be repeated. Options with several files are repeated, too.

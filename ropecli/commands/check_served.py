@@ -105,7 +105,7 @@ def check_served(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
     from ropecli.engines.engine_table import read_input
-    from ropecli.evaluation.endpoint import endpoint_of
+    from ropecli.evaluation.completions import endpoint_of
 
     loading = loading_of(shared)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
@@ -129,9 +129,9 @@ def check_served(
         raise MethodError(f"--length is {longest}; the checkpoint and the server read at most {most} tokens.")
     ids = served.read_tokens(Source(data).texts(), tokenizer, longest)
     gives_losses = endpoint.gives_prompt_losses(ids)  # before the long reading
-    reference = served.make_reference(subjects, LiveReaderFactory(loading, exact=True), tokenizer, ids)
-    answers = served.ask(endpoint, reference, tokenizer, gives_losses=gives_losses)
-    verdict = served.judge(answers, reference)
+    expected = served.make_expected(subjects, LiveReaderFactory(loading, exact=True), tokenizer, ids)
+    answers = served.ask(endpoint, expected, tokenizer, gives_losses=gives_losses)
+    verdict = served.judge(answers, expected)
     engine, fix = _ENGINES_BY_OWNER.get(endpoint.model.owner), ""
     notes: tuple[str, ...] = ()
     if verdict.verdict != served.SERVED:

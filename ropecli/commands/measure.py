@@ -94,7 +94,7 @@ def needle(checkpoints: options.CheckpointNames, **shared: Unpack[NeedleOptions]
     if shared["style"] == "passkey" and shared["data"] != DEMO:
         raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
     asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.tasks.retrieval import make_needle
+    from ropecli.evaluation.tasks.needle import make_needle
     from ropecli.evaluation.texts import source_of
 
     return asked.measure(partial(make_needle, shared, source_of(shared)))
@@ -196,12 +196,12 @@ def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
         )
     if url is None:
         from ropecli.engines.engine_export import vllm_overrides
-        from ropecli.evaluation.readers.vllm import VllmReaderFactory
+        from ropecli.evaluation.readers.vllm_reader import VllmReaderFactory
 
         return VllmReaderFactory(arguments, vllm_overrides)
-    from ropecli.evaluation.endpoint import endpoint_of
+    from ropecli.evaluation.completions import endpoint_of
 
-    endpoint = endpoint_of(url, options)
+    endpoint = endpoint_of(url, options)  # type: ignore[arg-type]
     from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
 
     return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)

@@ -217,7 +217,7 @@ def _check_model(reader: Reader, store: Store, ids: np.ndarray, *, after: bool =
     if difference:
         again = f"delete {store.folder} and measure again." if store.folder else "measure again."
         raise EndpointError(
-            f"{difference} The values of this run are of both, so there is no report. Keep one model served, {again}"
+            f"{difference} This run has read both, so there is no report. Keep one model served, {again}"
             if _MIXED in run
             else f"{difference} Serve what the run began with, and resume it; or {again}"
         )

@@ -112,6 +112,9 @@ class RecallReport(Report):
             raise RopecliError(f"The recall of {self.checkpoint} has no reference.")
         return self.reference
 
+    def words(self, length: int) -> str:
+        return recall_words(self.recall(length))
+
     def far_gain(self, length: int) -> Change:
         """absent − far, nats per token."""
         far = self.arm("far", length)
@@ -132,7 +135,7 @@ class RecallReport(Report):
     def as_reference(self, *, certain: bool = True) -> Reference:
         """certain: whether a near copy must gain something certain, else DataError is raised."""
         [near] = [cell for cell in self.cells if cell.task == "near"]
-        name = f"{self.checkpoint}, {self.label}"
+        name = self.checkpoint + f", {self.label}" * (self.method != "none")
         reference = Reference(name, *self.identity, self.arm("absent", near.length), near)
         gain = loss_difference(reference.absent, near, near.weights)
         if certain and self.mode == "generate" and near.sums == near.weights:  # every token counts as wrong
@@ -158,7 +161,7 @@ class RecallReport(Report):
     def columns(self, length: int) -> dict[str, str]:
         far, absent = self.arm("far", length), self.arm("absent", length)
         return {
-            "recall": recall_words(self.recall(length)),
+            "recall": self.words(length),
             "far gain (nats)": recall_words(self.far_gain(length)),
             "nll, passage far": f"{far.value:.3f}",
             "nll, absent": f"{absent.value:.3f}",
@@ -182,7 +185,7 @@ class RecallReport(Report):
         return f"It reads far text up to {reads} tokens, with recall above one half {above}."
 
     def reading(self, length: int, base: Report | None) -> str:
-        return f"Recall at {length} tokens: {recall_words(self.recall(length))}. {self._reach()}"
+        return f"Recall at {length} tokens: {self.words(length)}. {self._reach()}"
 
     def row(self, length: int) -> dict[str, Any]:
         far, recall, gain = self.arm("far", length), self.recall(length), self.far_gain(length)
@@ -228,12 +231,10 @@ class ScoreReport(Report):
         return wilson(self.mean(length) * samples, samples)
 
     def chance(self, length: int) -> float:
-        """Mean score of guessing at a length; 0 if it is unknown."""
         chances = [cell.chance or 0.0 for cell in self.cells_at(length)]
         return sum(chances) / len(chances)
 
     def words(self, length: int) -> str:
-        """The mean with its interval: "58.3% (32 to 81)"."""
         low, high = (100 * end for end in self.interval(length))
         return f"{100 * self.mean(length):.1f}% ({low:.0f} to {high:.0f})"
 
@@ -252,10 +253,6 @@ class ScoreReport(Report):
             raise RopecliError("Cannot compare scores of different prompts.")
         scores, others = (np.concatenate([cell.sums for cell in each.cells_at(length)]) for each in (self, base))
         return Change(*score_difference(scores - others))
-
-    def conclusions(self) -> list[str]:
-        """Sentences on all lengths."""
-        return []
 
     def thought_sentences(self) -> list[str]:
         """Answers in which a thought stands, or thoughts that were cut; nothing without any."""

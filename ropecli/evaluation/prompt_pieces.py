@@ -84,33 +84,27 @@ class PieceTokenizer:
 
     def opening(self, text: str) -> TokenIds:
         """Tokens of a piece at the beginning of the text."""
-        return self._openings([text])[0]
+        return self._encoded([text])[0]
 
     def head(self, text: str, frame: Frame | None) -> TokenIds:
         """Tokens of the beginning of a prompt, with the special tokens."""
         return self.prefix + self.opening(text) if frame is None else self.opening(frame.before + text)
 
-    def _openings(self, texts: Sequence[str]) -> list[TokenIds]:
-        encoded = encode(self.tokenizer, list(texts), add_special_tokens=False, return_attention_mask=False)
-        return [tuple(ids) for ids in encoded["input_ids"]]
-
     def inside(self, text: str) -> TokenIds:
         """Tokens of a piece after others. On its own, SentencePiece would put a space before it."""
-        return self.insides([text])[0]
+        return self.each_inside([text])[0]
 
-    def insides(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The same for several pieces in one call, which is much faster than one by one."""
-        before = self._line_break
-        return [
-            ids[len(before) :] if ids[: len(before)] == before else self.opening(text)
-            for ids, text in zip(self._openings([f"\n{text}" for text in texts]), texts, strict=True)
-        ]
+    def each_inside(self, texts: Sequence[str], *, keep: bool = False) -> list[TokenIds]:
+        """The same for several pieces in one call, which is much faster. keep: the tokens for the next call."""
+        known, before = self._known if keep else dict[str, TokenIds](), self._line_break
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        for text, ids in zip(new, self._encoded([f"\n{text}" for text in new]) if new else [], strict=True):
+            known[text] = ids[len(before) :] if ids[: len(before)] == before else self.opening(text)
+        return [known[text] for text in texts]
 
-    def insides_once(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The same, keeping the tokens of each piece for the next call."""
-        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
-            self._known.update(zip(new, self.insides(new), strict=True))
-        return [self._known[text] for text in texts]
+    def _encoded(self, texts: Sequence[str]) -> list[TokenIds]:
+        encoded = encode(self.tokenizer, list(texts), add_special_tokens=False, return_attention_mask=False)
+        return [tuple(ids) for ids in encoded["input_ids"]]
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

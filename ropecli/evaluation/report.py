@@ -338,6 +338,18 @@ class Report:
         """A paired change on an axis: a ratio, or a difference in the unit of the value."""
         return 1 + change if self.logarithmic else self.scale * change
 
+    def chance(self, length: int) -> float:
+        """The value of guessing; 0 if it is unknown."""
+        return 0.0
+
+    def words(self, length: int) -> str:
+        """The value with its interval."""
+        raise NotImplementedError
+
+    def conclusions(self) -> list[str]:
+        """Sentences on all lengths."""
+        return []
+
     def as_reference(self) -> Reference | None:
         """What later reports refer to; None if they do not. Raises DataError if it cannot be that."""
         return None

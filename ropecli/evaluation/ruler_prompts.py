@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import DataError
+from ropecli.evaluation.needle_prompts import PASSKEY_FILLER
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, TokenIds
-from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER
 from ropecli.evaluation.ruler_tasks import (
     NEEDLE,
     SMALL,
@@ -155,7 +155,7 @@ def _needles(draft: _RulerDraft, task: Needles) -> RulerPrompt:
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
     form = task.value[:-1] if task.num_queries * task.num_values == 1 else task.value
     essay = draft.maker.essay if task.haystack == "essay" else None
-    lines = draft.tokenizer.insides([_needle(task, " " if essay else "\n", *pair) for pair in needles])
+    lines = draft.tokenizer.each_inside([_needle(task, " " if essay else "\n", *pair) for pair in needles])
     room = draft.frame(draft.wording(values=form, asked=listed), lines=not essay) - sum(map(len, lines))
     hidden: list[str] = []
     if essay:
@@ -194,7 +194,7 @@ def _other_needles(draft: _RulerDraft, task: Needles, room: int) -> tuple[list[T
         count = max(8, free // 20)
         pairs = [(_text_of(task.key, draft.rng), _text_of(task.value, draft.rng)) for _ in range(count)]
         texts = [_needle(task, "\n", *pair) for pair in pairs]
-        for line, pair in zip(draft.tokenizer.insides(texts), pairs, strict=True):
+        for line, pair in zip(draft.tokenizer.each_inside(texts), pairs, strict=True):
             if len(line) > free:
                 return lines, values
             lines.append(line)
@@ -238,7 +238,7 @@ def _variables(draft: _RulerDraft, task: Variables) -> RulerPrompt:
     answer = f"{solved_wording.tail}{solved_wording.answer} {' '.join(solved)}\n\n"
     head = solved_wording.head + "\n".join(example) + answer + wording.head
     room = draft.frame(Wording(head, wording.tail, wording.answer), lines=True)
-    chain_of_lines = draft.tokenizer.insides(lines)
+    chain_of_lines = draft.tokenizer.each_inside(lines)
     context = draft.maker.noise.read(room - sum(map(len, chain_of_lines)))
     _insert(context, draft.sample(len(context), count), chain_of_lines)
     wrong = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), (CANDIDATES - 1) * count, names)
@@ -264,12 +264,12 @@ def _words_of_size(draft: _RulerDraft, task: CommonWords, size: ListSize) -> Rul
     solved = f"{wording.head}{example}{wording.tail}{wording.answer} {answer}\n"
     room = draft.frame(Wording(solved + wording.head, wording.tail, wording.answer))
     words = words[size.example :]
-    ids = dict(zip(words, tokenizer.insides_once([f" {word}" for word in words]), strict=True))
+    ids = dict(zip(words, tokenizer.each_inside([f" {word}" for word in words], keep=True), strict=True))
     while (count := _most_words(draft, [*map(len, ids.values())], task.num_common, size, room)) == len(ids):
         pairs = draft.fresh(lambda: _text_of("words", rng), len(ids), ids)
         # an answer with such a pair would seem to have the common word
         pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[: task.num_common])]
-        ids.update(zip(pairs, tokenizer.insides([f" {pair}" for pair in pairs]), strict=True))
+        ids.update(zip(pairs, tokenizer.each_inside([f" {pair}" for pair in pairs]), strict=True))
     if count < 2 * task.num_common:
         return None
     used = list(ids)[:count]
@@ -293,7 +293,7 @@ def _most_words(draft: _RulerDraft, tokens: Sequence[int], num_common: int, size
 
 def _entry_numbers(draft: _RulerDraft, count: int) -> list[TokenIds]:
     """The numbers of a list, with the space before each but the first."""
-    return draft.tokenizer.insides_once([f" {number}."[number == 1 :] for number in range(1, count + 1)])
+    return draft.tokenizer.each_inside([f" {number}."[number == 1 :] for number in range(1, count + 1)], keep=True)
 
 
 def _list_of_words(
@@ -310,7 +310,7 @@ def _frequent_words(draft: _RulerDraft, task: FrequentWords) -> RulerPrompt:
     coded = draft.fresh(lambda: "".join(rng.choice(_LOWER, task.letters)), size - 1, ())
     words = ["...", *coded]  # the most frequent is noise
     room = draft.frame(task.wording)
-    ids = draft.tokenizer.insides([f" {word}" for word in words])
+    ids = draft.tokenizer.each_inside([f" {word}" for word in words])
     tokens = np.array([len(piece) for piece in ids])
     shares = np.arange(1, size + 1) ** -task.alpha / _ZETA_2
     low, high = 0, 2 * room

@@ -198,4 +198,4 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, longest
             break
     if not sentences:
         raise DataError("The source is empty. Set --data to a source with text.")
-    return Essay([ids for ids in pieces.insides(sentences) if ids], pieces.inside(sentences[0].removeprefix(" ")))
+    return Essay([ids for ids in pieces.each_inside(sentences) if ids], pieces.inside(sentences[0].removeprefix(" ")))

@@ -28,7 +28,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.layers import acts_nowhere
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError
-from ropecli.evaluation.endpoint import Endpoint, PromptRefusedError, logprobs_of
+from ropecli.evaluation.completions import Endpoint, PromptRefusedError, logprobs_of
 from ropecli.evaluation.progress import Progress, Speed
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
@@ -78,7 +78,7 @@ class Single:
 
 
 @dataclass(frozen=True)
-class Reference:
+class Expected:
     """The checkpoint's side. ids: the tokens. pretraining_length: tokens."""
 
     ids: list[int]
@@ -179,9 +179,9 @@ def read_tokens(texts: Iterable[tuple[str, str]], tokenizer: Any, count: int) ->
     )
 
 
-def make_reference(
+def make_expected(
     subjects: Mapping[str, Subject], factory: LiveReaderFactory, tokenizer: Any, ids: list[int]
-) -> Reference:
+) -> Expected:
     """Read the tokens with every scaling. Raises CheckpointError, PatchError."""
     pretraining, longest = subjects[CHECKPOINT].positions.pretraining_length, len(ids)
     alone = any(varies_with_length(subject.positions.main) for subject in subjects.values())
@@ -202,7 +202,7 @@ def make_reference(
                     progress.begin(longest, longest)
                     readings.append(_read_scaling(reader, tokens, lengths, scored_lengths, role, label))
                 singles = singles or _read_singles(reader, tokens)
-    return Reference(ids, pretraining, singles, readings)
+    return Expected(ids, pretraining, singles, readings)
 
 
 @torch.inference_mode()
@@ -250,7 +250,7 @@ class Answers:
     """The server's side.
 
     gives_losses: whether it gives log-probabilities of the prompt's tokens; else those of the next token. losses,
-    next_tokens: see Reading. singles: ln p by id after the single tokens of the reference. accepted: the longest
+    next_tokens: see Reading. singles: ln p by id after the single tokens of the expected side. accepted: the longest
     prompt, tokens, 0 if none.
     """
 
@@ -264,15 +264,15 @@ class Answers:
         return max([0, *self.losses, *self.next_tokens])
 
 
-def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, gives_losses: bool) -> Answers:
-    """Ask the server for the lengths of the reference that it accepts. Raises EndpointError.
+def ask(endpoint: Endpoint, expected: Expected, tokenizer: Any, *, gives_losses: bool) -> Answers:
+    """Ask the server for the expected lengths that it accepts. Raises EndpointError.
 
     gives_losses: see Endpoint.gives_prompt_losses.
     """
     answers = Answers(gives_losses, {}, {}, [])
-    lengths = reference.scored_lengths if answers.gives_losses else reference.lengths
+    lengths = expected.scored_lengths if answers.gives_losses else expected.lengths
     ids_by_text = cache(lambda: _ids_by_text(tokenizer))
-    rest, speed, last = [*lengths, *(2 for _ in reference.singles)], Speed(), time.monotonic()
+    rest, speed, last = [*lengths, *(2 for _ in expected.singles)], Speed(), time.monotonic()
     total = sum(rest)
 
     def advance() -> None:
@@ -285,7 +285,7 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, gives_losse
 
     with progress_bar("asking the server", total) as step:
         for length in lengths:
-            ids = reference.ids[:length]
+            ids = expected.ids[:length]
             try:
                 if answers.gives_losses:
                     answers.losses[length] = endpoint.prompt_losses(ids)
@@ -295,10 +295,10 @@ def ask(endpoint: Endpoint, reference: Reference, tokenizer: Any, *, gives_losse
                 if not answers.accepted:
                     raise
                 warn(f"Comparing up to {answers.accepted} tokens: {error}")
-                del rest[: -len(reference.singles)]
+                del rest[: -len(expected.singles)]
                 break
             advance()
-        for single in reference.singles:
+        for single in expected.singles:
             if answers.gives_losses:
                 (following,) = single.following
                 answers.singles.append({following: -endpoint.prompt_losses([single.token, following])[0]})
@@ -356,20 +356,20 @@ class _Block:
     readings: dict[str, np.ndarray]
 
 
-def _blocks(answers: Answers, reference: Reference) -> Iterator[_Block]:
+def _blocks(answers: Answers, expected: Expected) -> Iterator[_Block]:
     if not answers.gives_losses:
         for length, tokens in sorted(answers.next_tokens.items()):
             if not tokens:
                 continue
-            values = {reading.role: _values_of(tokens, reading.next_tokens[length]) for reading in reference.readings}
-            yield _Block(length > reference.pretraining_length, np.array(list(tokens.values())), values)
+            values = {reading.role: _values_of(tokens, reading.next_tokens[length]) for reading in expected.readings}
+            yield _Block(length > expected.pretraining_length, np.array(list(tokens.values())), values)
         return
     first = 1
     for length, losses in sorted(answers.losses.items()):
         for start in range(first, length, _BLOCK):
             part = slice(start - 1, min(start - 1 + _BLOCK, length - 1))
-            read = {reading.role: -np.array(reading.losses[length][part]) for reading in reference.readings}
-            yield _Block(start >= reference.pretraining_length, -np.array(losses[part]), read)
+            read = {reading.role: -np.array(reading.losses[length][part]) for reading in expected.readings}
+            yield _Block(start >= expected.pretraining_length, -np.array(losses[part]), read)
         first = length
 
 
@@ -379,10 +379,10 @@ def _values_of(tokens: Iterable[int], kept: Mapping[int, float]) -> np.ndarray:
     return np.array([kept.get(token, least) for token in tokens])
 
 
-def judge(answers: Answers, reference: Reference) -> Verdict:
+def judge(answers: Answers, expected: Expected) -> Verdict:
     """Say which reading the server computes."""
-    blocks = list(_blocks(answers, reference))
-    comparisons = [_compare(reading.role, reading.label, blocks) for reading in reference.readings]
+    blocks = list(_blocks(answers, expected))
+    comparisons = [_compare(reading.role, reading.label, blocks) for reading in expected.readings]
     checkpoint, *rest = comparisons
     nearest = min(comparisons, key=lambda comparison: comparison.difference)
     apart = max(
@@ -392,7 +392,7 @@ def judge(answers: Answers, reference: Reference) -> Verdict:
     after_single = _mean_difference(
         np.array(list(values.values()))
         - _values_of(values, single.following if answers.gives_losses else single.next_tokens)
-        for values, single in zip(answers.singles, reference.singles, strict=True)
+        for values, single in zip(answers.singles, expected.singles, strict=True)
     )
     rounding = _EXPLAINED * max(after_single, _LEAST)
     close = [comparison for comparison in rest if not -_CLOSE < comparison.low <= comparison.high < _CLOSE]

@@ -58,6 +58,11 @@ class Subject:
         return "none" if self.spec.method.name == "none" else self.spec.label
 
     @property
+    def name(self) -> str:
+        """The checkpoint, and its scaling."""
+        return self.checkpoint.name + f", {self.label}" * (self.label != "none")
+
+    @property
     def findings(self) -> Sequence[Finding]:
         return self.plan.findings_in_memory if self.plan else read_state(self.checkpoint).findings
 
@@ -138,9 +143,8 @@ def _once(subjects: Sequence[Subject]) -> list[Subject]:
     known: dict[Identity, Subject] = {}
     for subject in subjects:
         first = known.setdefault(subject.identity, subject)
-        if (first.checkpoint.name, first.label) != (subject.checkpoint.name, subject.label):
-            names = [", ".join((each.checkpoint.name, each.label)) for each in (subject, first)]
-            say(f"{names[0]} is the same model as {names[1]}, and is measured once.")
+        if first.name != subject.name:
+            say(f"{subject.name} is the same model as {first.name}, and is measured once.")
     return list(known.values())
 
 

@@ -6,7 +6,7 @@ have one reference, the base.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,18 @@ BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
 _COMPARED = ("mode", "stride", "targets", "near", "lead_in", "passages_per_pass")
 """Settings of a task that reports of one set share."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A checkpoint, as it is or with a method in memory: the same in every set. look: its style in figures."""
-
-    name: str
-    key: Identity
-    is_base: bool
-    look: Mapping[str, Any]
+_Shown = tuple[str, bool, Mapping[str, Any]]
+"""The name of a model, whether it is the base, and its look: the same in every set."""
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """name: that of the subject, unique in its set."""
+    """A model in a set. name: unique there. is_base: the same in every set. look: the style in figures."""
 
     name: str
     report: Report
-    subject: Subject
+    is_base: bool
+    look: Mapping[str, Any]
 
     def at(self, length: int) -> float | None:
         return self.report.value(length) if length in self.report.lengths else None
@@ -82,6 +75,8 @@ def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
         if members is None:
             sets.append({key: report})
         else:
+            if report.reference:  # one denominator for all
+                report = replace(report, reference=next(iter(members.values())).reference)
             members[key] = max(members.get(key, report), report, key=lambda each: len(each.cells))
     shown = _named(subjects, reports[0].identity)
     return [_lines(members.values(), [shown[key] for key in members]) for members in sets]
@@ -128,7 +123,7 @@ def _weigh_alike(first: Report, second: Report, documents: Sequence[str]) -> boo
     )
 
 
-def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity, Subject]:
+def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity, _Shown]:
     patched = {report.checkpoint for report in subjects.values() if report.in_memory and report.method != "none"}
     checkpoints = {report.checkpoint for report in subjects.values()}
     several, folders = len(checkpoints) > 1, [Path(checkpoint).name for checkpoint in checkpoints]
@@ -151,17 +146,17 @@ def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity
     kinds = [report.checkpoint if report.method == "none" else report.method for report in subjects.values()]
     looks = style.looks("" if key == base else kind for key, kind in zip(subjects, kinds, strict=True))
     return {
-        key: Subject(name, key, key == base, style.BASE_LOOK if key == base else look)
+        key: (name, key == base, style.BASE_LOOK if key == base else look)
         for key, name, look in zip(subjects, names, looks, strict=True)
     }
 
 
-def _lines(reports: Iterable[Report], subjects: Sequence[Subject]) -> list[Line]:
+def _lines(reports: Iterable[Report], shown: Sequence[_Shown]) -> list[Line]:
     reports = list(reports)
     order = list(dict.fromkeys(report.checkpoint for report in reports))
-    names = numbered(subject.name for subject in subjects)
-    lines = [Line(*parts) for parts in zip(names, reports, subjects, strict=True)]
-    return sorted(lines, key=lambda line: (not line.subject.is_base, order.index(line.report.checkpoint)))
+    names = numbered(name for name, *_ in shown)
+    lines = [Line(name, report, *rest[1:]) for name, report, rest in zip(names, reports, shown, strict=True)]
+    return sorted(lines, key=lambda line: (not line.is_base, order.index(line.report.checkpoint)))
 
 
 def numbered(names: Iterable[str]) -> list[str]:
@@ -173,7 +168,7 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 def base_of(lines: Sequence[Line]) -> Line | None:
     """The reference of all sets, if the set has others to compare with it."""
-    return lines[0] if len(lines) > 1 and lines[0].subject.is_base else None
+    return lines[0] if len(lines) > 1 and lines[0].is_base else None
 
 
 def lengths_of(lines: Iterable[Line]) -> list[int]:

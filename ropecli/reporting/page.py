@@ -63,8 +63,8 @@ def render_page(reports: Sequence[Report], record: Mapping[str, Any] | None = No
 
 def _figures(summary: Summary) -> list[str]:
     """Panels as SVG elements, whose alternative texts say the results."""
-    keys = {line.subject.key for line in summary.rows()}
-    lines = [line for line in summary.lines if line.subject.key in keys]
+    keys = {line.report.identity for line in summary.rows()}
+    lines = [line for line in summary.lines if line.report.identity in keys]
     base, length, unit = base_of(lines), summary.length, lines[0].report.unit
     where = f"{lines[0].report.title} at {length} tokens"
     values = ", ".join(f"{line.name} {line.shown(length, unit)}" for line in lines)

@@ -51,7 +51,7 @@ class Summary:
     def cost(self, line: Line) -> Change | None:
         """The change of perplexity from the base, at the longest length that the base was pretrained to read."""
         measured = _of(line, self._costs)
-        if measured is None or measured.subject.is_base:
+        if measured is None or measured.is_base:
             return None
         return measured.change_from(base_of(self._costs), _short(self._costs))
 
@@ -69,7 +69,7 @@ class Summary:
             )
         elif len(ranked(self.lines, self.length)) == 1:
             head = f"Only {best.name} was measured at {self.length} tokens."
-        elif best.subject.is_base:
+        elif best.is_base:
             return ["No method is certainly better than the base."]
         else:
             head = f"Best: {best.name}."
@@ -93,25 +93,25 @@ class Summary:
     def _reading(self, line: Line) -> str:
         """What the line reads at the longest length."""
         base = base_of(self.lines)
-        return line.report.reading(self.length, base.report if base and not line.subject.is_base else None)
+        return line.report.reading(self.length, base.report if base and not line.is_base else None)
 
     def _stock(self, best: Line) -> list[str]:
         """The best line that needs no ropecli, if the best one does."""
-        if best.subject.is_base or runs_in(best) != "ropecli":
+        if best.is_base or runs_in(best) != "ropecli":
             return []
         others = [line for line in ranked(self.lines, self.length) if runs_in(line) == "stock"]
-        if all(line.subject.is_base for line in others):
+        if all(line.is_base for line in others):
             return ["It needs ropecli; no other method was measured."]
         line, equal = self._decide(others)
         words = "leading" if equal or are_few(line.report.samples(self.length)) else "best"
-        name = "no method is better than the base" if line.subject.is_base else line.name
+        name = "no method is better than the base" if line.is_base else line.name
         return [f"It needs ropecli; {words} in stock software: {name}."]
 
     def rows(self) -> list[Line]:
         """The lines that are compared, the best first and the base last; no more than six."""
         lines = list(dict.fromkeys([self.best[0], *ranked(self.lines, self.length), *self.lines]))
-        base = [line for line in lines if line.subject.is_base]
-        shown = [line for line in lines if not line.subject.is_base]
+        base = [line for line in lines if line.is_base]
+        shown = [line for line in lines if not line.is_base]
         stock = next((line for line in shown if runs_in(line) == "stock"), None)
         kept = shown[: _MOST_ROWS - len(base)]
         if stock and stock not in kept:
@@ -131,7 +131,7 @@ class Summary:
             length, task = self._length_of(lines), _column(lines, self.sets)
             best, of_rows = level_lines(lines, length), [_of(line, lines) for line in rows]
             texts = [line.shown(length, line.report.unit) if line else "–" for line in of_rows]
-            compared = [text != "–" for text, row in zip(texts, rows, strict=True) if not row.subject.is_base]
+            compared = [text != "–" for text, row in zip(texts, rows, strict=True) if not row.is_base]
             if texts[0] == "–" and 2 * sum(compared) < len(compared):  # neither the best nor half of the others
                 folded = True
                 continue
@@ -141,7 +141,7 @@ class Summary:
             few = " (few)" * are_few(ranked(lines, length)[0].report.samples(length))
             counts.append(f"{task}: {lines[0].report.counted}{few}")
         columns.append(("runs in", [runs_in(line) for line in rows]))
-        subjects = {line.subject.key for lines in self.sets for line in lines}
+        subjects = {line.report.identity for lines in self.sets for line in lines}
         notes = ["; ".join(counts)]
         if folded or len(subjects) > len(rows):
             notes.insert(0, f"{len(rows)} of {len(subjects)} models. The tables below have the others.")
@@ -156,7 +156,7 @@ class Summary:
 
     def title(self) -> str:
         """The base's checkpoint, and from where to where."""
-        line = next((line for lines in self.sets for line in lines if line.subject.is_base), self.lines[0])
+        line = next((line for lines in self.sets for line in lines if line.is_base), self.lines[0])
         pretrained = line.report.original_max_position_embeddings
         return f"{clean(line.report.checkpoint)}, {pretrained} → {self.length} tokens"
 
@@ -172,12 +172,12 @@ def runs_in(line: Line) -> str:
 
 def _of(line: Line, lines: Sequence[Line]) -> Line | None:
     """The line of the same subject in another set."""
-    return next((other for other in lines if other.subject.key == line.subject.key), None)
+    return next((other for other in lines if other.report.identity == line.report.identity), None)
 
 
 def _longest(lines: Sequence[Line]) -> int:
     """The longest length at which there is something to compare, or the only method beside the base was measured."""
-    lengths, least = lengths_of(lines), min(2, sum(not line.subject.is_base for line in lines))
+    lengths, least = lengths_of(lines), min(2, sum(not line.is_base for line in lines))
     return next((length for length in reversed(lengths) if len(ranked(lines, length)) >= least), lengths[-1])
 
 

@@ -141,7 +141,7 @@ def test_prompts_stop_where_the_server_does(check, logits_of):
 )
 def test_failing_server_gets_one_message_without_the_key(check, logits_of, fault, message, from_start, monkeypatch):
     monkeypatch.setenv("ROPECLI_TEST_KEY", KEY)
-    monkeypatch.setattr("ropecli.evaluation.endpoint._PAUSE", 0.01)
+    monkeypatch.setattr("ropecli.evaluation.completions._PAUSE", 0.01)
     with CompletionsServer(logits_of(), like="vllm", most=256, key=KEY).running() as server:
         if from_start:
             server.fault = fault

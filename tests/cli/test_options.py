@@ -157,7 +157,7 @@ def test_a_message_names_option_value_and_range(name, options, message):
 
 def test_the_values_of_options_are_all_that_there_are():
     from ropecli.engines.engine_export import ENGINES
-    from ropecli.evaluation.retrieval_prompts import STYLES
+    from ropecli.evaluation.needle_prompts import STYLES
     from ropecli.evaluation.ruler_tasks import TASKS
 
     for name, option, known in (("export", "engine", ENGINES), ("ruler", "tasks", TASKS), ("needle", "style", STYLES)):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ropecli.evaluation.retrieval_prompts import STYLES
+from ropecli.evaluation.needle_prompts import STYLES
 
 
 @pytest.fixture

@@ -44,8 +44,8 @@ def uneven(corpus, tokenizer):
 @pytest.fixture(scope="session")
 def prompts(tokenizer, corpus):
     """Makes prompts with a key in a text of the corpus."""
+    from ropecli.evaluation.needle_prompts import STYLES, RetrievalPrompts
     from ropecli.evaluation.prompt_pieces import PieceTokenizer, read_haystack
-    from ropecli.evaluation.retrieval_prompts import STYLES, RetrievalPrompts
 
     pieces = PieceTokenizer(tokenizer)
     haystack = read_haystack([("a", (corpus / "text00.txt").read_text())], pieces)

@@ -13,7 +13,7 @@ from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, read_essay
 from ropecli.evaluation.tasks.asking import score_of_ranks
-from ropecli.evaluation.tasks.retrieval import Retrieval
+from ropecli.evaluation.tasks.needle import Retrieval
 from ropecli.evaluation.tasks.ruler import Ruler
 from ropecli.options import RulerOptions
 

@@ -15,8 +15,8 @@ from ropecli.evaluation.driver import Job, Task, collect, score_samples
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
+from ropecli.evaluation.tasks.needle import Retrieval
 from ropecli.evaluation.tasks.perplexity import Perplexity
-from ropecli.evaluation.tasks.retrieval import Retrieval
 from ropecli.live.lm_head import SplitModel
 from ropecli.resume import read_records, state_folder
 

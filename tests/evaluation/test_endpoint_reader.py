@@ -13,7 +13,7 @@ import torch
 from completions_server import CompletionsServer
 
 from ropecli.errors import EndpointError
-from ropecli.evaluation.endpoint import Endpoint
+from ropecli.evaluation.completions import Endpoint
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_a_model_that_changes_within_a_run_gives_no_report(measure, served, othe
             return answer(request)
 
         server.complete = complete
-        assert "are of both, so there is no report" in measure(*arguments, "--endpoint", server.url).err
+        assert "has read both, so there is no report" in measure(*arguments, "--endpoint", server.url).err
         server.complete, server.logits = answer, first
         again = measure(*arguments, "--endpoint", server.url, "--resume")
     again.is_refused("Keep one model served, delete")
@@ -353,7 +353,7 @@ def test_nan_of_a_server_is_not_taken_for_an_overflow_of_the_model(measure, serv
     ],
 )
 def test_odd_answers_get_one_message(path, answer, more, message, odd, monkeypatch):
-    monkeypatch.setattr("ropecli.evaluation.endpoint._PAUSE", 0.01)
+    monkeypatch.setattr("ropecli.evaluation.completions._PAUSE", 0.01)
     with pytest.raises(EndpointError) as error:
         Endpoint(odd(path, answer, **more)).complete(FOUR, max_tokens=2)
     assert message in str(error.value)

@@ -222,7 +222,7 @@ def test_random_weights_gain_nothing(checkpoint, loaded, corpus, tokenizer):
 
 @pytest.mark.parametrize("like", ["vllm", "llama"])
 def test_a_server_gives_the_losses_or_the_copies_of_transformers(build, loaded, uneven, tokenizer, short_share, like):
-    from ropecli.evaluation.endpoint import Endpoint
+    from ropecli.evaluation.completions import Endpoint
     from ropecli.evaluation.readers.endpoint import EndpointReader
 
     checkpoint = build("llama", head_dim=32, max_position_embeddings=1024)
@@ -292,12 +292,12 @@ def test_the_demo_is_damaged_beyond_its_length_and_the_patch_reads_on(recall, ro
     outcome = recall("eval-ppl", *options, "--output", path)
     base, patched = json.loads(path.read_text())["reports"]
     near, far = patched["rows"]
-    assert "1: as good as a near copy at 256 tokens in demo, none." in outcome.succeeds().printed
+    assert "1: as good as a near copy at 256 tokens in demo. 0:" in outcome.succeeds().printed
     assert [(row["length"], row["value"]) for row in base["rows"]] == [(256, 1)]
     assert patched["reads_to"] == 512
     assert 0.3 < far["low"] < far["value"] < near["high"]
     ropecli("report", path, "--output", tmp_path / "page.html").succeeds()
-    assert "Recall 1: as good as a near copy at 256 tokens in demo, none." in (tmp_path / "page.html").read_text()
+    assert "Recall 1: as good as a near copy at 256 tokens in demo. 0:" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.slow

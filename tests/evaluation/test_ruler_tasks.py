@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ropecli.errors import DataError
 from ropecli.evaluation.lengths import Lengths
+from ropecli.evaluation.needle_prompts import PASSKEY_FILLER
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, find_frame
-from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, choose_tasks, read_essay, score_of, word_list
 from ropecli.evaluation.tasks.ruler import make_ruler

@@ -34,7 +34,7 @@ def reference(log_probabilities):
         served.Reading(role, role, {LENGTH: (-log_probabilities(role)).tolist()}, {LENGTH: {0: -1.0}}) for role in ROLES
     ]
     singles = [served.Single(token, {token: -2.0}, {token: -2.0}) for token in range(32)]
-    return served.Reference(list(range(LENGTH)), PRETRAINING, singles, readings)
+    return served.Expected(list(range(LENGTH)), PRETRAINING, singles, readings)
 
 
 def verdict_of(values, reference, after_single: float) -> served.Verdict:

@@ -68,7 +68,7 @@ def test_intervals_are_drawn_around_changes_and_not_around_values(reports):
 
 def test_a_method_has_its_look_in_every_figure_and_black_is_the_base(report, reports):
     def looks(*reports):
-        return {line.name: line.subject.look for lines in sets_of(reports) for line in lines}
+        return {line.name: line.look for lines in sets_of(reports) for line in lines}
 
     one, other = looks(*reports), looks(reports[0], report(18.0, 25.0, 47.0, method="ntk", factor=2.0), reports[1])
     assert one["yarn ×4"] == other["yarn ×4"]

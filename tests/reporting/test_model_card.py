@@ -72,10 +72,10 @@ def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, 
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
     cells = [replace(other.cells[0], task=arm, low=None, high=None) for arm in ARMS]
     near = replace(cells[2], sums=(1.0,) * 4)
-    reference = Reference("/home/someone/base, none", *other.identity, cells[0], near)
+    reference = Reference("/home/someone/base", *other.identity, cells[0], near)
     recall = of(report(9.0, 9.0, 9.0, task="recall", cells=cells, reference=reference))
     made = card(written([other, extended, recall]))
-    assert "at 256 tokens in base, none" in made.text
+    assert "at 256 tokens in base. 0" in made.text
     rows = {row[0]: row for row in rows_of(made, "2 checkpoints: perplexity by length")}
     assert rows[f"{REPO} (yarn ×4)"][-3:] == ["20.00", "19.00", "18.50"]
     assert rows["base (base)"][-3:] == ["18.00", "25.00", "47.00"]

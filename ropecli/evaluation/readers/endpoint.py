@@ -1,4 +1,4 @@
-"""Reads samples with a server (see evaluation/endpoint.py): what it was started with is what is measured."""
+"""Reads samples with a server (see evaluation/completions.py): what it was started with is what is measured."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ropecli.errors import CheckpointError, MethodError
-from ropecli.evaluation.endpoint import Endpoint
+from ropecli.evaluation.completions import Endpoint
 from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader
 from ropecli.evaluation.subject import ReaderFactory, Subject

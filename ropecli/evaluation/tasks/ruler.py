@@ -72,7 +72,7 @@ class Ruler(Asking):
         prompt = self.maker.make(TASKS[task], length, index)
 
         def answers() -> Sequence[Any]:
-            return self.maker.tokenizer.insides([f" {text}" for text in (*prompt.references, *prompt.wrong)])
+            return self.maker.tokenizer.each_inside([f" {text}" for text in (*prompt.references, *prompt.wrong)])
 
         def grade(tokens: Sequence[int]) -> tuple[float, bool]:
             score = score_of(self.maker.tokenizer.text(tokens), prompt.references)

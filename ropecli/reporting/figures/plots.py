@@ -6,14 +6,13 @@ et al. 2023 (YaRN, arXiv:2309.00071), section 3; critical dimension: Liu et al. 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ropecli.analysis.wavelengths import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
-from ropecli.evaluation.kinds import ScoreReport
 from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.figures import style
@@ -63,12 +62,12 @@ def draw_values(axes: "Axes", lines: Sequence[Line]) -> None:
         if len(values) == 1 < len(lengths_of(lines)) and line is base_of(lines) and line.report.task in SAME_TOKENS:
             axes.axhline(values[0], color=style.INK, linewidth=1.8, label=line.name)
         else:
-            axes.plot(line.report.lengths, values, label=line.name, **line.subject.look)
+            axes.plot(line.report.lengths, values, label=line.name, **line.look)
     better = "higher" if report.higher else "lower"
     axes.set_title(f"{report.title}{' (%)' * bool(report.unit)}, {better} is better", fontsize=9, loc="left")
     if report.logarithmic:
         style.log_axis(axes, [value for line in axes.lines for value in np.asarray(line.get_ydata())])
-    elif isinstance(report, ScoreReport):
+    elif report.unit:
         axes.set(ylim=(-4, 104), yticks=range(0, 101, 20))
         if chance := 100 * report.chance(report.lengths[-1]):
             axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=(0, (1, 2)))
@@ -88,11 +87,11 @@ def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
         points = [(length * aside, report.plotted(change.change)) for length, change in changes.items()]
         if not points:
             continue
-        axes.plot(*zip(*points, strict=True), label=line.name, **line.subject.look)
+        axes.plot(*zip(*points, strict=True), label=line.name, **line.look)
         drawn += [y for _, y in points]
         for (x, _), span in zip(points, spans, strict=True):
             if span and len(lines) <= _MOST_BARS:
-                axes.plot([x, x], span, color=line.subject.look["color"], linewidth=1, marker="_", markersize=5)
+                axes.plot([x, x], span, color=line.look["color"], linewidth=1, marker="_", markersize=5)
                 drawn += span
     bars = ", paired 95% intervals" * (len(lines) <= _MOST_BARS)
     axes.set_title(f"change from {base.name}{' (%)' * bool(report.unit)}{bars}", fontsize=9, loc="left")
@@ -139,14 +138,13 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
     rows: list[list[float | None]] = []
     titles: dict[int, str] = {}
     notes = []
-    of_line = {line: cast(ScoreReport, line.report) for line in lines}
-    for line, report in of_line.items():
+    for line in lines:
         titles[len(rows)] = line.name
-        of_rows, scores = score_rows(report, lengths)
-        means = [report.mean(length) if length in report.lengths else None for length in lengths]
+        of_rows, scores = score_rows(line.report, lengths)
+        means = [None if (value := line.at(length)) is None else value / 100 for length in lengths]
         rows += [[None] * len(lengths), *scores, means]
         names += ["", *of_rows, "mean"]
-        notes += [f"{line.name}: {sentence}" for sentence in report.conclusions()[:1]]
+        notes += [f"{line.name}: {sentence}" for sentence in line.report.conclusions()[:1]]
     percent = 100 * np.array(rows, dtype=float)  # None becomes NaN
     across = 0.62 * len(lengths)
     outside = 0.07 * max(*map(len, names), *(len(title) - 14 * across for title in titles.values()))
@@ -160,7 +158,7 @@ def draw_scores(reports: Sequence[Report]) -> "Figure":
         depths = any(cell.depth is not None for line in lines for cell in line.report.cells)
         axes.set(xlabel="tokens", ylabel="depth of the key (0: start, 1: end)" if depths else "task")
         bar = figure.colorbar(image, ax=axes, label="score (%)", shrink=min(1.0, 12 / len(rows)), aspect=14)
-        first = of_line[lines[0]]
+        first = lines[0].report
         if chance := 100 * first.chance(first.lengths[-1]):
             bar.ax.axhline(chance, color=style.INK, linewidth=1.5)
             notes.append(f"line in the colour bar: guessing, {chance:.3g}%")

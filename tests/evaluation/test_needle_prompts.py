@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ropecli.errors import DataError
+from ropecli.evaluation.needle_prompts import PASSKEY_FILLER, STYLES, RetrievalPrompts, draw_keys, numbers_in
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, read_haystack, repeat_sentences
-from ropecli.evaluation.retrieval_prompts import PASSKEY_FILLER, STYLES, RetrievalPrompts, draw_keys, numbers_in
 
 
 @pytest.fixture(scope="module", params=["no special tokens", "a beginning and an end"])

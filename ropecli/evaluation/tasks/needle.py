@@ -13,8 +13,8 @@ from typing import Any
 from ropecli.data.sources import Source
 from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.lengths import Lengths
+from ropecli.evaluation.needle_prompts import KEY_COUNT, PASSKEY_FILLER, STYLES, RetrievalPrompts, default_style
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame, read_haystack, repeat_sentences
-from ropecli.evaluation.retrieval_prompts import KEY_COUNT, PASSKEY_FILLER, STYLES, RetrievalPrompts, default_style
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.messages import progress_bar, warn
