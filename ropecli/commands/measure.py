@@ -151,21 +151,20 @@ class _Asked:
 
 def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
     """Raises MethodError for wrong methods, OutputError for outputs that cannot be written, or a run to resume."""
+    from ropecli.resume import refuse_interrupted
+
     specs, output, plot = None, optional_path(shared["output"]), optional_path(shared["plot"])
     if shared["methods"] is not None:
         from ropecli.checkpoint.scalings import method_specs
 
         factors = sorted(set(shared["factors"] or ()))
         specs = method_specs(shared["methods"], factors, shared["settings"], shared["factors_file"])
-    if output or plot:
+    if plot:
         from ropecli.reporting.figures.style import refuse_unknown_ending
 
         refuse_unknown_ending(plot)
-        refuse_unwritable(output, plot, overwrite=shared["overwrite"])
-    if output or plot or specs:
-        from ropecli.resume import refuse_interrupted
-
-        refuse_interrupted(output, shared["resume"])
+    refuse_unwritable(output, plot, overwrite=shared["overwrite"])
+    refuse_interrupted(output, shared["resume"])
     say_opening(*checkpoints)
     return _Asked(checkpoints, shared, specs, output, plot)
 
