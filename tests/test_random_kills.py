@@ -10,7 +10,7 @@ import forked
 import pytest
 
 KILLS = 20
-TIMES = ("seconds", "tokens_per_second", "peak_memory", "command")
+TIMES = ("seconds", "tokens_per_second", "command")
 
 
 def live(arguments):

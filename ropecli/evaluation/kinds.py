@@ -1,6 +1,6 @@
 """The kinds of measurements: what a report of each has for numbers, tables, figures and sentences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
@@ -21,7 +21,6 @@ from ropecli.evaluation.report import (
 )
 from ropecli.evaluation.statistics import score_difference, wilson
 from ropecli.evaluation.wording import RECALL_NOTE, change_words, number, recall_words
-from ropecli.messages import duration, size
 from ropecli.table import clean
 
 PUBLISHED = 0.856
@@ -55,9 +54,6 @@ class PerplexityReport(Report):
             "bits/byte": "unknown" if cell.bits_per_byte is None else f"{cell.bits_per_byte:.4f}",
             "tokens": f"{cell.tokens}",
             "documents": f"{cell.samples}",
-            "time": duration(cell.seconds) if cell.seconds else "unknown",
-            "tokens/s": f"{cell.tokens_per_second:.0f}" if cell.seconds else "unknown",
-            "peak memory": size(cell.peak_memory),
         }
 
     def reading(self, length: int, base: Report | None) -> str:
@@ -70,18 +66,10 @@ class PerplexityReport(Report):
 
     def row(self, length: int) -> dict[str, Any]:
         cell = self.cells_at(length)[0]
-        names = ("bits_per_byte", "seconds", "tokens_per_second", "peak_memory")
         return {
             **{"value": cell.ppl, "low": cell.low, "high": cell.high, "n": cell.samples, "nll": cell.value},
-            **{"tokens": cell.tokens, "ppl": cell.ppl, "documents": cell.samples},
-            **{name: getattr(cell, name) for name in names},
+            **{"tokens": cell.tokens, "ppl": cell.ppl, "documents": cell.samples, "bits_per_byte": cell.bits_per_byte},
         }
-
-    def faults(self) -> Iterator[str]:
-        for cell in self.cells:
-            if cell.low is not None and not 0 < cell.low <= (cell.high or 0):
-                interval = f"{cell.low:g} to {cell.high}; expected positive numbers, the lower first"
-                yield f"{cell.task} at {cell.length} tokens has the interval {interval}"
 
 
 class RecallReport(Report):
@@ -197,13 +185,6 @@ class RecallReport(Report):
     def summary(self) -> dict[str, Any]:
         return {"reads_to": self.reads_to(), "reads_to_half": self.reads_to(0.5)}
 
-    def faults(self) -> Iterator[str]:
-        for length in self.lengths:
-            if missing := {"absent", "far"} - {cell.task for cell in self.cells_at(length)}:
-                yield f"recall at {length} tokens has no cell {sorted(missing)[0]!r}"
-        if self.reference is None:
-            yield "recall has no reference"
-
 
 class ScoreReport(Report):
     """Cells are scores of answers, by depth or task. mode: rank or generate."""
@@ -270,11 +251,6 @@ class ScoreReport(Report):
         low, high = self.interval(length)
         values = {"value": self.mean(length), "low": low, "high": high, "n": self.samples(length)}
         return {**values, "chance": self.chance(length)}
-
-    def faults(self) -> Iterator[str]:
-        for cell in self.cells:
-            if any(not 0 <= hits <= n for hits, n in zip(cell.sums, cell.weights, strict=True)):
-                yield f"{cell.task} at {cell.length} tokens has a score above 1 or below 0"
 
 
 class RulerReport(ScoreReport):

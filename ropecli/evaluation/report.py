@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.statistics import (
     LARGEST_NLL,
     Amount,
-    Bucket,
     Count,
     Fraction,
     TokenCount,
@@ -55,10 +54,9 @@ class Cell:
     perplexity (None for a single document) or of the score.
 
     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), cells by class of what the
-    text repeats (evaluation/copies.py); wall time of the passes, which may serve other lengths too, tokens read per
-    second, peak memory in bytes (of the process on a CPU, of torch on a GPU). Of recall: mean loss by the distance,
-    and the pass of each document if a pass has several. Of a score: chance, the mean score of guessing; thoughts, the
-    answers in which one stands (<think>), or, if thoughts were asked for, the thoughts that were cut.
+    text repeats (evaluation/copies.py). Of recall: the pass of each document if a pass has several. Of a score: chance,
+    the mean score of guessing; thoughts, the answers in which one stands (<think>), or, if thoughts were asked for, the
+    thoughts that were cut.
     """
 
     task: str
@@ -72,13 +70,8 @@ class Cell:
     thoughts: Count = 0
     tokens: Count = 0
     bits_per_byte: Amount | None = None
-    by_distance: tuple[Bucket, ...] = ()
     passes: tuple[Count, ...] = ()
     by_class: tuple["Cell", ...] = ()
-    # cost of the run, not part of the measurement
-    seconds: Amount = field(default=0.0, compare=False)
-    tokens_per_second: Amount = field(default=0.0, compare=False)
-    peak_memory: Count = field(default=0, compare=False)
 
     @property
     def value(self) -> float:
@@ -107,7 +100,6 @@ class Cell:
             high=interval[1],
             tokens=int(weights.sum()),
             bits_per_byte=None,
-            by_distance=(),
             passes=passes,
             by_class=tuple(part for cell in self.by_class if sum((part := cell.of_samples(numbers)).weights)),
         )
@@ -377,10 +369,6 @@ class Report:
     def summary(self) -> dict[str, Any]:
         """What follows from all lengths, for JSON."""
         return {}
-
-    def faults(self) -> Iterator[str]:
-        """What is wrong with a report that was read from a file."""
-        return iter(())
 
     def as_json(self) -> dict[str, Any]:
         """The fields, and what follows from them."""

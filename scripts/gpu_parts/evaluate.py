@@ -1,5 +1,6 @@
 """Evaluation of a Llama of 8B shape: speed and peak memory of one pass, of chunks, and of a forward with all logits."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 
 from gpu_parts.measuring import Part, measured_flops
 from ropecli.data.documents import Document, Documents
-from ropecli.evaluation.driver import score_samples
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.live.devices import peak_memory, reset_peak
@@ -57,10 +57,12 @@ def cost(part: Part, work: Callable[[], Any], tokens: int) -> dict[str, Any]:
 def score(model: Any, document: Documents, lengths: list[int], chunk: int | None = None) -> float:
     """Seconds of scoring by the protocol prefix. The test that chunks give the same losses is not counted."""
     task, reader = Perplexity(document, lengths), LiveReader(model, chunk=chunk)
-    cells = task.cells(score_samples(task, reader))
+    reader.prepare(*task.longest())
     if chunk and not reader.cache_is_exact:
         raise RuntimeError(f"The model was not read in chunks of {chunk} tokens.")
-    return cells[-1].seconds
+    started = time.monotonic()
+    task.score(reader, task.samples(one_pass=True))
+    return time.monotonic() - started
 
 
 @torch.inference_mode()

@@ -22,7 +22,6 @@ from ropecli.resume import read_records, state_folder
 
 TASKS = {"prefix": 2, "sliding": 12, "retrieval": 8, "retrieval, generate": 4}
 """The interrupted pass of each."""
-COST = ("seconds", "peak_memory")
 
 
 class Passes(list):
@@ -81,7 +80,7 @@ def subject(llama):
 
 @pytest.fixture
 def run(make, subject, tokenizer, passes):
-    """run("sliding", output, batch_size=2, ...) -> the values, but for their cost; `passes` has those of this run."""
+    """run("sliding", output, batch_size=2, ...) -> the values; `passes` has those of this run."""
 
     def run(name, output=None, workers=None, batch_size=2):
         passes.clear()
@@ -91,9 +90,6 @@ def run(make, subject, tokenizer, passes):
             LiveReaderFactory({"device": "cpu"}, batch_size=batch_size),
         )
         ((_, values, _),) = collect([job], factory, output, workers)
-        for value in values.values():
-            for tally in value.values() if isinstance(value, dict) else ():
-                assert all(tally.pop(name) > 0 for name in COST)
         return values
 
     return run

@@ -96,7 +96,7 @@ def test_a_pass_asks_many_passages(build, loaded, uneven, plain_nll, short_share
     values = score_samples(task, LiveReader(loaded(checkpoint), batch_size=batch_size))
     model = loaded(checkpoint)
     for cell in task.cells(values):
-        sums, by_distance = np.zeros(7), []
+        sums, distances = np.zeros(7), []
         for first in (0, 2, 4, 6):
             ids, starts = passes_laid_out(documents, cell.length, cell.task, first, min(first + 2, 7))
             assert len(ids) == cell.length
@@ -105,15 +105,11 @@ def test_a_pass_asks_many_passages(build, loaded, uneven, plain_nll, short_share
                 assert cell.task != "far" or ids[start : start + 80] == ids[repetition : repetition + 80]
                 loss = losses[repetition + 15 : repetition + 79].sum()
                 sums[document] += loss
-                by_distance.append((repetition - start, loss / 64))
+                distances.append(repetition - start)
         assert cell.sums == pytest.approx(sums, abs=1e-2)
         assert (cell.weights, cell.passes) == ((128.0,) * 7, (0, 0, 4, 4, 8, 8, 12))
-        assert sum(bucket.tokens for bucket in cell.by_distance) == (0 if cell.task == "near" else 14 * 64)
-        for bucket in cell.by_distance:
-            inside = [loss for distance, loss in by_distance if bucket.start <= distance < bucket.stop]
-            assert (len(inside) * 64, np.mean(inside)) == (bucket.tokens, pytest.approx(bucket.nll, abs=1e-3))
         if cell.length == 1100:
-            assert min(distance for distance, _ in by_distance) >= task.settings["least_distances"][1]
+            assert min(distances) >= task.settings["least_distances"][1]
 
 
 def test_passes_take_an_eighth_of_the_shortest_length_and_a_third_of_the_documents(uneven):

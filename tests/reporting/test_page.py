@@ -38,7 +38,7 @@ def test_every_number_is_there(page, with_baseline):
     base, extended = with_baseline
     for cell in (*base.cells, *extended.cells):
         numbers = (f"{cell.ppl:.2f}", f"{cell.low:.2f} to {cell.high:.2f}", f"{cell.value:.4f}", f"{cell.tokens}")
-        for number in (*numbers, f"{cell.bits_per_byte:.4f}", f"{cell.tokens_per_second:.0f}", "2 s", "3.1 MB"):
+        for number in (*numbers, f"{cell.bits_per_byte:.4f}"):
             assert cells[number], number
     assert ["0.5", "75", "–"] in rows_of(page)
     change = extended.change_from(base, 256)

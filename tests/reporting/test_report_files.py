@@ -61,22 +61,10 @@ DAMAGED = {
         "report 1 is invalid: fingerprint: Field required",
     ),
     "a word for a number": ("prefix", change_of("reports", 0, "cells", 0, tokens="many"), "cells.0.tokens: "),
-    "no weights": ("prefix", change_of("reports", 0, "cells", 0, weights=[]), "expected as many weights, not all 0"),
-    "an interval from 0": ("prefix", change_of("reports", 0, "cells", 0, low=0.0), "has the interval 0 to"),
     "an unknown task": (
         "prefix",
         change_of("reports", 0, task="prefx"),
         "report 1 is invalid: task 'prefx'; expected prefix",
-    ),
-    "recall without its cells": (
-        "prefix",
-        change_of("reports", 0, task="recall"),
-        "has no cell 'absent'",
-    ),
-    "more hits than samples": (
-        "prefix",
-        change_of("reports", 0, task="needle"),
-        "has a score above 1 or below 0",
     ),
     "many faults": ("prefix", change_of("reports", 0, cells=[{}] * 99), "cells.0.task: Field required"),
     "a negative perplexity": ("prefix", change_of("reports", 0, "cells", 0, low=-1.0), "cells.0.low: "),

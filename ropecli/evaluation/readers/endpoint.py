@@ -11,7 +11,7 @@ import numpy as np
 from ropecli.errors import CheckpointError, MethodError
 from ropecli.evaluation.completions import Endpoint
 from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader
+from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import warn
 
@@ -87,11 +87,6 @@ class EndpointReader(Reader):
     def properties(self) -> dict[str, Any]:
         device = f"{self.endpoint.engine} at {self.endpoint.url}"
         return {"dtype": "as served", "device": device, "follows_length": False, "cache_is_exact": False, "chunk": None}
-
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[Cost]:
-        """Unknown: requests in flight overlap."""
-        yield Cost()
 
     def task_lock(self) -> AbstractContextManager[Any]:
         return self._lock

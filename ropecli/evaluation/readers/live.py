@@ -15,8 +15,8 @@ import torch
 
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import Cost, PromptAndAnswers, Reader, batches
-from ropecli.live.devices import device_names, input_device, peak_memory, reset_peak
+from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader, batches
+from ropecli.live.devices import device_names, input_device
 from ropecli.live.lm_head import SplitModel
 from ropecli.live.loading import is_quantized
 from ropecli.live.rotary import reset_tables, varying_tables
@@ -156,13 +156,6 @@ class LiveReader(Reader):
         finally:
             for handle in handles:
                 handle.remove()
-
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[Cost]:
-        reset_peak(self.device)
-        with super().measured() as cost:
-            yield cost
-        cost.peak_memory = peak_memory(self.device)
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
         """Windows of one shape share a pass."""

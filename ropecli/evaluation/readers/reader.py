@@ -4,10 +4,8 @@ Readers: a model in this process (live.py), vLLM in this process (vllm.py), a se
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, TypeVar
 
@@ -18,14 +16,6 @@ from ropecli.evaluation.protocols import Window
 PromptAndAnswers = tuple[np.ndarray, Sequence[Sequence[int]]]
 """The ids of a prompt, shape (tokens,), and of each answer."""
 _T = TypeVar("_T")
-
-
-@dataclass
-class Cost:
-    """seconds: wall time. peak_memory: bytes. 0: unknown."""
-
-    seconds: float = 0.0
-    peak_memory: int = 0
 
 
 class Reader:
@@ -77,13 +67,6 @@ class Reader:
         """Report that this many more tokens were read."""
         if self._advance:
             self._advance(tokens)
-
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[Cost]:
-        """Yield the cost of the `with` block, which is filled in at its end."""
-        cost, started = Cost(), time.perf_counter()
-        yield cost
-        cost.seconds = time.perf_counter() - started
 
     def task_lock(self) -> AbstractContextManager[Any]:
         """Hold it while a task scores a sample: tasks run in one thread at a time, while others wait for the server."""

@@ -31,16 +31,13 @@ _ALL = "all"
 class Tally:
     """Sums over the scored tokens of one document at one length. Holds only numbers, so that it can be saved as JSON.
 
-    nll: nats. bytes: bytes of the scored text; None if unknown. read: tokens the model read. seconds: wall time.
-    peak_memory: bytes. class_nll, class_tokens: losses and tokens by the codes of CLASSES; empty if there are none.
+    nll: nats. bytes: of the scored text; None if unknown. class_nll, class_tokens: losses and tokens by the codes of
+    CLASSES; empty if there are none.
     """
 
     nll: float = 0.0
     tokens: int = 0
     bytes: int | None = 0
-    read: int = 0
-    seconds: float = 0.0
-    peak_memory: int = 0
     class_nll: list[float] = field(default_factory=list)
     class_tokens: list[int] = field(default_factory=list)
 
@@ -143,12 +140,9 @@ class Perplexity(Task):
         windows, read = tee(
             (index, window) for index, sample in enumerate(batch) for window in self._windows(sample) if window.targets
         )
-        with reader.measured() as cost:
-            losses = reader.losses(window for _, window in read)
-            for (index, window), nll in zip(windows, losses, strict=True):
-                _enter(tallies[index], window, nll, documents[index], self._classes_of(batch[index][1]))
-        for tally in (tally for by_length in tallies for tally in by_length.values()):
-            tally.seconds, tally.peak_memory = cost.seconds / len(documents), cost.peak_memory
+        losses = reader.losses(window for _, window in read)
+        for (index, window), nll in zip(windows, losses, strict=True):
+            _enter(tallies[index], window, nll, documents[index], self._classes_of(batch[index][1]))
         return [{str(length): asdict(tally) for length, tally in by_length.items()} for by_length in tallies]
 
     def texts(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -207,7 +201,6 @@ def _enter(
         stop = window.stop if len(tallies) == 1 else length
         of_scored = None if classes is None else classes[stop - len(scored) : stop]
         tally.add(scored, document.bytes_of(stop - len(scored), stop), of_scored)
-        tally.read += window.read
 
 
 def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[str]) -> Cell:
@@ -217,7 +210,6 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         raise DataError(f"No tokens to score at length {length}: the documents are too short.")
     refuse_overflow(sums, weights, length, names)
     low, high = bootstrap_interval(sums, weights)
-    seconds = sum(tally.seconds for tally in tallies)
     text = [tally.bytes for tally in tallies if tally.bytes is not None]
     known = len(text) == len(tallies) and sum(text) > 0
     return Cell(
@@ -230,9 +222,6 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         tokens=int(weights.sum()),
         bits_per_byte=float(sums.sum()) / math.log(2) / sum(text) if known else None,
         by_class=_by_class(length, tallies),
-        seconds=seconds,
-        tokens_per_second=sum(tally.read for tally in tallies) / seconds if seconds else 0.0,
-        peak_memory=max(tally.peak_memory for tally in tallies),
     )
 
 

@@ -17,7 +17,7 @@ This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain, groupby, islice, pairwise, takewhile
+from itertools import chain, groupby, islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import ARMS, Cell
-from ropecli.evaluation.statistics import Bucket
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.perplexity import refuse_overflow
 from ropecli.evaluation.texts import Selection, read_texts
@@ -48,8 +47,6 @@ _SHORTEST_LEAD, _LONGEST_LEAD = 16, 128
 """Tokens of the lead-in; between them, a sixteenth of the pretraining length."""
 _RUN = 8
 """A document that shares this many tokens in a row with a passage is not used around it."""
-_DISTANCES = 3
-"""Parts of the range of distances, for the mean loss of each."""
 
 
 class Recall(Task):
@@ -257,12 +254,6 @@ class Recall(Task):
         """passages: of the pass; default: the most."""
         return length - self.lead - 2 * PASSAGE * (passages or self.passages)
 
-    def _distances(self, first: int, length: int) -> np.ndarray:
-        """Tokens from each passage of a pass to its repetition, in the arm `far`; shape (passages,)."""
-        passages = len(self._passes[first])
-        places = np.argsort(self._order(first)) + passages - np.arange(passages)
-        return self._filler_size(length, passages) + PASSAGE * places
-
     def _filler(self, numbers: Sequence[int], size: int) -> np.ndarray:
         """Text of the documents before these passages, repeated if they are too short; shape (size,)."""
         parts: list[np.ndarray] = []
@@ -315,22 +306,9 @@ class Recall(Task):
             }
             sums = np.array([sum(losses[number] for number in numbers) for numbers in documents.values()])
             refuse_overflow(sums, weights, length, names)
-            buckets = self._by_distance(length, firsts, losses) if passes and arm != "near" else ()
-            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes), "by_distance": buckets}
+            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes)}
             cells.append(Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), **shared))
         return cells
-
-    def _by_distance(self, length: int, firsts: Sequence[int], losses: dict[int, float]) -> tuple[Bucket, ...]:
-        """The mean loss by the distance from a passage to its repetition, in thirds of its range."""
-        distances = np.concatenate([self._distances(first, length) for first in firsts])
-        values = np.array([losses[number] for first in firsts for number in self._passes[first]])
-        edges = np.linspace(distances.min(), distances.max() + 1, _DISTANCES + 1).astype(int)
-        parts = [(low, high, values[(low <= distances) & (distances < high)]) for low, high in pairwise(edges)]
-        return tuple(
-            Bucket(int(low), int(high), len(part) * _SCORED, float(part.mean() / _SCORED))
-            for low, high, part in parts
-            if len(part)
-        )
 
     def identities(self) -> list[str]:
         """With the other passages of the pass, if there are any."""
