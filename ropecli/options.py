@@ -135,7 +135,7 @@ class ServerOptions(TypedDict, total=False):
         Default(None),
         Interval(gt=0, le=86_400),
         Only("endpoint"),
-        Doc("Seconds to wait for one whole answer. Default: 600."),
+        Doc("Seconds to wait for an answer. Default: 600."),
         SERVER,
     ]
 

@@ -2,12 +2,9 @@
 
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, TimeoutError
 from functools import cache, cached_property
-from itertools import islice
 from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 
 import httpx
@@ -28,8 +25,6 @@ _PROBED = 16
 _ROUNDED = 0.1
 """Nats. A server that gives log-probabilities after the bias would give 0."""
 _BUSY, _REFUSED = (408, 429, 500, 502, 503, 504), (400, 413, 422)
-_PART, _PARTS = 2**16, 2**13
-"""Bytes, and how many of them are read of one answer: 512 MiB. A token takes some 100 bytes."""
 
 # What a server answers, as far as it is read. Other keys are ignored.
 
@@ -121,7 +116,7 @@ class Endpoint:
     """A server at an address such as http://localhost:8000 or .../v1.
 
     served_name: the model to ask; default: the only one. key_variable: the environment variable with the API key; the
-    key is in no message and no report. timeout: seconds for one answer, to its last byte. Raises EndpointError in every
+    key is in no message and no report. timeout: seconds to wait for an answer. Raises EndpointError in every
     method.
     """
 
@@ -255,8 +250,8 @@ class Endpoint:
             attempt += 1
             last, pause = attempt == _ATTEMPTS, _PAUSE * 2 ** (attempt - 1)
             try:
-                response, body = self._receive(method, path, **content)
-            except (httpx.TimeoutException, TimeoutError):
+                response = self._client.request(method, path, **content)
+            except httpx.TimeoutException:
                 raise EndpointError(
                     f"{self.url} did not answer within {self._timeout:g} seconds. Increase --timeout, or ask for "
                     "shorter prompts."
@@ -269,7 +264,7 @@ class Endpoint:
                     ) from None
             else:
                 if response.status_code not in _BUSY or last:
-                    return self._read(response.status_code, body, path, kind)
+                    return self._read(response, path, kind)
                 seconds = response.headers.get("Retry-After", "")
                 pause = min(float(seconds), _LONGEST_WAIT) if seconds.isdecimal() else pause
             if time.monotonic() > self._quiet_until:  # of many requests in flight, one says it
@@ -277,25 +272,8 @@ class Endpoint:
                 say(f"{self.url} is busy; asking again in {pause:g} seconds.")
             time.sleep(pause)
 
-    def _receive(self, method: str, path: str, **content: Any) -> tuple[httpx.Response, bytes]:
-        """Wait for a whole answer. Raises TimeoutError, httpx.HTTPError.
-
-        httpx bounds each read, so a thread reads, which is left alone once the time is over.
-        """
-        answer: Future[tuple[httpx.Response, bytes]] = Future()
-
-        def receive() -> None:
-            try:
-                with self._client.stream(method, path, **content) as response:
-                    body = b"".join(islice(response.iter_bytes(_PART), _PARTS))
-                answer.set_result((response, body))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=receive, daemon=True).start()
-        return answer.result(self._timeout)
-
-    def _read(self, status: int, body: bytes, path: str, kind: type[_Answer]) -> _Answer:
+    def _read(self, response: httpx.Response, path: str, kind: type[_Answer]) -> _Answer:
+        status, body = response.status_code, response.content
         if status >= 300:
             again = f" {_ATTEMPTS} times" if status in _BUSY else ""
             remedy = ""

@@ -5,7 +5,6 @@ makes the cells of a report from all scores.
 """
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import numpy as np
 from ropecli.data.documents import Documents
 from ropecli.errors import DataError, EndpointError, NotFiniteError
 from ropecli.evaluation.kinds import KINDS
-from ropecli.evaluation.processes import Workers, among_processes
+from ropecli.evaluation.processes import ALONE, Workers, among_processes
 from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Reference, Report
@@ -35,9 +34,7 @@ Values = dict[SampleId, Any]
 _READER: SampleId = ("reader",)
 _RUN = "run"
 """The part of the values that belong to no task."""
-_IDENTITY, _MIXED = ("identity",), ("mixed",)
-_SECONDS_BETWEEN_CHECKS = 300.0
-"""A model that changes within a run is noticed after this time, not only at its end."""
+_IDENTITY: SampleId = ("identity",)
 
 
 class Task:
@@ -162,7 +159,7 @@ def score_samples(
     reader: Reader,
     store: Store | None = None,
     part: str = "",
-    workers: Workers | None = None,
+    workers: Workers = ALONE,
     progress: Progress | None = None,
     bar: str = "",
 ) -> Values:
@@ -171,7 +168,7 @@ def score_samples(
     Batches are cut from all samples, so that a resumed run reads the same ones: a batch that was half finished is read
     again. part: names them in the store. progress: of the command. bar: description.
     """
-    store, workers = store or Store(), workers or Workers()
+    store = store or Store()
     longest, length, largest = task.longest()
     reader.prepare(longest, length, largest, answers=task.answers, losses=task.needs_losses)
     if task.needs_losses and not reader.gives_losses:
@@ -179,47 +176,31 @@ def score_samples(
             f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "
             "measure what it generates: needle and ruler with --mode generate, recall with --generate."
         )
-    _check_model(reader, store, longest)
+    if store.folder:
+        _refuse_another_model(reader, store, longest)
     samples, done = task.samples(one_pass=not reader.follows_length), store.values(part)
     share = workers.share(samples)
     unread = [
         batch for batch in batches(share, lambda sample: sample[:-1], reader.batch_size) if not done.keys() >= {*batch}
     ]
-    checked = time.monotonic()
     work = task.work(chain(*unread)) if progress else {}
     with progress.job(bar, reader, work) if progress else contextlib.nullcontext():
         for batch, scores in _scored(task, reader, unread, progress):
             for sample, value in zip(batch, scores, strict=True):
                 store.add(part, sample, value)
-            if time.monotonic() - checked > _SECONDS_BETWEEN_CHECKS:
-                _check_model(reader, store, longest, after=True)
-                checked = time.monotonic()
-    if unread:
-        _check_model(reader, store, longest, after=True)
     store.add(part, _READER, reader.properties())
     values = workers.gather({sample: done[sample] for sample in share})
     return {sample: values[sample] for sample in samples}
 
 
-def _check_model(reader: Reader, store: Store, ids: np.ndarray, *, after: bool = False) -> None:
-    """Remember which model answers, or refuse another than the one that the run began with.
-
-    ids: to ask it with. after: whether samples were read since the last time.
-    """
-    run = store.values(_RUN)
-    if _IDENTITY not in run:
-        if (identity := reader.identity(ids)) is not None:
-            store.add(_RUN, _IDENTITY, identity, later=True)
-        return
-    difference = run.get(_MIXED) or reader.difference_from(run[_IDENTITY])
-    if difference and (after or not store.folder):  # which samples are of which model, nobody knows
-        store.add(_RUN, _MIXED, difference)
-    if difference:
-        again = f"delete {store.folder} and measure again." if store.folder else "measure again."
+def _refuse_another_model(reader: Reader, store: Store, ids: np.ndarray) -> None:
+    """Remember which model answers, or refuse another than the one that the run began with. ids: to ask it with."""
+    begun_with = store.values(_RUN).get(_IDENTITY)
+    if begun_with is None and (identity := reader.identity(ids)) is not None:
+        store.add(_RUN, _IDENTITY, identity, later=True)
+    if begun_with is not None and (difference := reader.difference_from(begun_with)):
         raise EndpointError(
-            f"{difference} This run has read both, so there is no report. Keep one model served, {again}"
-            if _MIXED in run
-            else f"{difference} Serve what the run began with, and resume it; or {again}"
+            f"{difference} Serve what the run began with, and resume it; or delete {store.folder} and measure again."
         )
 
 
@@ -246,14 +227,13 @@ def _scored(
 
 
 def collect(
-    jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
+    jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers = ALONE
 ) -> Iterator[tuple[Job, Values, dict[str, Any]]]:
     """Yield the values of each job, with the reader's properties. One model in memory at a time.
 
     output: where the result will be written; progress is saved next to it, and an earlier run of the same request is
     resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
     """
-    workers = workers or Workers()
     factory.check([job.subject for job in jobs])
     tasks = {id(job.task): job.task for job in jobs}
     requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
@@ -286,7 +266,7 @@ def read_job(
     part: str,
     progress: Progress,
     bar: str,
-    workers: Workers | None = None,
+    workers: Workers = ALONE,
     scalings: Sequence[Subject] = (),
 ) -> tuple[Values, dict[str, Any]]:
     """The values of a job, the next that `progress` expects, with the reader's properties.
@@ -294,7 +274,7 @@ def read_job(
     If an earlier run has saved them all, no model is loaded. scalings: see ReaderFactory.open. Other arguments and
     errors: see score_samples.
     """
-    workers, task, done = workers or Workers(), job.task, store.values(part)
+    task, done = job.task, store.values(part)
     samples = task.samples(one_pass=not done[_READER]["follows_length"]) if _READER in done else []
     has_all = bool(samples) and all(sample in done for sample in samples)
     if all(workers.gather({workers.rank: has_all}).values()):  # another process may have seen the files earlier
@@ -306,13 +286,13 @@ def read_job(
 
 
 def make_reports(
-    jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers | None = None
+    jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers = ALONE
 ) -> list[Report]:
     """The reports of all jobs. Those of recall refer to the first one.
 
     Arguments and errors: see `collect`; and NotFiniteError, DataError.
     """
-    workers, reports = workers or Workers(), list[Report]()
+    reports: list[Report] = []
     reference: Reference | None = None
     for job, values, reader in collect(jobs, factory, output, workers):
         try:

@@ -11,7 +11,7 @@ from ropecli.data.documents import Documents
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import Job, Task, make_reports
 from ropecli.evaluation.lengths import Lengths, choose_lengths
-from ropecli.evaluation.processes import Workers
+from ropecli.evaluation.processes import ALONE, Workers
 from ropecli.evaluation.report import Report
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.live.loading import load_tokenizer
@@ -26,7 +26,7 @@ def measure(
     factory: ReaderFactory,
     lengths: Sequence[int] | None = None,
     output: Path | None = None,
-    workers: Workers | None = None,
+    workers: Workers = ALONE,
 ) -> list[Report]:
     """The reports of all subjects; the first is compared with.
 

@@ -45,6 +45,9 @@ class Workers:
         return {key: value for part in parts for key, value in part.items()}
 
 
+ALONE = Workers()
+
+
 def meet(group: Any = None) -> None:
     """Wait until all processes of a group, by default all of the launch, have called this. Signals are handled."""
     arrived = distributed.barrier(group, async_op=True)
@@ -56,7 +59,7 @@ def meet(group: Any = None) -> None:
 def join_workers() -> Workers:
     """Join the other processes of this launch, if any. Uses gloo on GPUs too: few Python objects are exchanged."""
     if read_ranks().count == 1:
-        return Workers()
+        return ALONE
     with among_processes("Start all processes again."):
         distributed.init_process_group("gloo", timeout=_PATIENCE)
     return Workers(distributed.get_rank(), distributed.get_world_size())

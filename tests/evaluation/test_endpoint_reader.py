@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import threading
-import time
 
 import pytest
 import torch
@@ -78,7 +77,7 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
         assert "answered 500 4 times: engine died" in outcome.err
         server.fault, server.prompts, server.stops_after = None, [], -1
         report = measure(*arguments, "--endpoint", server.url, "--resume").report()
-    assert 5 + 12 - 6 <= len(server.prompts) <= 5 + 12 - 2  # one more to see whether the model is the same
+    assert 4 + 12 - 6 <= len(server.prompts) <= 4 + 12 - 2  # four to see what it gives, and whether it is the same
     for cell, other in zip(report["cells"], expected["cells"], strict=True):
         assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
 
@@ -137,25 +136,6 @@ def test_resume_refuses_another_model_behind_the_same_name(how, measure, served,
         assert "Serve what the run began with, and resume it; or delete" in refused.err
         server.logits = first if like == "text" else other("rounds")
         measure(*arguments, "--endpoint", server.url, "--resume").succeeds()
-
-
-def test_a_model_that_changes_within_a_run_gives_no_report(measure, served, other, tmp_path):
-    """Not with --resume either, whatever is served then."""
-    arguments = ["eval-ppl", "--protocol", "tail", "--output", tmp_path / "report.json"]
-    changed = other("yarn")  # not in the server's threads: two that load at once break later loading
-    with served().running() as server:
-        first, answer = server.logits, server.complete
-
-        def complete(request):
-            server.logits = changed if len(server.prompts) > 8 else first
-            return answer(request)
-
-        server.complete = complete
-        assert "has read both, so there is no report" in measure(*arguments, "--endpoint", server.url).err
-        server.complete, server.logits = answer, first
-        again = measure(*arguments, "--endpoint", server.url, "--resume")
-    again.is_refused("Keep one model served, delete")
-    assert not (tmp_path / "report.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -364,23 +344,12 @@ def test_a_length_that_cannot_be_is_unknown(length, odd):
     assert Endpoint(odd(MODELS, {"data": [{"id": "m", "max_model_len": length}]})).model.max_length is None
 
 
-@pytest.mark.parametrize("slow", ["headers", "content"])
-def test_the_timeout_is_for_the_whole_answer(slow):
-    content = json.dumps({"data": [{"id": "m"}]}).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content)
-
-    def answer():
-        connection, _ = listening.accept()
-        connection.sendall(head if slow == "content" else b"")
-        with contextlib.suppress(OSError):
-            for byte in content if slow == "content" else head + content:
-                connection.sendall(bytes([byte]))
-                time.sleep(0.1)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(EndpointError, match=r"did not answer within 0.5 seconds"):
-            Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=0.5)
+def test_a_server_that_does_not_answer_in_time_is_named():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        pytest.raises(EndpointError, match=r"did not answer within 0.1 seconds"),
+    ):
+        Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=0.1)
 
 
 def test_a_key_that_comes_back_as_a_name_is_in_no_report(measure, served, monkeypatch):
