@@ -139,10 +139,10 @@ class _Asked:
         reports = measure(subjects, make_task, factory, self.options["lengths"], self.output, workers)
         result = Reports(reports, self.plot)
         if self.plot and workers.first:
-            from ropecli.reporting.figures.plots import draw_reports
+            from ropecli.reporting.figures.plots import draw_lengths
             from ropecli.reporting.figures.style import save
 
-            save(draw_reports(reports), self.plot)
+            save(draw_lengths(reports), self.plot)
         if self.output and workers.first:
             write_report(self.output, result.as_json())
             remove_state(self.output)

@@ -235,8 +235,8 @@ class ScoreReport(Report):
         scores, others = (np.concatenate([cell.sums for cell in each.cells_at(length)]) for each in (self, base))
         return Change(*score_difference(scores - others))
 
-    def thought_sentences(self) -> list[str]:
-        """Answers in which a thought stands, or thoughts that were cut; nothing without any."""
+    def notes(self, *, alone: bool) -> list[str]:
+        """Answers in which a thought stands, or thoughts that were cut."""
         thoughts, limit = sum(cell.thoughts for cell in self.cells), self.settings.get("thinking")
         of_all = f"{thoughts} of {self.all_samples}"
         if thoughts and limit not in (None, "off"):

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import cast
 
 from ropecli.evaluation.copies import CONTEXT
-from ropecli.evaluation.kinds import ScoreReport
 from ropecli.evaluation.report import Report, copies_of
 from ropecli.evaluation.wording import copies_sentences, recall_words
 from ropecli.reporting.lines import BEST_NOTE, DATA_NOTE, Line, base_of, lengths_of, level_lines, sets_of, title_of
@@ -55,32 +53,23 @@ def _of_lines(title: str, heads: list[str], texts: dict[Line, list[list[str]]], 
     return table if len(texts) > 1 else table.only(*heads)
 
 
-def score_rows(report: Report, lengths: Sequence[int]) -> tuple[list[str], list[list[float | None]]]:
-    """(names of the rows, scores by length): depths, or tasks of cells without a depth."""
-    keys = list(dict.fromkeys((cell.task, cell.depth) for cell in report.cells))
-    keys.sort(key=lambda key: key[1] or 0.0)
-    values = {(cell.task, cell.depth, cell.length): cell.value for cell in report.cells}
-    return (
-        [clean(task) if depth is None else f"{depth:.3g}" for task, depth in keys],
-        [[values.get((*key, length)) for length in lengths] for key in keys],
-    )
-
-
 def _scores(lines: Sequence[Line]) -> Table:
     """Scores in percent by depth or task, and their mean; columns are lengths."""
     lengths, texts, notes = lengths_of(lines), {}, []
-    of_line = {line: cast(ScoreReport, line.report) for line in lines}
-    for line, report in of_line.items():
+    for line in lines:
+        report = line.report
+        scores = {(cell.task, cell.depth, cell.length): Percent(f"{100 * cell.value:.0f}") for cell in report.cells}
+        keys = sorted(dict.fromkeys((task, depth) for task, depth, _ in scores), key=lambda key: key[1] or 0.0)
         rows = [
-            [name, *("–" if score is None else Percent(f"{100 * score:.0f}") for score in row)]
-            for name, row in zip(*score_rows(report, lengths), strict=True)
+            [clean(task) if depth is None else f"{depth:.3g}"]
+            + [scores.get((task, depth, length), "–") for length in lengths]
+            for task, depth in keys
         ]
         means = [report.words(length) if length in report.lengths else "–" for length in lengths]
         texts[line] = [*rows, ["mean", *means]]
         named = f"{line.name}: " * (len(lines) > 1)
-        sentences = (*report.conclusions(), *report.thought_sentences())
-        notes += [f"{named}{sentence}" for sentence in sentences]
-    report = of_line[lines[0]]
+        notes += [f"{named}{sentence}" for sentence in (*report.conclusions(), *report.notes(alone=False))]
+    report = lines[0].report
     if (chance := report.chance(report.lengths[-1])) and report.task != "ruler":
         notes.append(f"Guessing scores {100 * chance:.3g}%.")
     notes.append(f"Pretraining length: {report.original_max_position_embeddings} tokens.")

@@ -9,7 +9,7 @@ import pytest
 from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.plots import draw_frequencies, draw_lengths, draw_reports
+from ropecli.reporting.figures.plots import draw_frequencies, draw_lengths
 from ropecli.reporting.lines import sets_of
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
@@ -40,7 +40,7 @@ def reports(report):
 
 
 def drawn(*reports):
-    return draw_reports(reports)
+    return draw_lengths(reports)
 
 
 def test_every_report_is_a_line_of_its_numbers_and_has_its_name_at_the_end(reports):
@@ -95,24 +95,6 @@ def test_lines_are_visible_on_light_and_dark_paper(paper):
         assert (high + 0.05) / (low + 0.05) >= 3, colour
 
 
-def test_a_heat_map_holds_the_numbers(retrieval):
-    hits = {(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1}  # and none at 512, 0.5
-    nothing = retrieval({(256, 0.0): 0}, method="yarn", factor=4.0)
-    figure = drawn(retrieval(hits), nothing)
-    cells = figure.axes[0].collections[0].get_array()
-    empty = [-1, -1]
-    expected = [empty, [100, 25], [75, -1], [87.5, 25], empty, [0, -1], [0, -1]]
-    np.testing.assert_array_equal(cells.filled(-1), expected)
-    shown = [text.get_text() for text in figure.axes[0].texts]
-    assert shown == ["base", "folder (yarn ×4)", "100", "25", "75", "88", "25", "0", "0"]
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["", "0", "0.5", "mean", "", "0", "mean"]
-    assert figure.axes[0].get_ylabel() == "depth of the key (0: start, 1: end)"
-    assert "guessing, 10%" in note(figure)
-    ruler = drawn(retrieval({(256, "cwe"): 3, (256, "vt"): 2}, task="ruler"))
-    assert [text.get_text() for text in ruler.axes[0].get_yticklabels()] == ["", "cwe", "vt", "mean"]
-    assert "Effective length: at least 256 tokens" in note(ruler)
-
-
 def drawn_ropes(*methods, still_pairs=0):
     geometry = RopeGeometry(128, 128, 10_000.0, 4096, still_pairs=still_pairs)
     ropes = {f"{name} ×8": scale(geometry, make_spec(name, 8.0)) for name in methods}
@@ -152,7 +134,6 @@ def texts(path):
 def test_names_are_neither_formulas_nor_markup(report, retrieval, tmp_path, name):
     first = report(18.0, 25.0, 47.0, checkpoint=name)
     other = replace(first, checkpoint="other", weights="2" * 64)
-    figures = [drawn(first, other)]
-    for figure in [*figures, drawn(retrieval({(256, 0.0): 4}, checkpoint=name))]:
+    for figure in (drawn(first, other), drawn(retrieval({(256, 0.0): 4}, checkpoint=name))):
         style.save(figure, tmp_path / "plot.svg")
         assert any(name in text for text in texts(tmp_path / "plot.svg"))

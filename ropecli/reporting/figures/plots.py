@@ -1,4 +1,4 @@
-"""Draws values and their changes from the base by length, heat maps of scores, and frequencies of rotary pairs.
+"""Draws values and their changes from the base by length, and frequencies of rotary pairs.
 
 An interval is drawn around the quantity that it belongs to: the paired 95% interval around a change. Frequencies: Peng
 et al. 2023 (YaRN, arXiv:2309.00071), section 3; critical dimension: Liu et al. 2023 (arXiv:2310.05209), section 4.1.
@@ -6,7 +6,7 @@ et al. 2023 (YaRN, arXiv:2309.00071), section 3; critical dimension: Liu et al. 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.report import Change, Report, loss_change
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import Line, base_of, lengths_of, sets_of, title_of
-from ropecli.reporting.report_tables import score_rows
 from ropecli.scaling.spec import ScaledRope
 from ropecli.table import clean
 
@@ -128,68 +127,6 @@ def _finish(axes: "Axes", lines: Sequence[Line]) -> None:
 
 def _pretraining_lengths(lines: Sequence[Line]) -> list[int]:
     return sorted({line.report.original_max_position_embeddings for line in lines})
-
-
-def draw_scores(reports: Sequence[Report]) -> "Figure":
-    """Heat maps of scores in percent, by depth or task, and their mean: one below the other, with cells of one size."""
-    lines = [line for lines in sets_of(reports) for line in lines]
-    lengths, task = lengths_of(lines), lines[0].report.title
-    names: list[str] = []
-    rows: list[list[float | None]] = []
-    titles: dict[int, str] = {}
-    notes = []
-    for line in lines:
-        titles[len(rows)] = line.name
-        of_rows, scores = score_rows(line.report, lengths)
-        means = [None if (value := line.at(length)) is None else value / 100 for length in lengths]
-        rows += [[None] * len(lengths), *scores, means]
-        names += ["", *of_rows, "mean"]
-        notes += [f"{line.name}: {sentence}" for sentence in line.report.conclusions()[:1]]
-    percent = 100 * np.array(rows, dtype=float)  # None becomes NaN
-    across = 0.62 * len(lengths)
-    outside = 0.07 * max(*map(len, names), *(len(title) - 14 * across for title in titles.values()))
-    with style.drawing():
-        figure = style.new_figure(max(4.6, 2.1 + outside + across), 1.9 + 0.24 * len(rows) + 0.16 * len(notes))
-        axes = figure.subplots()
-        shown = np.ma.masked_invalid(percent)
-        image = axes.pcolormesh(shown, cmap="Blues", vmin=0, vmax=100, edgecolors=style.GRID, linewidth=0.6)
-        _label_cells(axes, percent, names, titles)
-        axes.set_xticks(np.arange(len(lengths)) + 0.5, [f"{length}" for length in lengths])
-        depths = any(cell.depth is not None for line in lines for cell in line.report.cells)
-        axes.set(xlabel="tokens", ylabel="depth of the key (0: start, 1: end)" if depths else "task")
-        bar = figure.colorbar(image, ax=axes, label="score (%)", shrink=min(1.0, 12 / len(rows)), aspect=14)
-        first = lines[0].report
-        if chance := 100 * first.chance(first.lengths[-1]):
-            bar.ax.axhline(chance, color=style.INK, linewidth=1.5)
-            notes.append(f"line in the colour bar: guessing, {chance:.3g}%")
-        originals = _pretraining_lengths(lines)
-        inside = sum(length <= originals[0] for length in lengths)
-        if len(originals) == 1 and 0 < inside < len(lengths):
-            axes.axvline(inside, color=style.INK, linewidth=1.4, linestyle=(0, (4, 3)))
-            notes.append(f"dashed: the pretraining length ({originals[0]} tokens)")
-        style.title(figure, title_of(lines, f": {task} by length"), notes)
-    return figure
-
-
-def _label_cells(axes: "Axes", percent: Any, names: Sequence[str], titles: dict[int, str]) -> None:
-    """The number in each cell, the names of rows, and above each heat map its title."""
-    axes.invert_yaxis()
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_yticks(np.arange(len(names)) + 0.5, names)
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the dashed line
-    for row, title in titles.items():
-        axes.text(0, row + 0.62, title, fontsize=8.5, fontweight="bold", va="center", bbox=paper)
-    for (row, column), value in np.ndenumerate(percent):
-        if not math.isnan(value):
-            ink = "white" if value > 55 else style.INK
-            axes.text(column + 0.5, row + 0.5, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
-
-
-def draw_reports(reports: Sequence[Report]) -> "Figure":
-    """Heat maps of scores, or lines by length of all else. reports: of one task."""
-    return (draw_scores if reports[0].by_row else draw_lengths)(reports)
 
 
 def draw_frequencies(checkpoint: str, ropes: Mapping[str, ScaledRope], target: int) -> "Figure":
