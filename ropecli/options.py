@@ -24,7 +24,6 @@ PROTOCOLS = {
 }
 """The protocols by name, each in a line."""
 TOKENS = InTokens()
-_WHOLE = Only("protocol", ("sliding", "recall"))
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
 IS_CHECKPOINT, IS_METHOD = Check(check_checkpoint), Check(check_method, METHODS)
@@ -215,21 +214,10 @@ class InMemoryOptions(_MethodOptions, ParameterOptions, total=False):
 
 
 # Data
-DatasetConfig = Annotated[
-    str | None,
-    Default(None),
-    Only("data"),
-    Flag("--dataset-config", metavar="NAME"),
-    Doc("Configuration of a Hub dataset."),
-    DATA,
-]
-
-
 class TextOptions(TypedDict, total=False):
     """The texts of an evaluation."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
-    dataset_config: DatasetConfig
     skip_faulty: Annotated[
         bool, Default(False), Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA
     ]
@@ -255,21 +243,12 @@ class DocumentOptions(TextOptions, total=False):
         Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
         DATA,
     ]
-    min_tokens: Annotated[
-        int | None,
-        Default(None),
-        Interval(ge=2),
-        TOKENS,
-        _WHOLE,
-        Doc("Skip documents with fewer tokens."),
-        DATA,
-    ]
     max_tokens: Annotated[
         int | None,
         Default(None),
         Interval(ge=2),
         TOKENS,
-        _WHOLE,
+        Only("protocol", ("sliding", "recall")),
         Doc("Maximum tokens to read per document."),
         DATA,
     ]
@@ -399,15 +378,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
         Doc("Tokens to score per document. Default: half the shortest length."),
     ]
     batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
-    generate: Annotated[
-        bool,
-        Default(False),
-        Only("protocol", ("recall",)),
-        Doc(
-            "Generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
-            "prompt's tokens, such as llama-server."
-        ),
-    ]
 
 
 class NeedleOptions(TextOptions, MeasuringOptions, total=False):
@@ -446,16 +416,9 @@ class NeedleOptions(TextOptions, MeasuringOptions, total=False):
         Default("rank"),
         _MODES,
         Doc(
-            "rank: the key must have the highest log-probability among --candidates; works for base models. generate: "
+            "rank: the key must have the highest log-probability of ten candidates; works for base models. generate: "
             f"the greedy answer must begin with the key. {MODE_RULE}"
         ),
-    ]
-    candidates: Annotated[
-        int | None,
-        Default(None),
-        Interval(ge=2, le=1000),
-        Only("mode", ("rank",)),
-        Doc("Number of candidates: the key and random ones. Default: 10, at most 1000."),
     ]
     chat_template: Annotated[ChatTemplate, Default("auto")]
     thinking: Thinking
@@ -512,8 +475,3 @@ class RulerOptions(TextOptions, MeasuringOptions, total=False):
     batch_size: Annotated[
         int, Default(1), Interval(ge=1), Only("mode", ("generate",)), Doc("Prompts at once."), LOADING
     ]
-
-
-def with_config(data: str, config: str | None) -> str:
-    """The source owner/name:config."""
-    return data if config is None else f"{data}:{config}"

@@ -196,8 +196,7 @@ def extend(
     candidates = make_candidates(opened, length, serve, methods, factors or ())
     if candidates[0].plan is None:
         say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
-    texts: Any = {**shared, "data": data or "demo", "max_documents": max_documents}
-    texts |= {"min_tokens": None, "max_tokens": None}
+    texts: Any = {**shared, "data": data or "demo", "max_documents": max_documents, "max_tokens": None}
     most_cost = inf if max_short_cost is None else max_short_cost / 100
     search = make_extension(opened, candidates, length, texts, loading, inf if train else most_cost)
     training = None

@@ -11,7 +11,7 @@ from annotated_doc import Doc
 from ropecli.atomic import as_path, optional_path
 from ropecli.errors import RecipeError
 from ropecli.messages import Span, progress_bar, say, say_opening, show, warn
-from ropecli.options import DATA, OUTPUT, CheckpointName, OutputFolder, Revision, with_config
+from ropecli.options import DATA, OUTPUT, CheckpointName, OutputFolder, Revision
 from ropecli.ranks import read_ranks
 from ropecli.signature import Flag, Interval, command
 from ropecli.training.recipe_options import RecipeFile, RecipeKeys
@@ -73,8 +73,6 @@ def finetune(
 
     Several processes: `accelerate launch -m ropecli finetune ...`.
     """
-    config = shared.pop("dataset_config")
-    shared["data"] = shared["data"] and with_config(shared["data"], config)
     keys = {key: value for key, value in shared.items() if value not in (None, False)}
     further = dict(settings or {})
     if twice := [key for key in further if key in keys]:

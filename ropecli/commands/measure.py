@@ -79,7 +79,7 @@ def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> Re
 
     selection, protocol = selection_of(shared), Protocol(shared["protocol"], shared["stride"], shared["targets"])
     if protocol.name == "recall":
-        return asked.measure(partial(make_recall, selection, shared["generate"]))
+        return asked.measure(partial(make_recall, selection))
     return asked.measure(partial(make_perplexity, selection, protocol))
 
 

@@ -187,5 +187,5 @@ def draw_keys(rng: np.random.Generator, taken: set[str], form_of: Callable[[str]
     yield from free
     raise DataError(
         f"Too few numbers of five digits are left for keys: {len(taken)} of {KEY_COUNT} appear in the text. Use "
-        "another --data, shorter --lengths or fewer --candidates."
+        "another --data, or shorter --lengths."
     )

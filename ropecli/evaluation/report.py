@@ -259,7 +259,7 @@ class Report:
 
     @property
     def mode(self) -> str | None:
-        """generate or rank, for scores; generate or losses, for recall."""
+        """generate or rank, of scores."""
         return self.settings.get("mode")
 
     @property

@@ -11,7 +11,7 @@ from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.verdict import ENOUGH
 from ropecli.messages import progress_bar, say, warn
-from ropecli.options import DocumentOptions, with_config
+from ropecli.options import DocumentOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,22 +19,20 @@ if TYPE_CHECKING:
 
 def source_of(options: Mapping[str, Any]) -> Source:
     """options: TextOptions, and data."""
-    place = with_config(options["data"], options["dataset_config"])
-    return Source(place, options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
+    return Source(options["data"], options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The documents of a source to read. most: number. min_tokens, max_tokens: of a protocol that reads whole ones."""
+    """The documents of a source to read. most: number. max_tokens: of each, for a protocol that reads whole ones."""
 
     source: Source
     most: int | None = None
-    min_tokens: int | None = None
     max_tokens: int | None = None
 
 
 def selection_of(options: DocumentOptions) -> Selection:
-    return Selection(source_of(options), options["max_documents"], options["min_tokens"], options["max_tokens"])
+    return Selection(source_of(options), options["max_documents"], options["max_tokens"])
 
 
 def read_texts(
@@ -48,7 +46,7 @@ def read_texts(
     special = special_tokens(tokenizer)
     least = chosen[-1] if lengths.are_given else chosen[0]  # tokens that a document needs
     if reads_whole:
-        least = max(selection.min_tokens or 0, protocol.least_tokens(special))
+        least = protocol.least_tokens(special)
         if most_tokens and most_tokens < least:
             raise DataError(f"--max-tokens is {most_tokens}; a document needs {least} tokens.")
     source, cut = selection.source, most_tokens if reads_whole else chosen[-1]

@@ -6,7 +6,7 @@ from typing import Annotated, TypedDict
 from annotated_doc import Doc
 
 from ropecli.atomic import as_path
-from ropecli.options import DATA, IS_TRAINING_DATA, OUTPUT, TOKENS, DatasetConfig
+from ropecli.options import DATA, IS_TRAINING_DATA, OUTPUT, TOKENS
 from ropecli.signature import Check, Default, Flag, Interval
 
 
@@ -35,7 +35,6 @@ class RecipeKeys(TypedDict, total=False):
         DATA,
     ]
     text_column: Annotated[str | None, Default(None), Doc("Column of a table with the text or conversations."), DATA]
-    dataset_config: DatasetConfig
     skip_faulty: Annotated[
         bool, Default(False), Doc("Skip and count rows without a usable text. Default: as the recipe says."), DATA
     ]

@@ -170,26 +170,18 @@ def texts(hub, corpus, tmp_path, monkeypatch):
     return rows
 
 
-def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, ropecli, llama):
+def test_a_configuration_is_named_after_the_dataset(texts, ropecli, llama):
     from ropecli.data.sources import Source
 
     for config in ("en", "de"):
         assert [text for _, text in Source(f"{TEXTS}:{config}").texts()] == texts[config]
-    outcome = ropecli("eval-ppl", llama, "--data", TEXTS, "--dataset-config", "de", "--lengths", 32, "--json")
+    outcome = ropecli("eval-ppl", llama, "--data", f"{TEXTS}:de", "--lengths", 32, "--json")
     report = outcome.report()
     assert (report["source"], report["rows"][0]["documents"]) == (f"{TEXTS}:de", len(texts["de"]))
     assert "Reading at most 10,000 documents of owner/texts:de. To read more, set --max-documents." in outcome.err
     for name, fault in ((TEXTS, "has several configurations"), (f"{TEXTS}:fr", "has no configuration fr")):
         message = f"{TEXTS} {fault}. Choose one of en, de, chat, such as --data {TEXTS}:en."
         ropecli("eval-ppl", llama, "--data", name).is_refused(message)
-
-
-@pytest.mark.parametrize("command", ["compare", "eval-ppl", "finetune", "needle", "ruler"])
-def test_a_source_that_takes_no_configuration_is_refused_with_one(command, ropecli, llama):
-    """Every command that reads text has the option."""
-    more = {"finetune": ["-o", "out"]}.get(command, [])
-    outcome = ropecli(command, llama, "--data", "demo-train", "--dataset-config", "de", *more)
-    outcome.is_refused("No file or folder demo-train:de.")
 
 
 def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tmp_path, monkeypatch):

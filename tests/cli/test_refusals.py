@@ -243,8 +243,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     # measure
     (EVAL + "--protocol middle", "prefix, tail"),
     (EVAL + "--stride 5", "--stride applies only to --protocol sliding, not to 'prefix'"),
-    (EVAL + "--min-tokens 5", "--min-tokens applies only to --protocol sliding, recall"),
-    (EVAL + "--min-tokens 10000000 --protocol sliding", "at least 10000000 tokens"),
+    (EVAL + "--max-tokens 5", "--max-tokens applies only to --protocol sliding, recall"),
     (EVAL + "--attn flash", "--attn is 'flash'; expected one of auto, sdpa, eager"),
     (EVAL + "--lengths a,b", "--lengths is 'a,b'; expected numbers"),
     (EVAL + "--lengths 24,10000000", "No document has at least 10000000 tokens"),
@@ -266,7 +265,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (NEEDLE + "--mode ranks", "Did you mean 'rank'"),
     (NEEDLE + "--style nonsense", "expected one of code, prose, passkey"),
     (NEEDLE + "--style passkey --data data.txt", "--data has no effect with --style passkey"),
-    (NEEDLE + "--mode generate --candidates 10", "--candidates applies only to --mode rank"),
     (NEEDLE + "--data data.txt --split train", "data.txt has no splits. Remove the split 'train'."),
     ("needle source --lengths 20", "at least"),
     (RULER + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),

@@ -103,7 +103,7 @@ def make_needle(
             warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
         style = style or default_style(source.place)
         settings = {"source": source.place, "text_column": source.column, "split": source.split}
-    num_candidates = 1 if mode == "generate" else options["candidates"] or _CANDIDATES
+    num_candidates = 1 if mode == "generate" else _CANDIDATES
     frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
     prompts = RetrievalPrompts(STYLES[style], haystack, pieces, num_candidates, options["seed"], frame)
     settings["thinking"] = options["thinking"]

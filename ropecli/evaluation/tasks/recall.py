@@ -17,7 +17,7 @@ This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain, groupby, islice, takewhile
+from itertools import chain, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -55,24 +55,16 @@ class Recall(Task):
     A sample is (length, arm, number of the first passage of the pass); its value has the loss of each passage.
 
     lengths: tokens. pretraining_length: of the first subject, tokens; the longest length within it has a near arm.
-    tokenizer: to compare greedy copies by their text; None to score losses.
     """
 
     name = "recall"
+    answers = False
     one_tokenizer = True
     documents: Documents
 
-    def __init__(
-        self,
-        documents: Documents,
-        lengths: Iterable[int],
-        pretraining_length: int,
-        source: str = "",
-        tokenizer: Any = None,
-    ) -> None:
-        self.documents, self.source, self.tokenizer = documents, source, tokenizer
+    def __init__(self, documents: Documents, lengths: Iterable[int], pretraining_length: int, source: str = "") -> None:
+        self.documents, self.source = documents, source
         self.lengths, self.lead = sorted(set(lengths)), lead_in(pretraining_length)
-        self.answers = tokenizer is not None
         least = shortest_length(pretraining_length)
         if self.lengths[0] < least or self.lengths[0] > pretraining_length:
             raise DataError(
@@ -114,10 +106,6 @@ class Recall(Task):
         return task
 
     @property
-    def needs_losses(self) -> bool:
-        return not self.answers
-
-    @property
     def passages(self) -> int:
         """The most passages of a pass."""
         return max(map(len, self._passes.values()))
@@ -127,7 +115,7 @@ class Recall(Task):
         sizes = {"passage": PASSAGE, "cue": CUE, "passages_per_document": _PASSAGES, "lead_in": self.lead}
         least = [self._filler_size(length) + PASSAGE for length in self.lengths]
         per_pass = {"passages_per_pass": self.passages, "least_distances": least}
-        return {**sizes, **per_pass, "near": self.near, "mode": "generate" if self.answers else "losses"}
+        return {**sizes, **per_pass, "near": self.near}
 
     def request(self) -> dict[str, Any]:
         return {"protocol": self.name, "lengths": self.lengths, "data": self.fingerprint({}), **self.settings}
@@ -135,7 +123,7 @@ class Recall(Task):
     def longest(self) -> tuple[np.ndarray, int, int]:
         largest = max(int(document.ids.max()) for document in self.documents.kept)
         longest = self._arm(self.lengths[-1], "absent", next(iter(self._passes)))
-        return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
+        return longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
         firsts = self._firsts()
@@ -164,8 +152,7 @@ class Recall(Task):
         has a pass of its own.
         """
         documents = list(self._by_document().values())
-        most = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
-        size = 0 if self.answers else most
+        size = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
         passes: list[list[int]] = []
         for first in range(0, len(documents), max(1, size)):
             numbers = [*chain(*documents[first : first + max(1, size)])]
@@ -189,8 +176,6 @@ class Recall(Task):
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """The losses of each sample's passages, each summed over the scored tokens."""
         ids = [self._arm(*sample) for sample in batch]
-        if self.answers:
-            return [[loss] for loss in self._copying(reader, ids)]
         orders = [self._order(first) for _, _, first in batch]
         windows = (
             Window(sample, len(order) * PASSAGE - CUE, len(sample), reads_last=False)
@@ -210,23 +195,6 @@ class Recall(Task):
             repeated = np.tile(scored, len(self._passes[first]))
             texts.append((ids, np.concatenate([np.zeros(len(ids) - len(repeated), bool), repeated])))
         return texts
-
-    def _copying(self, reader: Reader, samples: Sequence[np.ndarray]) -> list[float]:
-        """The scored tokens after the first wrong one of a greedy copy, by the share of its characters."""
-        expected = [self.tokenizer.decode(ids[-_SCORED:]) for ids in samples]
-
-        def right(index: int, tokens: Sequence[int]) -> tuple[int, bool]:
-            text = self.tokenizer.decode(tokens).rstrip("\ufffd")  # half a character
-            pairs = zip(text, expected[index], strict=False)
-            same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
-            return same, same < len(text)
-
-        def done(index: int, tokens: list[int]) -> bool:
-            return right(index, tokens)[1]
-
-        answers = reader.generate([ids[:-_SCORED] for ids in samples], _SCORED, done)
-        shares = [right(index, tokens)[0] / len(expected[index]) for index, tokens in enumerate(answers)]
-        return [_SCORED * (1 - share) for share in shares]
 
     def _arm(self, length: int, arm: str, first: int) -> np.ndarray:
         """Ids, shape (length,)."""
@@ -335,11 +303,10 @@ def _middle(text: np.ndarray) -> np.ndarray:
     return text[start : start + PASSAGE]
 
 
-def make_recall(selection: Selection, copies: bool, tokenizer: Any, lengths: Lengths, first: Subject) -> Recall:
-    """copies: whether the passage is generated. first: recall refers to it. Raises DataError."""
+def make_recall(selection: Selection, tokenizer: Any, lengths: Lengths, first: Subject) -> Recall:
+    """first: recall refers to it. Raises DataError."""
     pretraining_length = first.positions.pretraining_length
     least = shortest_length(pretraining_length)
     chosen = lengths.that_fit(lambda length: length >= least)
     documents, _ = read_texts(selection, tokenizer, Lengths(tuple(chosen)), Protocol("recall"))
-    copied = tokenizer if copies else None
-    return Recall(documents, chosen, pretraining_length, selection.source.place, copied)
+    return Recall(documents, chosen, pretraining_length, selection.source.place)
