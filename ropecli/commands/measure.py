@@ -1,6 +1,6 @@
 """The commands that measure: `ropecli eval-ppl`, `compare`, `needle` and `ruler`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from ropecli.options import loading_of
 from ropecli.signature import command
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.measure import MakeTask
+    from ropecli.evaluation.driver import Task
     from ropecli.evaluation.report import Report
     from ropecli.evaluation.subject import ReaderFactory
     from ropecli.scaling.spec import ScalingSpec
@@ -72,15 +72,10 @@ def compare(
 
 def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> Reports:
     asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.protocols import Protocol
     from ropecli.evaluation.tasks.perplexity import make_perplexity
     from ropecli.evaluation.tasks.recall import make_recall
-    from ropecli.evaluation.texts import selection_of
 
-    selection, protocol = selection_of(shared), Protocol(shared["protocol"], shared["stride"], shared["targets"])
-    if protocol.name == "recall":
-        return asked.measure(partial(make_recall, selection))
-    return asked.measure(partial(make_perplexity, selection, protocol))
+    return asked.measure(make_recall if shared["protocol"] == "recall" else make_perplexity)
 
 
 @command
@@ -95,9 +90,8 @@ def needle(checkpoints: options.CheckpointNames, **shared: Unpack[NeedleOptions]
         raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
     asked = _begin(checkpoints, shared)
     from ropecli.evaluation.tasks.needle import make_needle
-    from ropecli.evaluation.texts import source_of
 
-    return asked.measure(partial(make_needle, shared, source_of(shared)))
+    return asked.measure(make_needle)
 
 
 @command
@@ -110,9 +104,8 @@ def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[RulerOptions]) 
     """
     asked = _begin(checkpoints, shared)
     from ropecli.evaluation.tasks.ruler import make_ruler
-    from ropecli.evaluation.texts import source_of
 
-    return asked.measure(partial(make_ruler, shared, source_of(shared)))
+    return asked.measure(make_ruler)
 
 
 @dataclass(frozen=True)
@@ -125,8 +118,8 @@ class _Asked:
     output: Path | None
     plot: Path | None
 
-    def measure(self, make_task: "MakeTask") -> Reports:
-        """Measure, and write the outputs. Only the first process of a launch writes."""
+    def measure(self, make_task: Callable[..., "Task"]) -> Reports:
+        """Measure, and write the outputs. The first process of a launch writes. make_task: takes the options first."""
         from ropecli.evaluation.measure import measure
         from ropecli.evaluation.processes import join_workers
         from ropecli.evaluation.report import write_report
@@ -136,7 +129,8 @@ class _Asked:
         factory = _reader_factory(self.options)
         subjects = open_subjects(self.checkpoints, self.specs, self.options, weights=factory.loads_weights)
         workers = join_workers()
-        reports = measure(subjects, make_task, factory, self.options["lengths"], self.output, workers)
+        make = partial(make_task, self.options)
+        reports = measure(subjects, make, factory, self.options["lengths"], self.output, workers)
         result = Reports(reports, self.plot)
         if self.plot and workers.first:
             from ropecli.reporting.figures.plots import draw_lengths

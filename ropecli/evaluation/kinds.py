@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import DataError, RopecliError
-from ropecli.evaluation.protocols import DEFINITIONS, PASSAGE
+from ropecli.evaluation.protocols import PASSAGE
 from ropecli.evaluation.report import (
     SCHEMA_VERSION,
     Cell,
@@ -21,6 +21,7 @@ from ropecli.evaluation.report import (
 )
 from ropecli.evaluation.statistics import score_difference, wilson
 from ropecli.evaluation.wording import RECALL_NOTE, change_words, number, recall_words
+from ropecli.options import PROTOCOLS
 from ropecli.table import clean
 
 PUBLISHED = 0.856
@@ -304,7 +305,7 @@ class RulerReport(ScoreReport):
 
 
 KINDS: dict[str, type[Report]] = {
-    **dict.fromkeys(DEFINITIONS, PerplexityReport),
+    **dict.fromkeys(PROTOCOLS, PerplexityReport),
     "recall": RecallReport,
     "needle": ScoreReport,
     "ruler": RulerReport,

@@ -1,6 +1,13 @@
 """Protocols: which windows of a document the model reads, and which tokens are scored.
 
 N is a length in tokens. ppl = exp(Σ nll / Σ tokens) over all scored tokens.
+
+- prefix: the first N tokens of every document; each but the first is scored given all tokens before it. Early tokens
+  have little context, so perplexity tends to fall with the length even without any benefit from the scaling.
+- tail: the last K tokens of each document, cut to the longest length, each with N − K to N − 1 tokens of context.
+- sliding: windows of N tokens, S tokens apart. The first window scores all its tokens, the others their last S: Press
+  et al. 2022 (arXiv:2012.15409), section 2.
+- recall: see tasks/recall.py.
 """
 
 from collections.abc import Iterator
@@ -15,36 +22,6 @@ PASSAGE, CUE = 80, 16
 """recall: tokens of a passage, and of its beginning, which is repeated but not scored."""
 SAME_TOKENS = ("tail", "sliding")
 """The protocols that score the same tokens at every length, so that lengths can be compared with each other."""
-DEFINITIONS = {
-    "prefix": (
-        "The model reads the first N tokens of every document; each except the first is scored given all tokens before "
-        "it: ppl = exp(Σ nll / Σ tokens). One pass serves all lengths, unless the frequencies depend on the length. "
-        "Early tokens have little context, so perplexity tends to fall with the length even without any benefit from "
-        "the scaling. Good for finding the length at which a model fails, at the lowest cost.",
-    ),
-    "tail": (
-        "The same target tokens are scored at every length: the last K tokens of each document, cut to the longest "
-        "length, each with N − K to N − 1 tokens of context. ppl = exp(Σ nll / Σ tokens). Shows whether more context "
-        "helps.",
-    ),
-    "sliding": (
-        "Windows of N tokens, S tokens apart. The first window scores all its tokens, the others their last S. So "
-        "every token is scored once, with at least N − S tokens of context after the first window. "
-        "ppl = exp(Σ nll / Σ tokens). Good for the perplexity of whole documents; a smaller S gives more context and "
-        "takes longer. Press et al. 2022 (arXiv:2012.15409), section 2.",
-    ),
-    "recall": (
-        f"Passages of {PASSAGE} tokens are repeated at the end of N tokens, after text of other documents. Their first "
-        f"{CUE} tokens are the cue, the others are scored. far: the passages also stand near the beginning. absent: "
-        "others stand there. near: they stand shortly before their repetitions, within the pretraining length. "
-        "Far gain = absent − far, nats per token of one model. Recall = Σ(absent₀ − far) / Σ(absent₀ − near₀), where ₀ "
-        "is the first model at a length within its pretraining length. 1: as good as a near copy in the first model; "
-        "0: no better than the first model without the passage; below 0: worse. Intervals are paired by document, "
-        "or by pass where that is wider. This is literal copying, the least that the use of far text needs. It is not "
-        "understanding.",
-    ),
-}
-"""What each protocol measures, for the page."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol with its settings. name: of DEFINITIONS.
+    """A protocol with its settings. name: of PROTOCOLS.
 
     stride: tokens between the windows of `sliding`; default: half of each length. targets: tokens that `tail` scores
     per document; default: half the shortest length.

@@ -1,7 +1,6 @@
 """The documents of a source that a protocol can score."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropecli.data.documents import Documents, read_documents, special_tokens
@@ -22,38 +21,25 @@ def source_of(options: Mapping[str, Any]) -> Source:
     return Source(options["data"], options["text_column"], options["split"], skip_faulty=options["skip_faulty"])
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The documents of a source to read. most: number. max_tokens: of each, for a protocol that reads whole ones."""
-
-    source: Source
-    most: int | None = None
-    max_tokens: int | None = None
-
-
-def selection_of(options: DocumentOptions) -> Selection:
-    return Selection(source_of(options), options["max_documents"], options["max_tokens"])
-
-
 def read_texts(
-    selection: Selection, tokenizer: "PreTrainedTokenizerBase", lengths: Lengths, protocol: Protocol
+    options: DocumentOptions, tokenizer: "PreTrainedTokenizerBase", lengths: Lengths, protocol: Protocol
 ) -> tuple[Documents, list[int]]:
     """Read the documents that `protocol` can score at these lengths; warn about those that it skips.
 
     Returns the lengths too: by default, without the longest ones that fewer than 8 documents have.
     """
-    reads_whole, most_tokens, chosen = protocol.reads_whole_documents, selection.max_tokens, list(lengths.tokens)
+    reads_whole, most_tokens, chosen = protocol.reads_whole_documents, options["max_tokens"], list(lengths.tokens)
     special = special_tokens(tokenizer)
     least = chosen[-1] if lengths.are_given else chosen[0]  # tokens that a document needs
     if reads_whole:
         least = protocol.least_tokens(special)
         if most_tokens and most_tokens < least:
             raise DataError(f"--max-tokens is {most_tokens}; a document needs {least} tokens.")
-    source, cut = selection.source, most_tokens if reads_whole else chosen[-1]
-    if not selection.most:
+    source, cut = source_of(options), most_tokens if reads_whole else chosen[-1]
+    if not options["max_documents"]:
         source = source.limited("--max-documents")  # a Hub dataset
     with progress_bar("reading documents", None) as step:
-        reading: dict[str, Any] = {"most": selection.most, "cut": cut, "count_bytes": True, "advance": step}
+        reading: dict[str, Any] = {"most": options["max_documents"], "cut": cut, "count_bytes": True, "advance": step}
         documents = read_documents(source.texts(), tokenizer, least, **reading)
     if not lengths.are_given:
         common = common_lengths(documents, chosen)

@@ -34,7 +34,7 @@ from ropecli.evaluation.report import Cell, Change, Reference, Report, loss_chan
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
-from ropecli.evaluation.texts import common_lengths, read_texts, selection_of
+from ropecli.evaluation.texts import common_lengths, read_texts
 from ropecli.evaluation.verdict import ENOUGH, are_few, certain_sign, decide, level
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import duration, say, warn
@@ -463,7 +463,7 @@ def make_extension(
         base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
     tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
     to_read = Lengths((min(short, length), length))
-    documents, lengths = read_texts(selection_of(texts), tokenizer, to_read, Protocol("recall"))
+    documents, lengths = read_texts(texts, tokenizer, to_read, Protocol("recall"))
     if are_few(len(documents.kept)):
         warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
     recall = Recall(documents, lengths, short, texts["data"])

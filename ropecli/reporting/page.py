@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ropecli.evaluation.protocols import DEFINITIONS
 from ropecli.evaluation.report import Report
+from ropecli.options import PROTOCOLS
 from ropecli.reporting.extended import candidates_table, next_steps, verdict
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import panels
@@ -46,7 +46,7 @@ def render_page(reports: Sequence[Report], record: Mapping[str, Any] | None = No
         "By depth and task": [numbers_table(lines) for lines in sets if lines[0].report.by_row],
         "All numbers": [numbers_table(lines) for lines in sets if not lines[0].report.by_row],
     }
-    protocols = dict.fromkeys(report.task for report in reports if report.task in DEFINITIONS)
+    protocols = dict.fromkeys(report.task for report in reports if report.task in PROTOCOLS)
     return template.render(
         **first,
         generator=GENERATOR,
@@ -54,7 +54,7 @@ def render_page(reports: Sequence[Report], record: Mapping[str, Any] | None = No
         figures=_figures(summary),
         folded={name: tables for name, tables in folded.items() if tables},
         scored=any(report.by_row for report in reports),
-        protocols=[(name, DEFINITIONS[name]) for name in protocols],
+        protocols=[(name, PROTOCOLS[name]) for name in protocols],
         runs=_runs(reports),
         bold=lambda cell: isinstance(cell, Bold),
         shaded=lambda cell: isinstance(cell, Percent),

@@ -9,9 +9,9 @@ import torch
 from tiny_settings import LATENT
 
 from ropecli.errors import CheckpointError
-from ropecli.evaluation.protocols import DEFINITIONS
 from ropecli.evaluation.readers import live
 from ropecli.evaluation.readers.live import LiveReader
+from ropecli.options import PROTOCOLS
 
 LAYERS = ["sliding_attention", "full_attention"]
 TYPES = {
@@ -82,7 +82,7 @@ def test_a_model_that_cannot_be_split_is_refused(llama, loaded):
 
 @pytest.mark.parametrize(
     ("checkpoint", "protocol"),
-    [*(("gemma3_text", name) for name in DEFINITIONS if name != "recall"), ("dynamic", "sliding")],
+    [*(("gemma3_text", name) for name in PROTOCOLS if name != "recall"), ("dynamic", "sliding")],
 )
 def test_batches_and_chunks_give_what_one_window_per_pass_gives(
     checkpoint, protocol, llama, sliding_gemma, patched, loaded, uneven, evaluate, caplog

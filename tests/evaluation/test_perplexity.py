@@ -6,7 +6,8 @@ import torch
 
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, RopecliError
-from ropecli.evaluation.protocols import DEFINITIONS, Protocol
+from ropecli.evaluation.protocols import Protocol
+from ropecli.options import PROTOCOLS
 
 LENGTHS = [24, 64, 100]
 LONGROPE = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.5, 16).tolist()}
@@ -62,7 +63,7 @@ def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, evaluate):
     model = loaded(llama)
     with torch.no_grad():
         model.model.norm.weight.mul_(float("nan"))
-    for protocol in DEFINITIONS.keys() - {"recall"}:
+    for protocol in PROTOCOLS.keys() - {"recall"}:
         with pytest.raises(RopecliError, match=r"not finite, .* at length 24 in text00\.txt and 3 more"):
             evaluate(model, uneven(60, 50, 40, 30), [24], protocol)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError
-from ropecli.evaluation.protocols import DEFINITIONS, SAME_TOKENS, Protocol
+from ropecli.evaluation.protocols import SAME_TOKENS, Protocol
+from ropecli.options import PROTOCOLS
 
 Windows = Iterator[tuple[list[int], list[int]]]
 
@@ -94,7 +95,7 @@ def test_prefix_is_the_documents_beginning():
     assert (window.targets, window.stop, window.read) == (23, 24, 24)
 
 
-@pytest.mark.parametrize("name", [name for name in DEFINITIONS if name != "recall"])
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "recall"])
 def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
     special = SpecialTokens((BOS,), BOS, EOS)
     scored = []

@@ -17,7 +17,6 @@ from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, find_frame
 from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, choose_tasks, read_essay, score_of, word_list
 from ropecli.evaluation.tasks.ruler import make_ruler
-from ropecli.evaluation.texts import source_of
 from ropecli.options import RulerOptions
 
 TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
@@ -241,7 +240,7 @@ def test_a_length_that_fits_the_first_prompt_alone_is_refused_before_anything_is
     tokenizer, choice = tokenizer_of("WordPiece"), options_of(RulerOptions, tasks=[task], samples=6, mode="rank")
 
     def make(length):
-        return make_ruler(choice, source_of(choice), tokenizer, Lengths((length, 2 * length)), None)
+        return make_ruler(choice, tokenizer, Lengths((length, 2 * length)), None)
 
     with pytest.raises(DataError, match=f"A prompt of {least} tokens is too short for {task}"):
         make(least)

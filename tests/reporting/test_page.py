@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ropecli.evaluation.protocols import DEFINITIONS
+from ropecli.options import PROTOCOLS
 from ropecli.reporting.page import render_page
 from ropecli.table import clean
 
@@ -59,7 +59,7 @@ def test_one_verdict_one_table_and_one_figure_come_first(page, with_baseline):
     alternatives = [picture.get("aria-label") for picture in page.iter(f"{SVG}svg")]
     assert alternatives[0] == "perplexity at 1024 tokens: base (base) 47.00, extended (yarn ×4) 17.00"
     assert "change from the base: extended (yarn ×4) -63.8%" in alternatives[1]
-    assert {f"Protocol {name}: {DEFINITIONS[name]}" for name in ("prefix", "sliding")} <= set(texts(page, "p"))
+    assert {f"Protocol {name}: {PROTOCOLS[name]}." for name in ("prefix", "sliding")} <= set(texts(page, "p"))
     assert {with_baseline[1].fingerprint, "12 prompts"} <= set(texts(page, "dd"))
     assert any(with_baseline[1].weights in text for text in texts(page, "dd"))
     assert "ropecli eval-ppl extended --data demo" in texts(page, "code")

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from ropecli.data.sources import Source
 from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.needle_prompts import KEY_COUNT, PASSKEY_FILLER, STYLES, RetrievalPrompts, default_style
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame, read_haystack, repeat_sentences
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
+from ropecli.evaluation.texts import source_of
 from ropecli.messages import progress_bar, warn
 from ropecli.options import NeedleOptions
 
@@ -87,16 +87,15 @@ class Retrieval(Asking):
         return Question(prompt.ids, prompt.digest(), lambda: prompt.answers, 1, limit, grade, prompt.lead)
 
 
-def make_needle(
-    options: NeedleOptions, source: Source, tokenizer: Any, lengths: Lengths, subject: Subject
-) -> Retrieval:
-    """The task, without default lengths that are too short. source: of the text, unless the style has its own."""
+def make_needle(options: NeedleOptions, tokenizer: Any, lengths: Lengths, subject: Subject) -> Retrieval:
+    """The task, without default lengths that are too short."""
     depths, samples, mode = options["depths"], options["samples"], options["mode"]
     pieces, longest = PieceTokenizer(tokenizer), lengths.tokens[-1]
     if (style := options["style"]) == "passkey":
         haystack = repeat_sentences(PASSKEY_FILLER, pieces, longest)
         settings: dict[str, Any] = {"source": "repeated sentences"}
     else:
+        source = source_of(options)
         with progress_bar("reading documents", None) as step:
             haystack = read_haystack(source.limited().texts(), pieces, step)
         if len(haystack.ids) < longest:

@@ -20,8 +20,9 @@ from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import Cell
 from ropecli.evaluation.statistics import LARGEST_NLL, bootstrap_interval
 from ropecli.evaluation.subject import Subject
-from ropecli.evaluation.texts import Selection, read_texts
+from ropecli.evaluation.texts import read_texts
 from ropecli.hashing import digest
+from ropecli.options import PerplexityOptions
 
 _ALL = "all"
 """The length of samples that are read once for all lengths."""
@@ -247,9 +248,8 @@ def refuse_overflow(sums: np.ndarray, weights: np.ndarray, length: int, names: S
         )
 
 
-def make_perplexity(
-    selection: Selection, protocol: Protocol, tokenizer: Any, lengths: Lengths, subject: Subject
-) -> Perplexity:
+def make_perplexity(options: PerplexityOptions, tokenizer: Any, lengths: Lengths, subject: Subject) -> Perplexity:
     """The task on the documents that this tokenizer reads. subject: the first to read it. Raises DataError."""
-    documents, chosen = read_texts(selection, tokenizer, lengths, protocol)
-    return Perplexity(documents, chosen, protocol, selection.source.place, subject.positions.pretraining_length)
+    protocol = Protocol(options["protocol"], options["stride"], options["targets"])
+    documents, chosen = read_texts(options, tokenizer, lengths, protocol)
+    return Perplexity(documents, chosen, protocol, options["data"], subject.positions.pretraining_length)

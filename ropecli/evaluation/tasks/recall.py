@@ -32,9 +32,10 @@ from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import ARMS, Cell
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.perplexity import refuse_overflow
-from ropecli.evaluation.texts import Selection, read_texts
+from ropecli.evaluation.texts import read_texts
 from ropecli.hashing import digest
 from ropecli.messages import warn
+from ropecli.options import DocumentOptions
 
 _PASSAGES = 2
 """Passages per document."""
@@ -303,10 +304,10 @@ def _middle(text: np.ndarray) -> np.ndarray:
     return text[start : start + PASSAGE]
 
 
-def make_recall(selection: Selection, tokenizer: Any, lengths: Lengths, first: Subject) -> Recall:
+def make_recall(options: DocumentOptions, tokenizer: Any, lengths: Lengths, first: Subject) -> Recall:
     """first: recall refers to it. Raises DataError."""
     pretraining_length = first.positions.pretraining_length
     least = shortest_length(pretraining_length)
     chosen = lengths.that_fit(lambda length: length >= least)
-    documents, _ = read_texts(selection, tokenizer, Lengths(tuple(chosen)), Protocol("recall"))
-    return Recall(documents, chosen, pretraining_length, selection.source.place)
+    documents, _ = read_texts(options, tokenizer, Lengths(tuple(chosen)), Protocol("recall"))
+    return Recall(documents, chosen, pretraining_length, options["data"])

@@ -10,7 +10,6 @@ from contextlib import suppress
 from itertools import product
 from typing import Any
 
-from ropecli.data.sources import Source
 from ropecli.errors import DataError
 from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.lengths import Lengths
@@ -19,6 +18,7 @@ from ropecli.evaluation.ruler_prompts import PromptMaker
 from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
+from ropecli.evaluation.texts import source_of
 from ropecli.hashing import digest
 from ropecli.messages import progress_bar, warn
 from ropecli.options import RulerOptions
@@ -36,12 +36,11 @@ class Ruler(Asking):
         tasks: Sequence[RulerTask],
         lengths: Sequence[int],
         options: RulerOptions,
-        source: Source,
     ) -> None:
         self.maker, self.tasks, self.lengths, self.options = maker, tasks, sorted(lengths), options
         self.pieces, self.frame = maker.tokenizer, maker.frame
         self.mode, self.count = options["mode"], options["samples"]
-        self.text, self.source = source, source.place
+        self.source = options["data"]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -52,8 +51,8 @@ class Ruler(Asking):
             "chat_template": self.maker.frame is not None,
             "thinking": self.options["thinking"],
             "threshold": self.options["threshold"],
-            "text_column": self.text.column,
-            "split": self.text.split,
+            "text_column": self.options["text_column"],
+            "split": self.options["split"],
         }
 
     def request(self) -> dict[str, Any]:
@@ -83,13 +82,13 @@ class Ruler(Asking):
         return Question(prompt.ids, identity, answers, right, limit, grade, prompt.lead)
 
 
-def make_ruler(options: RulerOptions, source: Source, tokenizer: Any, lengths: Lengths, subject: Subject) -> Ruler:
-    """The task, without default lengths and tasks whose prompts do not fit. source: of the essay. Raises DataError."""
+def make_ruler(options: RulerOptions, tokenizer: Any, lengths: Lengths, subject: Subject) -> Ruler:
+    """The task, without default lengths and tasks whose prompts do not fit. Raises DataError."""
     pieces, tasks, samples = PieceTokenizer(tokenizer), choose_tasks(options["tasks"]), options["samples"]
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
-            essay = read_essay(source.texts(), pieces, lengths.tokens[-1])
+            essay = read_essay(source_of(options).texts(), pieces, lengths.tokens[-1])
     frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
     maker = PromptMaker(pieces, frame, essay, options["seed"])
     chosen = lengths.that_fit(lambda length: any(_fits(maker, task, length, samples) for task in tasks))
@@ -102,7 +101,7 @@ def make_ruler(options: RulerOptions, source: Source, tokenizer: Any, lengths: L
         )
     if missing:
         warn(f"Not measured, since {chosen[0]} tokens are too short for them: {missing}.")
-    return Ruler(maker, fitting, chosen, options, source)
+    return Ruler(maker, fitting, chosen, options)
 
 
 def _fits(maker: PromptMaker, task: RulerTask, length: int, samples: int) -> bool:
