@@ -5,7 +5,6 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from ropecli.data.sources import Source
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.driver import Store, score_samples
 from ropecli.evaluation.prompt_pieces import PieceTokenizer
@@ -73,7 +72,7 @@ def test_several_right_answers_are_ranked_against_the_others():
 
 
 def test_candidates_of_ruler_are_ranked_by_log_probability_per_token(ruler_maker, options_of):
-    task = Ruler(ruler_maker, [TASKS["fwe"]], [1500], options_of(RulerOptions, samples=1, mode="rank"), Source("demo"))
+    task = Ruler(ruler_maker, [TASKS["fwe"]], [1500], options_of(RulerOptions, samples=1, mode="rank"))
     (key,) = task.samples(one_pass=False)
     lengths = np.array([len(answer) for answer in task.question(key).answers()])
     right = np.arange(len(lengths)) < 3
@@ -108,7 +107,7 @@ def test_generated_keys_by_hand(ask, prompts):
 
 
 def test_answers_of_ruler_end_once_nothing_can_change(ruler_maker, options_of):
-    task = Ruler(ruler_maker, [TASKS["niah_multivalue"]], [2000], options_of(RulerOptions, samples=2), Source("demo"))
+    task = Ruler(ruler_maker, [TASKS["niah_multivalue"]], [2000], options_of(RulerOptions, samples=2))
     keys = task.samples(one_pass=False)
     first, second = (ruler_maker.make(TASKS["niah_multivalue"], 2000, index).references for index in range(2))
     texts = [f"{' '.join(first)}{' and more' * 99}", f"{second[1]}, that is all"]

@@ -9,7 +9,7 @@ for, and ended; what begins the answer follows it, so that answers of all models
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -44,20 +44,34 @@ class Question:
 
 
 class Asking(Task):
-    """Ids of samples: (task, length, depth or None, number). guess: score of guessing in the mode generate, if known.
+    """Ids of samples: (one of `parts`, length, depth or None, number below `count`).
 
-    per_token: whether candidates of different numbers of tokens are ranked by log-probability per token.
+    guess: score of guessing in the mode generate, if known. per_token: whether candidates of different numbers of
+    tokens are ranked by log-probability per token. further: settings for the report.
     """
 
     mode: str
     pieces: PieceTokenizer
     frame: Frame | None
+    parts: Sequence[str]
+    depths: Sequence[float | None] = (None,)
+    count: int
+    seed: int
+    further: dict[str, Any]
     guess: float | None = None
     per_token = False
 
     @property
     def needs_losses(self) -> bool:
         return self.mode == "rank"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        own = {"mode": self.mode, "samples": self.count, "seed": self.seed, "chat_template": self.frame is not None}
+        return own | self.further
+
+    def samples(self, *, one_pass: bool) -> list[SampleId]:
+        return list(product(self.parts, self.lengths, self.depths, range(self.count)))
 
     def question(self, sample: SampleId) -> Question:
         """Raises DataError for a length that is too short."""

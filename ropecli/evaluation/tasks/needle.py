@@ -7,7 +7,6 @@ number.
 """
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 from ropecli.evaluation.driver import SampleId
@@ -29,7 +28,7 @@ class Retrieval(Asking):
     """prompts: makes the prompts. lengths: tokens of prompt and answer together, in both modes.
 
     depths: 0 puts the needle right after the introduction, 1 right before the question. samples: prompts for each
-    length and depth. settings: further ones for the report. Raises DataError for a length that is too short.
+    length and depth. further: settings for the report. Raises DataError for a length that is too short.
     """
 
     name = "needle"
@@ -44,33 +43,17 @@ class Retrieval(Asking):
         samples: int = 5,
         mode: str = "rank",
         source: str = "",
-        **settings: Any,
+        **further: Any,
     ) -> None:
-        self.prompts, self.mode, self.source, self._settings = prompts, mode, source, settings
-        self.pieces, self.frame = prompts.pieces, prompts.frame
+        self.prompts, self.mode, self.source, self.further = prompts, mode, source, further
+        self.pieces, self.frame, self.seed, self.parts = prompts.pieces, prompts.frame, prompts.seed, [self.name]
         self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
         for length in self.lengths:
             prompts.check_room(length, self.depths, samples)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        prompts = self.prompts
-        return {
-            "mode": self.mode,
-            **{key: getattr(prompts.templates, key) for key in ("introduction", "needle", "question")},
-            "candidates": prompts.num_candidates if self.mode == "rank" else None,
-            "samples": self.count,
-            "seed": prompts.seed,
-            "chat_template": prompts.frame is not None,
-            **self._settings,
-        }
-
     def request(self) -> dict[str, Any]:
         text = self.prompts.haystack.fingerprint()
         return {"task": self.name, "lengths": self.lengths, "depths": self.depths, "text": text, **self.settings}
-
-    def samples(self, *, one_pass: bool) -> list[SampleId]:
-        return list(product([self.name], self.lengths, self.depths, range(self.count)))
 
     def question(self, sample: SampleId) -> Question:
         prompt = self.prompts.prompt(*sample[1:])
@@ -93,7 +76,7 @@ def make_needle(options: NeedleOptions, tokenizer: Any, lengths: Lengths, subjec
     pieces, longest = PieceTokenizer(tokenizer), lengths.tokens[-1]
     if (style := options["style"]) == "passkey":
         haystack = repeat_sentences(PASSKEY_FILLER, pieces, longest)
-        settings: dict[str, Any] = {"source": "repeated sentences"}
+        place: dict[str, Any] = {"source": "repeated sentences"}
     else:
         source = source_of(options)
         with progress_bar("reading documents", None) as step:
@@ -101,10 +84,10 @@ def make_needle(options: NeedleOptions, tokenizer: Any, lengths: Lengths, subjec
         if len(haystack.ids) < longest:
             warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
         style = style or default_style(source.place)
-        settings = {"source": source.place, "text_column": source.column, "split": source.split}
-    num_candidates = 1 if mode == "generate" else _CANDIDATES
+        place = {"source": source.place, "text_column": source.column, "split": source.split}
     frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
-    prompts = RetrievalPrompts(STYLES[style], haystack, pieces, num_candidates, options["seed"], frame)
-    settings["thinking"] = options["thinking"]
+    count = 1 if mode == "generate" else _CANDIDATES
+    prompts = RetrievalPrompts(STYLES[style], haystack, pieces, count, options["seed"], frame)
     chosen = lengths.that_fit(lambda length: prompts.most_tokens(length, depths, samples) <= length)
-    return Retrieval(prompts, chosen, depths, samples=samples, mode=mode, style=style, **settings)
+    further = {**place, "style": style, "thinking": options["thinking"]}
+    return Retrieval(prompts, chosen, depths, samples=samples, mode=mode, **further)

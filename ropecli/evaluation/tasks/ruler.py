@@ -7,7 +7,6 @@ by log-probability per token.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import product
 from typing import Any
 
 from ropecli.errors import DataError
@@ -31,40 +30,19 @@ class Ruler(Asking):
     per_token = True
 
     def __init__(
-        self,
-        maker: PromptMaker,
-        tasks: Sequence[RulerTask],
-        lengths: Sequence[int],
-        options: RulerOptions,
+        self, maker: PromptMaker, tasks: Sequence[RulerTask], lengths: Sequence[int], options: RulerOptions
     ) -> None:
-        self.maker, self.tasks, self.lengths, self.options = maker, tasks, sorted(lengths), options
-        self.pieces, self.frame = maker.tokenizer, maker.frame
-        self.mode, self.count = options["mode"], options["samples"]
-        self.source = options["data"]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "mode": self.mode,
-            "samples": self.count,
-            "seed": self.maker.seed,
-            "chat_template": self.maker.frame is not None,
-            "thinking": self.options["thinking"],
-            "threshold": self.options["threshold"],
-            "text_column": self.options["text_column"],
-            "split": self.options["split"],
-        }
+        self.maker, self.tasks, self.lengths, self.source = maker, tasks, sorted(lengths), options["data"]
+        self.pieces, self.frame, self.seed = maker.tokenizer, maker.frame, maker.seed
+        self.mode, self.count, self.parts = options["mode"], options["samples"], [task.name for task in tasks]
+        keys = ("thinking", "threshold", "text_column", "split")
+        self.further = {key: value for key, value in options.items() if key in keys}
 
     def request(self) -> dict[str, Any]:
         essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
         prompts = [self.maker.make(task, self.lengths[-1], 0).ids for task in self.tasks]
         chosen = {key: self.settings[key] for key in ("mode", "samples", "seed", "thinking")}
-        tasks = [task.name for task in self.tasks]
-        return {"prompts": digest(essay, *prompts), "tasks": tasks, "lengths": self.lengths, **chosen}
-
-    def samples(self, *, one_pass: bool) -> list[SampleId]:
-        names = [task.name for task in self.tasks]
-        return list(product(names, self.lengths, [None], range(self.count)))
+        return {"prompts": digest(essay, *prompts), "tasks": self.parts, "lengths": self.lengths, **chosen}
 
     def question(self, sample: SampleId) -> Question:
         task, length, _, index = sample
