@@ -82,7 +82,7 @@ FAULTS: list[tuple[str, str]] = [
     ("float(sums.sum()) / math.log(2) / sum(text)", "float(sums.sum()) / sum(text)"),
     ("np.quantile(_resampled_means(sums, weights), (0.025, 0.975))", "np.quantile(_resampled_means(sums, weights), (0.05, 0.95))"),
     ("np.array(cell.sums) - np.array(base.sums)", "np.array(base.sums) - np.array(cell.sums)"),
-    ("if length <= pretraining_length and length in report.lengths", "if length in report.lengths"),
+    ("compared = read[-1] if read and self.task in SAME_TOKENS else length", "compared = length"),
     ('loss_difference(base.arm("far", length), self.arm("far", length), ', 'loss_difference(self.arm("far", length), base.arm("far", length), '),
     (
         'self._reference.recall(self.arm("far", length))',

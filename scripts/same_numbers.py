@@ -136,9 +136,8 @@ def cells_of(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None
     for cell in report["cells"]:
         place = cell["task"], cell["length"], cell.get("depth")
         found |= {(*place, name): cell[name] for name in cell.keys() - {"task", "length", "depth", *UNCOMPARED}}
-    for headline in report.get("headlines", []):
-        statistics = {"base_length": headline["base_length"], **headline["change"]}
-        found |= {(headline["name"], headline["length"], None, name): value for name, value in statistics.items()}
+    for row in report.get("rows", []):
+        found |= {("change", row["length"], None, name): value for name, value in row.get("change", {}).items()}
     return found
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import DataError, RopecliError
-from ropecli.evaluation.protocols import PASSAGE
+from ropecli.evaluation.protocols import PASSAGE, SAME_TOKENS
 from ropecli.evaluation.report import (
     SCHEMA_VERSION,
     Cell,
     Change,
     Reference,
     Report,
-    headlines,
     loss_change,
     loss_difference,
 )
@@ -59,10 +58,13 @@ class PerplexityReport(Report):
 
     def reading(self, length: int, base: Report | None) -> str:
         words = f"Perplexity at {length} tokens: {number(self.value(length))}"
-        for gain in headlines(self, base) if base else []:
-            if gain.length == length and "cost" not in gain.name:
-                where = f" at {gain.base_length} tokens" * (gain.base_length != length)
-                words += f", {change_words(gain.change, '%')} from the base{where}"
+        if base is None:
+            return f"{words}."
+        read = [each for each in base.lengths if each <= base.context_length]
+        compared = read[-1] if read and self.task in SAME_TOKENS else length
+        if compared in base.lengths:
+            change = loss_change(self.cells_at(length)[0], base.cells_at(compared)[0])
+            words += f", {change_words(change, '%')} from the base" + f" at {compared} tokens" * (compared != length)
         return f"{words}."
 
     def row(self, length: int) -> dict[str, Any]:
@@ -314,10 +316,11 @@ KINDS: dict[str, type[Report]] = {
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
-    """The content of a file of reports. Those of perplexity have their headlines against the first of the same data."""
+    """The content of a file of reports. Their rows have the change from the first report of the same data."""
     values = [report.as_json() for report in reports]
     for value, report in zip(values, reports, strict=True):
         base = next(other for other in reports if report.is_comparable(other))
-        if report is not base and isinstance(report, PerplexityReport):
-            value["headlines"] = [asdict(headline) for headline in headlines(report, base)]
+        for row in value["rows"] if report is not base else ():
+            if change := report.change_at(base, row["length"]):
+                row["change"] = asdict(change)
     return {"schema_version": SCHEMA_VERSION, "reports": values}

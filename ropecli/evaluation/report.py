@@ -320,6 +320,15 @@ class Report:
         """The paired change from another report of the same samples. Raises RopecliError if they differ."""
         raise NotImplementedError
 
+    def change_at(self, base: "Report", length: int) -> Change | None:
+        """The paired change from a comparable report at a length, or from its longest one if it lacks this.
+
+        The latter only where the same tokens are scored at every length; else None.
+        """
+        if length in base.lengths:
+            return self.change_from(base, length)
+        return loss_change(self.cells_at(length)[0], base.cells[-1]) if self.task in SAME_TOKENS else None
+
     @property
     def counted(self) -> str:
         """The number of documents or prompts, in words."""
@@ -382,46 +391,6 @@ def _without_defaults(cell: dict[str, Any]) -> dict[str, Any]:
     defaults = {entry.name: entry.default for entry in fields(Cell)}
     kept = {key: value for key, value in cell.items() if value != defaults[key]}
     return kept | ({"by_class": [*map(_without_defaults, cell["by_class"])]} if cell["by_class"] else {})
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A change of perplexity from another report, paired by document: -0.07 is 7% lower.
-
-    length: of the report. base_length: of the other one, for the same target tokens.
-    """
-
-    name: str
-    length: TokenCount
-    base_length: TokenCount
-    change: Change
-
-
-def headlines(report: Report, base: Report) -> list[Headline]:
-    """The short-context cost and the long-context gain, as far as the lengths allow.
-
-    Both reports are perplexities of the same documents. The cost compares them at the longest length that both models
-    were pretrained to read. The gain compares the report at its longest length beyond it with the other one at the
-    longest length that it reads. This requires a protocol that scores the same tokens at every length; of other
-    protocols, both are compared at the longest length.
-    """
-    pretraining_length = min(each.original_max_position_embeddings for each in (report, base))
-    lengths = [length for length in base.lengths if length <= base.context_length]
-
-    def headline(name: str, length: int, base_length: int) -> Headline:
-        change = loss_change(report.cells_at(length)[0], base.cells_at(base_length)[0])
-        return Headline(name, length, base_length, change)
-
-    changes, longest = [], report.lengths[-1]
-    inside = [length for length in lengths if length <= pretraining_length and length in report.lengths]
-    if inside:
-        changes.append(headline("short-context cost", inside[-1], inside[-1]))
-    if longest > pretraining_length and report.task not in SAME_TOKENS:
-        if longest in base.lengths:
-            changes.append(headline("change beyond the pretraining length", longest, longest))
-    elif longest > pretraining_length and lengths:
-        changes.append(headline("long-context gain", longest, lengths[-1]))
-    return changes
 
 
 def write_report(path: Path, value: Any) -> None:

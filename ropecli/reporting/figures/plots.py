@@ -14,7 +14,7 @@ from ropecli.analysis.wavelengths import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
 from ropecli.evaluation.protocols import SAME_TOKENS
-from ropecli.evaluation.report import Change, Report, loss_change
+from ropecli.evaluation.report import Change, Report
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import Line, base_of, lengths_of, sets_of, title_of
 from ropecli.scaling.spec import ScaledRope
@@ -50,7 +50,8 @@ def draw_lengths(reports: Sequence[Report]) -> "Figure":
 def panels(lines: Sequence[Line]) -> "list[Callable[[Axes, Sequence[Line]], None]]":
     """The functions that draw a set: values, and changes if the longest length can be compared with the base."""
     base, longest = base_of(lines), lengths_of(lines)[-1]
-    changes = base and any(longest in line.report.lengths and _change(line, base, longest) for line in lines[1:])
+    reports = [line.report for line in lines[1:] if longest in line.report.lengths]
+    changes = base and any(report.change_at(base.report, longest) for report in reports)
     return [draw_values, draw_changes] if changes else [draw_values]
 
 
@@ -80,7 +81,8 @@ def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
     zero, drawn = report.plotted(0), [report.plotted(0)]
     axes.axhline(zero, color=style.INK, linewidth=1.8, label=base.name)
     for number, line in enumerate(lines[1:]):
-        changes = {length: change for length in line.report.lengths if (change := _change(line, base, length))}
+        lengths = line.report.lengths
+        changes = {length: change for length in lengths if (change := line.report.change_at(base.report, length))}
         aside = 2 ** (0.035 * (number - (len(lines) - 2) / 2)) if len(lines) <= _MOST_BARS else 1
         spans = [_span(line, change) for change in changes.values()]
         points = [(length * aside, report.plotted(change.change)) for length, change in changes.items()]
@@ -97,13 +99,6 @@ def draw_changes(axes: "Axes", lines: Sequence[Line]) -> None:
     if report.logarithmic:
         style.log_axis(axes, drawn, ratio=True)
     _finish(axes, lines)
-
-
-def _change(line: Line, base: Line, length: int) -> Change | None:
-    """The change from the base. If it was not measured at this length, from its longest one, of the same tokens."""
-    if length not in base.report.lengths and line.report.task in SAME_TOKENS:
-        return loss_change(line.report.cells_at(length)[0], base.report.cells[-1])
-    return line.change_from(base, length)
 
 
 def _span(line: Line, change: Change) -> list[float]:
