@@ -170,8 +170,9 @@ def halved(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Me
 
 
 class Extension:
-    """A search. recall, cost: tasks on all documents. most_cost: allowed relative change of perplexity, or infinity.
+    """A search. recall, short: tasks on all documents; short gives the cost.
 
+    most_cost: allowed relative change of perplexity, or infinity.
     text: `tail` on the documents that have the length, for the base and the chosen candidate; None if there are none.
     """
 
@@ -181,18 +182,17 @@ class Extension:
         candidates: Sequence[Subject],
         tokenizer: Any,
         recall: Recall,
-        cost: Perplexity,
+        short: Perplexity,
         text: Perplexity | None,
         factory: LiveReaderFactory,
         most_cost: float,
     ) -> None:
         self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
-        self._recall, self._cost, self._text = recall, cost, text
+        self._recall, self._short, self._text = recall, short, text
         self._factory, self._most_cost = factory, most_cost
-        self._store, self.short_length = Store(), cost.lengths[-1]
+        self._store, self.short_length = Store(), short.lengths[-1]
         self._trained: Subject | None = None
         self._progress = Progress([], " An interrupted run continues with --resume.")
-        self._request = self._make_request()
 
     @property
     def rounds(self) -> list[int]:
@@ -205,12 +205,9 @@ class Extension:
         return [label_of(subject) for subject in self.candidates]
 
     def request(self) -> dict[str, Any]:
-        """The settings of all candidates and documents, also where a budget keeps fewer."""
-        return self._request
-
-    def _make_request(self) -> dict[str, Any]:
+        """The settings of all candidates and documents, before a budget keeps fewer."""
         subjects = [subject.identity._asdict() for subject in (self.base, *self.candidates)]
-        tasks = {"recall": self._recall.request(), "cost": self._cost.request()}
+        tasks = {"recall": self._recall.request(), "short": self._short.request()}
         tasks["text"] = self._text.request() if self._text else {}
         return {"subjects": subjects, **tasks, **self._factory.request()}
 
@@ -226,7 +223,7 @@ class Extension:
                 work[length] += times * tokens
 
         for count in rounds:
-            for task in self._recall.only("far").of_first, self._cost_of:
+            for task in self._recall.only("far").of_first, self._short_of:
                 add(task(count), left)
                 add(task(before), -left)
             before, left = count, (left + 1) // 2
@@ -247,7 +244,7 @@ class Extension:
 
         def takes(count: int, candidates: int) -> float:
             recall = self._recall.of_first(count)
-            work = self._of_base().of_first(count).work() + self._cost_of(count).work()
+            work = self._of_base().of_first(count).work() + self._short_of(count).work()
             work += self._work([least for least in self.rounds if least < count] + [recall.count], candidates)
             per_token = {
                 length: np.mean([speed.seconds_per_token(length) for speed in speeds[:candidates]]) for length in work
@@ -306,9 +303,9 @@ class Extension:
     def _of_base(self) -> Recall:
         return self._recall.up_to(self.base.positions.context_length)
 
-    def _cost_of(self, count: int) -> Perplexity:
+    def _short_of(self, count: int) -> Perplexity:
         """On a round's documents, but on enough for an interval that decides."""
-        return _on_first(self._cost, max(count, ENOUGH) if count else 0)
+        return _on_first(self._short, max(count, ENOUGH) if count else 0)
 
     def choose(self, store: Store) -> Choice:
         """Measure and choose.
@@ -343,12 +340,12 @@ class Extension:
         count, bar = self.rounds[number - 1], f"round {number} of {len(self.rounds)}, "
         recall = self._recall.of_first(count).only("far")
         later = self._work(self.rounds[number:], (len(subjects) + 1) // 2, count)
-        (base, of_cost), *others = self._measure(subjects, recall, bar, later)
+        (base, of_short), *others = self._measure(subjects, recall, bar, later)
         reference = _reference_of(base)
         for subject, reports in zip(subjects, others, strict=True):
             if reports:
                 [far], [loss] = (report.cells for report in reports)
-                yield Measured(subject, far, loss_change(loss, of_cost.cells[0]), reference.recall(far))
+                yield Measured(subject, far, loss_change(loss, of_short.cells[0]), reference.recall(far))
 
     def _choice(self, left: Sequence[Measured], dropped: Sequence[Measured]) -> Choice:
         within = [candidate for candidate in left if candidate.gains and not candidate.costs_more(self._most_cost)]
@@ -365,7 +362,7 @@ class Extension:
         return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *chain(*others)])
 
     def _all_lengths(self, subjects: Sequence[Subject], *, with_text: bool) -> list[list[Report]]:
-        """The reports of the base and the subjects by task, on all documents: recall, cost, and that of long texts."""
+        """The reports of the base and the subjects by task, on all documents: recall, short and long texts."""
         recall = self._recall.only("absent", "far", shorter=True)  # the near arm is the base's
         measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=with_text))
         recalls, *others = zip(*measured, strict=True)
@@ -377,14 +374,14 @@ class Extension:
         self._trained = trained
         subjects = [trained] if patched is self.base else [patched, trained]
         with self._progress.shown():
-            recalls, costs, *text = self._all_lengths(subjects, with_text=True)
+            recalls, shorts, *text = self._all_lengths(subjects, with_text=True)
         if len(recalls) <= len(subjects):
             raise NotFiniteError("The trained model overflows. Try another --dtype.")
         report, length = recalls[-1], self._recall.lengths[-1]
         assert isinstance(report, RecallReport)
-        cost = loss_change(costs[-1].cells[0], costs[0].cells[0])
+        cost = loss_change(shorts[-1].cells[0], shorts[0].cells[0])
         measured = Measured(trained, report.arm("far", length), cost, report.recall(length))
-        return replace(choice, trained=measured, reports=[*recalls, *costs, *chain(*text)])
+        return replace(choice, trained=measured, reports=[*recalls, *shorts, *chain(*text)])
 
     @property
     def measured_on(self) -> list[np.ndarray]:
@@ -393,9 +390,9 @@ class Extension:
 
     def two_losses(self, choice: Choice) -> tuple[list[Scored], list[Scored], float]:
         """The far passes and the short texts to score in training, and the loss of the base on these, nats."""
-        cost = self._cost_of(self._recall.count)
-        base = next(report for report in choice.reports if report.task == cost.name)
-        return self._recall.only("far").passes(), cost.texts(), base.cells[0].value
+        short = self._short_of(self._recall.count)
+        base = next(report for report in choice.reports if report.task == short.name)
+        return self._recall.only("far").passes(), short.texts(), base.cells[0].value
 
     def _measure(
         self,
@@ -411,11 +408,11 @@ class Extension:
         recall: with its documents and arms; the base has all arms. later: work to expect after this. last: whether to
         measure long texts too. Raises NotFiniteError if the base overflows.
         """
-        cost = self._cost_of(recall.count)
+        short = self._short_of(recall.count)
         text = self._text_of(recall.count) if last and subjects else None
         of_base, of_subject = ([text.only(text.lengths[end])] if text else [] for end in (0, -1))
-        steps = [(self.base, [self._of_base().of_first(recall.count), cost, *of_base])]
-        steps += [(subject, [recall, cost, *of_subject]) for subject in subjects]
+        steps = [(self.base, [self._of_base().of_first(recall.count), short, *of_base])]
+        steps += [(subject, [recall, short, *of_subject]) for subject in subjects]
         for number, (subject, tasks) in enumerate(steps):
             ahead = [(task, self._part(each, task)) for each, of_each in steps[number:] for task in of_each]
             self._progress.expect(*(self._store.unread(*job) for job in ahead), later or {})
@@ -433,7 +430,7 @@ class Extension:
 
     def _part(self, subject: Subject, task: Task) -> str:
         label = "base" if subject is self.base else "trained" if subject is self._trained else label_of(subject)
-        kind = "recall" if isinstance(task, Recall) else "text" if task.name == "tail" else "cost"
+        kind = "recall" if isinstance(task, Recall) else "text" if task.name == "tail" else "short"
         return f"{label}, {kind}"
 
 
@@ -471,9 +468,9 @@ def make_extension(
     longest = common_lengths(documents, [most >> halved for halved in reversed(range(most.bit_length()))])[-1]
     if longest < most:
         say(f"The cost is measured at {longest} tokens: too few documents have {2 * longest}.")
-    cost = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
+    short_texts = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
     long, text = documents.first(length), None
     if long.kept and length > short:
         text = Perplexity(long, [short, length], "tail", texts["data"], pretraining_length=short)
     factory = LiveReaderFactory(loading)
-    return Extension(base, candidates, tokenizer, recall, cost, text, factory, most_cost)
+    return Extension(base, candidates, tokenizer, recall, short_texts, text, factory, most_cost)

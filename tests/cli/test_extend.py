@@ -136,7 +136,7 @@ def test_a_checkpoint_that_reads_the_length_is_a_candidate_and_stays(extend, rop
     outcome = ropecli("extend", "demo", "--length", 256, "--max-documents", 4, "-o", tmp_path / "out").succeeds()
     assert outcome.out.startswith("Chosen: as it is. Recall at 256 tokens ")
     assert "no checkpoint is written" in outcome.out
-    assert read == ["base, recall", "base, cost"]  # the base is not measured again as a candidate
+    assert read == ["base, recall", "base, short"]  # the base is not measured again as a candidate
 
 
 def test_a_base_that_does_not_copy_is_refused_and_leaves_nothing(extend, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from ropecli.errors import DataError
 from ropecli.evaluation.report import Cell, Change
 from ropecli.evaluation.statistics import ratio_interval
-from ropecli.reporting.figures.plots import draw_reports
+from ropecli.reporting.figures.plots import draw_lengths
 from ropecli.reporting.report_tables import measured_tables
 from ropecli.table import Bold
 
@@ -93,5 +93,5 @@ def test_methods_are_ranked_by_recall(recalled):
     assert table.notes[0] == "Best: ntk ×4."
     assert numbers.rows[1][2].startswith("0.50 (")
     assert numbers.rows[1][4:] == ["2.050", "3.050", "8"]
-    values = draw_reports(reports).axes[0]
+    values = draw_lengths(reports).axes[0]
     assert [line.get_ydata()[0] for line in values.lines[:3]] == pytest.approx([0.75, 0.5, 0.975])
