@@ -96,21 +96,6 @@ class LoadingOptions(TypedDict, total=False):
     ]
 
 
-class EndpointOptions(TypedDict, total=False):
-    """A server instead of a model in this process."""
-
-    endpoint: Annotated[
-        str | None,
-        Default(None),
-        Flag("--endpoint", metavar="URL"),
-        Doc(
-            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
-            "CHECKPOINT gives tokenizer and lengths."
-        ),
-        SERVER,
-    ]
-
-
 class ServerOptions(TypedDict, total=False):
     """The way to ask a server."""
 
@@ -202,15 +187,13 @@ Methods = Annotated[Sequence[str], _METHODS, IS_METHOD, SCALING]
 Factors = Annotated[Sequence[Factor], MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
 
 
-class _MethodOptions(TypedDict, total=False):
+class InMemoryOptions(ParameterOptions, total=False):
+    """Patches in memory. Without methods, checkpoints are measured as they are."""
+
     methods: Annotated[Sequence[str] | None, Default(None), _METHODS, IS_METHOD, SCALING]
     factors: Annotated[
         Sequence[Factor] | None, Default(None), MinLen(1), Only("methods"), _FACTORS_FLAG, _FACTORS, SCALING
     ]
-
-
-class InMemoryOptions(_MethodOptions, ParameterOptions, total=False):
-    """Patches in memory. Without methods, checkpoints are measured as they are."""
 
 
 # Data
@@ -254,9 +237,19 @@ class DocumentOptions(TextOptions, total=False):
     ]
 
 
-class MeasuringOptions(LoadingOptions, EndpointOptions, ServerOptions, total=False):
+class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
     """Options of every measurement."""
 
+    endpoint: Annotated[
+        str | None,
+        Default(None),
+        Flag("--endpoint", metavar="URL"),
+        Doc(
+            "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
+            "CHECKPOINT gives tokenizer and lengths."
+        ),
+        SERVER,
+    ]
     engine: Annotated[
         str | None,
         Default(None),

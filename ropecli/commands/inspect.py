@@ -1,18 +1,15 @@
 """`ropecli inspect`: shows what a checkpoint's files say about positions, and their problems."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.errors import CheckpointError
-from ropecli.messages import say, warn
+from ropecli.messages import say
 from ropecli.options import IS_CHECKPOINT, CheckpointName, Revision
 from ropecli.signature import command
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.opening import Checkpoint
     from ropecli.checkpoint.state import CheckpointState
     from ropecli.config.layers import Layer
 
@@ -61,33 +58,18 @@ def inspect(
     """
     from ropecli.checkpoint.inspection import differences, inspect_checkpoint
     from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.state import read_state
 
-    opened = [open_checkpoint(checkpoint, revision=revision)]
+    states = [read_state(open_checkpoint(checkpoint, revision=revision))]
     if other is not None:
-        opened.append(open_checkpoint(other))
-    states = _readable(opened)
+        states.append(read_state(open_checkpoint(other)))
     if probe:
         say("Running a small model of this type ...")
     reports = tuple(
         inspect_checkpoint(state, _probed(state), _proved(state)) if probe else inspect_checkpoint(state)
         for state in states
     )
-    return Inspection(states, reports, tuple(differences(reports)))
-
-
-def _readable(opened: "Sequence[Checkpoint]") -> "tuple[CheckpointState, ...]":
-    """The states of checkpoints with rotary embeddings. Warns of others; raises CheckpointError if there are none."""
-    from ropecli.checkpoint.state import read_state
-
-    states: list[CheckpointState] = []
-    for number, checkpoint in enumerate(opened, 1):
-        try:
-            states.append(read_state(checkpoint))
-        except CheckpointError as error:
-            if number == len(opened) and not states:
-                raise
-            warn(f"{checkpoint.name}: {error}")
-    return tuple(states)
+    return Inspection(tuple(states), reports, tuple(differences(reports)))
 
 
 def _probed(state: "CheckpointState") -> "tuple[Layer, ...]":

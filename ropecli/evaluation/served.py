@@ -12,7 +12,6 @@ After a single token no scaling matters, since a single key gets all attention. 
 checkpoint is its rounding, or other weights.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from ropecli.config.layers import acts_nowhere
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError
 from ropecli.evaluation.completions import Endpoint, PromptRefusedError, logprobs_of
-from ropecli.evaluation.progress import Progress, Speed
+from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
@@ -272,17 +271,7 @@ def ask(endpoint: Endpoint, expected: Expected, tokenizer: Any, *, gives_losses:
     answers = Answers(gives_losses, {}, {}, [])
     lengths = expected.scored_lengths if answers.gives_losses else expected.lengths
     ids_by_text = cache(lambda: _ids_by_text(tokenizer))
-    rest, speed, last = [*lengths, *(2 for _ in expected.singles)], Speed(), time.monotonic()
-    total = sum(rest)
-
-    def advance() -> None:
-        """Count the tokens of a prompt: longer ones take longer."""
-        nonlocal last
-        tokens, now = rest.pop(0), time.monotonic()
-        speed.add(tokens, tokens, now - last)
-        last = now
-        step(done=total - sum(rest), left=sum(length * speed.seconds_per_token(length) for length in rest))
-
+    asked, total = 0, sum(lengths) + len(expected.singles)
     with progress_bar("asking the server", total) as step:
         for length in lengths:
             ids = expected.ids[:length]
@@ -295,16 +284,16 @@ def ask(endpoint: Endpoint, expected: Expected, tokenizer: Any, *, gives_losses:
                 if not answers.accepted:
                     raise
                 warn(f"Comparing up to {answers.accepted} tokens: {error}")
-                del rest[: -len(expected.singles)]
                 break
-            advance()
-        for single in expected.singles:
+            asked += length
+            step(done=asked)
+        for number, single in enumerate(expected.singles, 1):
             if answers.gives_losses:
                 (following,) = single.following
                 answers.singles.append({following: -endpoint.prompt_losses([single.token, following])[0]})
             else:
                 answers.singles.append(_next_tokens(endpoint, [single.token], ids_by_text))
-            advance()
+            step(done=total - len(expected.singles) + number)
     if not answers.gives_losses and not (any(answers.next_tokens.values()) and any(answers.singles)):
         raise EndpointError(
             f"{endpoint.url} names tokens by texts that do not tell the checkpoint's tokens. It serves another "
