@@ -306,16 +306,11 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
         Doc("Draw the result: .png, .svg or .pdf."),
         OUTPUT,
     ]
-    resume: Annotated[bool, Default(False), Doc("Resume an interrupted run of the same --output."), OUTPUT]
-    overwrite: Annotated[bool, Default(False), Doc("Replace an existing report and plot."), OUTPUT]
+    resume: Annotated[Resume, Default(False)]
+    overwrite: Annotated[Overwrite, Default(False)]
 
 
 _MODES = OneOf(("rank", "generate"))
-ChatTemplate = Annotated[
-    str,
-    OneOf(("auto", "none")),
-    Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text."),
-]
 
 
 def _check_thinking(value: str) -> None:
@@ -323,19 +318,8 @@ def _check_thinking(value: str) -> None:
         raise MethodError(f"--thinking is {shown(value)}; expected off, or a number of tokens, such as 2k.")
 
 
-Thinking = Annotated[
-    str | None,
-    Default(None),
-    Flag("--thinking", metavar="off|TOKENS"),
-    Only("mode", ("generate",)),
-    Check(_check_thinking),
-    Doc("off: the chat template turns thinking off. TOKENS: the longest thought before an answer, beyond the length."),
-]
-
-
 # Tasks
 _Lengths = Annotated[Sequence[Length] | None, Default(None), MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
-_DemoText = Annotated[str, Default("demo"), Flag("--data", "-d"), IS_DATA, DATA]
 
 
 class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
@@ -373,13 +357,44 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
 
 
-class NeedleOptions(TextOptions, MeasuringOptions, total=False):
-    """A search for a key in a prompt."""
+class AskingOptions(TextOptions, MeasuringOptions, total=False):
+    """Questions on a long prompt."""
 
     data: Annotated[
-        _DemoText,
-        Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
+        str,
+        Default("demo"),
+        Flag("--data", "-d"),
+        Doc("Text of the prompts: 'demo', a file or folder of text or rows, or a Hub dataset."),
+        IS_DATA,
+        DATA,
     ]
+    lengths: Annotated[
+        _Lengths,
+        Doc(
+            "Exact lengths of the prompt with its answer, such as 256,4k,32k. Default: doubling from a quarter of the "
+            "pretraining length to the context length."
+        ),
+    ]
+    chat_template: Annotated[
+        str,
+        Default("auto"),
+        OneOf(("auto", "none")),
+        Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text."),
+    ]
+    thinking: Annotated[
+        str | None,
+        Default(None),
+        Flag("--thinking", metavar="off|TOKENS"),
+        Only("mode", ("generate",)),
+        Check(_check_thinking),
+        Doc("off: the chat template turns thinking off. TOKENS: longest thought before an answer, beyond the length."),
+    ]
+    seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of the prompts.")]
+
+
+class NeedleOptions(AskingOptions, total=False):
+    """A search for a key in a prompt."""
+
     style: Annotated[
         str | None,
         Default(None),
@@ -388,13 +403,6 @@ class NeedleOptions(TextOptions, MeasuringOptions, total=False):
             "code, prose or passkey. code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a "
             "sentence and a question. passkey: the pass key of Mohtashami and Jaggi (2023, arXiv:2305.16300), among "
             "repeated sentences instead of --data. Default: code for 'demo' and 'demo-train', else prose."
-        ),
-    ]
-    lengths: Annotated[
-        _Lengths,
-        Doc(
-            "Exact lengths of the prompt with its answer, such as 256,4k,32k. Default: doubling from a quarter of the "
-            "pretraining length to the context length."
         ),
     ]
     depths: Annotated[
@@ -413,9 +421,6 @@ class NeedleOptions(TextOptions, MeasuringOptions, total=False):
             f"the greedy answer must begin with the key. {MODE_RULE}"
         ),
     ]
-    chat_template: Annotated[ChatTemplate, Default("auto")]
-    thinking: Thinking
-    seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of keys and texts.")]
 
 
 RULER_TASKS = (
@@ -424,20 +429,9 @@ RULER_TASKS = (
 )
 
 
-class RulerOptions(TextOptions, MeasuringOptions, total=False):
+class RulerOptions(AskingOptions, total=False):
     """RULER's tasks."""
 
-    data: Annotated[
-        _DemoText,
-        Doc("Text of the essay: a file or folder, a Hub dataset id, or 'demo'. RULER takes Paul Graham's essays."),
-    ]
-    lengths: Annotated[
-        _Lengths,
-        Doc(
-            "Exact lengths of the prompt with the tokens that may be generated, such as 4k,8k,16k. Default: doubling "
-            "from a quarter of the pretraining length to the context length."
-        ),
-    ]
     tasks: Annotated[
         Sequence[Annotated[str, OneOf(RULER_TASKS)]] | None,
         Default(None),
@@ -454,8 +448,6 @@ class RulerOptions(TextOptions, MeasuringOptions, total=False):
             f"log-probabilities among wrong ones; works for base models. {MODE_RULE}"
         ),
     ]
-    chat_template: Annotated[ChatTemplate, Default("auto")]
-    thinking: Thinking
     threshold: Annotated[
         float | None,
         Default(None),
@@ -464,7 +456,6 @@ class RulerOptions(TextOptions, MeasuringOptions, total=False):
             "Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."
         ),
     ]
-    seed: Annotated[int, Default(0), Interval(ge=0), Doc("Random seed of the prompts.")]
     batch_size: Annotated[
         int, Default(1), Interval(ge=1), Only("mode", ("generate",)), Doc("Prompts at once."), LOADING
     ]
