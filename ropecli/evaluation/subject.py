@@ -206,20 +206,6 @@ def _is_large_and_half(checkpoint: Checkpoint) -> bool:
     return is_large and bool(dtypes & {"bfloat16", "float16"})
 
 
-def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings on which numbers depend besides checkpoint, scaling and data.
-
-    loading: see load_model. Raises CheckpointError.
-    """
-    dtype, device = resolve_dtype_and_device(loading.get("dtype", "auto"), loading.get("device", "auto"))
-    used = {"dtype": dtype, "device": device.partition(":")[0], "versions": environment()}
-    return {**used, **_attention_and_bits(loading)}
-
-
-def _attention_and_bits(loading: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attn": "auto", **{key: loading[key] for key in ("attn", "bits") if key in loading}}
-
-
 class ReaderFactory:
     """Opens a reader for each subject. loads_weights: whether it needs the checkpoint's weights."""
 
@@ -268,12 +254,15 @@ class LiveReaderFactory(ReaderFactory):
         self._loaded = None
 
     def request(self) -> dict[str, Any]:
-        loading = {**self.loading, "dtype": "bfloat16"} if self._in_bfloat16 else self.loading
-        return {**loading_request(loading), "chunk": self.chunk, "batch_size": self.batch_size}
+        given = "bfloat16" if self._in_bfloat16 else self.loading.get("dtype", "auto")
+        dtype, device = resolve_dtype_and_device(given, self.loading.get("device", "auto"))
+        used = {"dtype": dtype, "device": device.partition(":")[0], "versions": environment()}
+        return {**used, "chunk": self.chunk, **self.settings}
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"batch_size": self.batch_size, **_attention_and_bits(self.loading)}
+        given = {key: self.loading[key] for key in ("attn", "bits") if key in self.loading}
+        return {"batch_size": self.batch_size, "attn": "auto", **given}
 
     @contextlib.contextmanager
     def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[LiveReader]:

@@ -72,7 +72,8 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(sentence, command or nothing): how to serve it, ways to a lower cost, what to do if nothing reads far."""
     chosen, rows, checkpoint = _chosen(record), record["measured"], quoted(record["checkpoint"])
     length = record["length"]
-    plan = "", f"ropecli plan {checkpoint} --length {record['length']}"
+    plan = "", f"ropecli plan {checkpoint} --length {length}"
+    train = f"ropecli extend {checkpoint} --length {length} --data YOUR_TEXTS --train 1h --output TRAINED"
     if chosen is None:
         best, steps = rows[0], []
         if best["reads_far"]:
@@ -82,7 +83,6 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             ]
         elif are_few(best["documents"]):
             steps = [(f"{best['documents']} documents are few: measure on more", "")]
-        train = f"ropecli extend {checkpoint} --length {length} --data YOUR_TEXTS --train 1h --output TRAINED"
         return [*steps, ("Or train it", train), plan]
     steps = [("Serve it", record["command"])] if record["command"] else []
     if record["trained"]:
@@ -93,7 +93,6 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         for row in cheaper[:1]:
             steps.append((f"For less, {row['label']}: recall {_recall(row)}, cost {_cost(row)}", row["command"] or ""))
         both = f"At no cost, serve {checkpoint} for short texts beside it: no engine switches its scaling per request"
-        train = f"ropecli extend {checkpoint} --length {length} --data YOUR_TEXTS --train 1h --output TRAINED"
         steps += [(both, ""), ("Training takes the cost away", train)]
     dearer = rows[0] if rows[0]["label"] != chosen["label"] and record["max_short_cost"] is not None else None
     if dearer and dearer["reads_far"]:
