@@ -148,6 +148,11 @@ def extend(
         Interval(ge=0, le=1000),
         Doc("Percent that perplexity may rise within the pretraining length. Default: any."),
     ] = None,
+    budget: Annotated[
+        str | None,
+        Flag("--budget", metavar="TIME"),
+        Doc("Time to measure, such as 20m or 2h: fewer candidates, then fewer documents. Default: all."),
+    ] = None,
     max_documents: Annotated[int, Interval(ge=2), Doc("Maximum number of documents to measure on."), options.DATA] = 16,
     train: Annotated[
         str | None,
@@ -166,9 +171,9 @@ def extend(
     best. --train takes the best at any cost, and trains the cost away. Exit status 3: no candidate reads far, or none
     within --max-short-cost; nothing is written but what was trained.
     """
-    loading = loading_of(shared)
+    seconds, loading = _seconds("--budget", budget), loading_of(shared)
     steps = int(train) if train and re.fullmatch(r"0*[1-9]\d{0,5}", train) else None
-    time = None if steps else _seconds(train)
+    time = None if steps else _seconds("--train", train)
     if resume and output and (finished := _finished(as_path(output))):
         return finished
     from ropecli.checkpoint.files import RUN
@@ -200,8 +205,8 @@ def extend(
 
         training = Training(opened, length, texts, search.measured_on, steps, time)
 
-    def planned() -> Extended:
-        estimated = search.estimate()
+    def fit(store: Store) -> Extended:
+        estimated = search.fit(store, seconds)
         time = f"some {duration(estimated)}" + ", with what is measured already" * resume
         say(f"Candidates that {serve} runs: {', '.join(search.labels)}. Measuring takes {time}.")
         if training:
@@ -209,14 +214,14 @@ def extend(
         return Extended(checkpoint, length, search.short_length, max_short_cost, search.labels, estimated)
 
     if folder is None:
-        return planned()
+        return fit(Store())
     first = training is None or training.launch.is_main
     state = open_state(folder, {**search.request(), "train": train}) if first else nullcontext()
     with interruptible(folder), state as saved:
         store = Store(saved)
         result = Extended(checkpoint, length)
         if first:
-            result = planned()
+            result = fit(store)
             try:
                 result = replace(result, choice=search.choose(store))
             except DataError:
@@ -231,12 +236,12 @@ def extend(
     return result
 
 
-def _seconds(time: str | None) -> float | None:
+def _seconds(option: str, time: str | None) -> float | None:
     if time is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", time)
     if not match or not float(match[1]):
-        raise MethodError(f"--train is {time!r}; expected a number of steps, or a time such as 90s, 20m or 2h.")
+        raise MethodError(f"{option} is {time!r}; expected a time such as 90s, 20m or 2h.")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 

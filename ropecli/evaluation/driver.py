@@ -114,6 +114,7 @@ class Store:
 
     def __init__(self, folder: Path | None = None, rank: int = 0) -> None:
         self._values: dict[str, Values] = {}
+        self._unsaved: list[list[Any]] = []
         self.folder = folder
         self._file = folder / f"samples-{rank}.jsonl" if folder else None
         for path in sorted(folder.glob("samples-*.jsonl")) if folder else []:
@@ -127,12 +128,17 @@ class Store:
         """The work of the samples without a value."""
         return task.work(sample for sample in task.samples(one_pass=True) if sample not in self.values(part))
 
-    def add(self, part: str, sample: SampleId, value: Any) -> None:
-        """Add and save a value, unless it has numbers that are not finite. Raises OSError."""
+    def add(self, part: str, sample: SampleId, value: Any, *, later: bool = False) -> None:
+        """Add and save a value, unless it has numbers that are not finite. Raises OSError.
+
+        later: save it together with the next one, since a saved state must have a result.
+        """
         self.values(part)[sample] = value
         if self._file:
+            self._unsaved.append([part, sample, value])
+        while self._file and self._unsaved and not later:
             with contextlib.suppress(ValueError):
-                append_record(self._file, [part, sample, value])
+                append_record(self._file, self._unsaved.pop(0))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import ceil
 from operator import attrgetter
 from typing import Any
 
@@ -36,7 +37,7 @@ from ropecli.evaluation.tasks.recall import Recall
 from ropecli.evaluation.texts import common_lengths, read_texts
 from ropecli.evaluation.verdict import ENOUGH, are_few, certain_sign, decide, level
 from ropecli.live.loading import load_tokenizer
-from ropecli.messages import say, warn
+from ropecli.messages import duration, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.spec import make_spec
 from ropecli.training.validation import Scored
@@ -46,8 +47,11 @@ HEADROOM = (1.0, 1.5, 2.0)
 OWN_ATTENTION = "ropecli"
 _FIRST_ROUND = 4
 """Documents."""
+_LEAST_CANDIDATES = 3
+"""Candidates to keep before fewer documents are read, for a budget."""
 _SHARES_TO_TIME = (16, 8, 4)
 """Parts of the length, to estimate the time from."""
+_PLAN, _PLAN_KEY = "budget", ("documents and candidates",)
 
 
 def make_candidates(
@@ -201,7 +205,7 @@ class Extension:
         return [label_of(subject) for subject in self.candidates]
 
     def request(self) -> dict[str, Any]:
-        """Everything that the choice depends on."""
+        """The settings of all candidates and documents, before a budget keeps fewer."""
         subjects = [subject.identity._asdict() for subject in (self.base, *self.candidates)]
         tasks = {"recall": self._recall.request(), "short": self._short.request()}
         tasks["text"] = self._text.request() if self._text else {}
@@ -229,12 +233,46 @@ class Extension:
             add(text, 1)
         return work
 
-    def estimate(self) -> float:
-        """The seconds that measuring takes, by the time of short passes."""
-        speeds, work = self._speeds(), self._of_base().work() + self._short_of(self._recall.count).work()
-        work += self._work(self.rounds, len(self.candidates))
-        per_token = {length: np.mean([speed.seconds_per_token(length) for speed in speeds]) for length in work}
-        return float(sum(tokens * per_token[length] for length, tokens in work.items()))
+    def fit(self, store: Store, budget: float | None = None) -> float:
+        """Keep the candidates and documents whose measuring fits the budget, seconds. Returns the estimated seconds.
+
+        By the time of short passes, which counts. A resumed run keeps those that it began with. First go
+        the last candidates, then documents. Raises MethodError with the least time if even two passes do not fit.
+        """
+        started, plans, kept = time.monotonic(), store.values(_PLAN), None
+        speeds = self._speeds()
+
+        def takes(count: int, candidates: int) -> float:
+            recall = self._recall.of_first(count)
+            work = self._of_base().of_first(count).work() + self._short_of(count).work()
+            work += self._work([least for least in self.rounds if least < count] + [recall.count], candidates)
+            per_token = {
+                length: np.mean([speed.seconds_per_token(length) for speed in speeds[:candidates]]) for length in work
+            }
+            return float(sum(tokens * per_token[length] for length, tokens in work.items()))
+
+        of_all = self._recall.count, len(self.candidates)
+        if budget is not None:
+            least = min(_LEAST_CANDIDATES, of_all[1])
+            counts = sorted({self._recall.least_documents, *self.rounds}, reverse=True)
+            options = [(count, size) for count in counts for size in range(of_all[1], least - 1, -1)]
+            options += [(counts[-1], size) for size in range(least - 1, 0, -1)]
+            left = budget - (time.monotonic() - started)
+            kept = plans.get(_PLAN_KEY) or next((plan for plan in options if takes(*plan) <= left), None)
+            if kept is None:
+                needed = takes(*options[-1]) + budget - left
+                least_time = f"one candidate on {counts[-1]} documents takes {duration(needed)}"
+                raise MethodError(
+                    f"--budget is {duration(budget)}; {least_time}. Allow more: --budget {ceil(1.2 * needed)}s."
+                )
+            store.add(_PLAN, _PLAN_KEY, list(kept), later=True)
+        count, size = kept or of_all
+        estimated = takes(count, size)
+        self.candidates, self._recall = self.candidates[:size], self._recall.of_first(count)
+        if (count, size) != of_all:
+            documents = f"{self._recall.count} documents"
+            say(f"In {duration(budget or 0)} there is time for {documents} and {', '.join(self.labels)}.")
+        return estimated
 
     def _speeds(self) -> list[Speed]:
         """The speed of each candidate, from passes of up to a quarter of the length.

@@ -179,15 +179,27 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from
     assert result.export is None
 
 
-def test_the_time_is_estimated_for_all_candidates_and_documents(ropecli, tmp_path, monkeypatch):
+def test_a_budget_keeps_what_fits_or_names_the_least_time(ropecli, tmp_path, monkeypatch):
     """A pass takes a millisecond per token."""
     speed = Speed()
     speed.add(512, 1000, 1)
     speed.add(256, 1000, 1)
     monkeypatch.setattr(Extension, "_speeds", lambda search: [speed] * len(search.candidates))
-    command = ("extend", "demo", "--length", 512, "-o", tmp_path / "out", "--dry-run", "--json")
-    few, many = (ropecli(*command, "--max-documents", count).json()["estimated_seconds"] for count in (4, 8))
-    assert 0 < few < many
+    command = ("extend", "demo", "--length", 512, "--max-documents", 8, "-o", tmp_path / "out")
+    whole = ropecli(*command, "--dry-run", "--json").json()
+    kept = [
+        ropecli(*command, "--dry-run", "--json", "--budget", f"{share * whole['estimated_seconds']:.2f}s").json()
+        for share in (1.01, 0.7, 0.3)
+    ]
+    labels = [result["candidates"] for result in kept]
+    assert labels[0] == whole["candidates"]
+    for fewer in labels[1:]:
+        assert labels[0][: len(fewer)] == fewer != labels[0]
+    outcome = ropecli(*command, "--budget", "1s")
+    outcome.is_refused("--budget is 1 s; one candidate on 2 documents takes ")
+    least = re.search(r"--budget (\d+s)\.", outcome.err)[1]
+    outcome = ropecli(*command, "--dry-run", "--budget", least).succeeds()
+    assert "there is time for 2 documents and yarn ×4" in outcome.err
     assert not list(tmp_path.iterdir())
 
 
@@ -284,7 +296,7 @@ def test_nothing_left_to_train_on_is_refused_before_anything_is_measured(extend,
     monkeypatch.setattr(driver, "score_samples", None)
     next(texts.iterdir()).unlink()
     extend(*TRAIN, texts).is_refused("Of 4 documents, 4 are measured on.")
-    extend("--train", "soon").is_refused("--train is 'soon'; expected a number of steps, or a time such as 90s")
+    extend("--train", "soon").is_refused("--train is 'soon'; expected a time such as 90s, 20m or 2h.")
     assert not (tmp_path / "out").exists()
 
 
