@@ -355,6 +355,15 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
         Doc("Tokens to score per document. Default: half the shortest length."),
     ]
     batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
+    generate: Annotated[
+        bool,
+        Default(False),
+        Only("protocol", ("recall",)),
+        Doc(
+            "Generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
+            "prompt's tokens, such as llama-server."
+        ),
+    ]
 
 
 class AskingOptions(TextOptions, MeasuringOptions, total=False):

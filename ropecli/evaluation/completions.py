@@ -197,6 +197,19 @@ class Endpoint:
             )
         return [-value for value in values[1 : len(ids)] if value is not None]
 
+    def greedy(self, ids: Sequence[int], limit: int, top: int) -> tuple[str, list[dict[str, float]]]:
+        """The text that follows greedily, and ln p of the most probable tokens at each place, as far as they are given.
+
+        Tokens are named by id or by text, as the server does.
+        """
+        choice = self.complete(ids, max_tokens=limit, logprobs=top)
+        logprobs = logprobs_of(choice)
+        by_id = [
+            {str(entry["id"]): entry["logprob"] for entry in place["top_logprobs"] if "id" in entry}
+            for place in logprobs.get("content") or []
+        ]
+        return choice["text"], [place for place in by_id or logprobs.get("top_logprobs") or [] if place]
+
     def tokenize(self, text: str) -> list[int] | None:
         """The ids that the server's tokenizer gives, without special tokens; None if it does not tell."""
         body = {"model": self._model_id, "prompt": text, "content": text, "add_special_tokens": False}

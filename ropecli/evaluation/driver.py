@@ -32,6 +32,9 @@ SampleId = tuple[Any, ...]
 Values = dict[SampleId, Any]
 """The JSON value that a task keeps of each sample."""
 _READER: SampleId = ("reader",)
+_RUN = "run"
+"""The part of the values that belong to no task."""
+_IDENTITY: SampleId = ("identity",)
 
 
 class Task:
@@ -171,8 +174,10 @@ def score_samples(
     if task.needs_losses and not reader.gives_losses:
         raise EndpointError(
             f"The server gives no log-probabilities of a prompt's tokens, which {task.name} needs. Serve with vLLM, or "
-            "measure what it generates: needle and ruler with --mode generate."
+            "measure what it generates: needle and ruler with --mode generate, recall with --generate."
         )
+    if store.folder:
+        _refuse_another_model(reader, store, longest)
     samples, done = task.samples(one_pass=not reader.follows_length), store.values(part)
     share = workers.share(samples)
     unread = [
@@ -186,6 +191,17 @@ def score_samples(
     store.add(part, _READER, reader.properties())
     values = workers.gather({sample: done[sample] for sample in share})
     return {sample: values[sample] for sample in samples}
+
+
+def _refuse_another_model(reader: Reader, store: Store, ids: np.ndarray) -> None:
+    """Remember which model answers, or refuse another than the one that the run began with. ids: to ask it with."""
+    begun_with = store.values(_RUN).get(_IDENTITY)
+    if begun_with is None and (identity := reader.identity(ids)) is not None:
+        store.add(_RUN, _IDENTITY, identity, later=True)
+    if begun_with is not None and (difference := reader.difference_from(begun_with)):
+        raise EndpointError(
+            f"{difference} Serve what the run began with, and resume it; or delete {store.folder} and measure again."
+        )
 
 
 def _scored(

@@ -86,7 +86,7 @@ class RecallReport(Report):
         passages, several = self.settings.get("passages_per_pass", 1), ""
         if passages > 1:
             several = f", {passages} per pass, repeated at least {min(self.settings['least_distances']):,} tokens later"
-        return f"passages of {PASSAGE} tokens{several}"
+        return f"passages of {PASSAGE} tokens{several}" + ", copied greedily" * (self.mode == "generate")
 
     @property
     def meaning(self) -> str:
@@ -129,6 +129,11 @@ class RecallReport(Report):
         name = self.checkpoint + f", {self.label}" * (self.method != "none")
         reference = Reference(name, *self.identity, self.arm("absent", near.length), near)
         gain = loss_difference(reference.absent, near, near.weights)
+        if certain and self.mode == "generate" and near.sums == near.weights:  # every token counts as wrong
+            raise DataError(
+                f"{self.checkpoint} copied nothing, not even a passage nearby. It may answer nothing at all: look at "
+                "one answer, and at the server's stop words and limits."
+            )
         if certain and (gain.low is None or gain.low <= 0):
             interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
             raise DataError(

@@ -19,6 +19,7 @@ from ropecli.evaluation.protocols import SAME_TOKENS
 from ropecli.evaluation.statistics import (
     LARGEST_NLL,
     Amount,
+    Bucket,
     Count,
     Fraction,
     TokenCount,
@@ -54,9 +55,9 @@ class Cell:
     perplexity (None for a single document) or of the score.
 
     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), cells by class of what the
-    text repeats (evaluation/copies.py). Of recall: the pass of each document if a pass has several. Of a score: chance,
-    the mean score of guessing; thoughts, the answers in which one stands (<think>), or, if thoughts were asked for, the
-    thoughts that were cut.
+    text repeats (evaluation/copies.py). Of recall: mean loss by the distance, and the pass of each document if a pass
+    has several. Of a score: chance, the mean score of guessing; thoughts, the answers in which one stands (<think>), or,
+    if thoughts were asked for, the thoughts that were cut.
     """
 
     task: str
@@ -70,6 +71,7 @@ class Cell:
     thoughts: Count = 0
     tokens: Count = 0
     bits_per_byte: Amount | None = None
+    by_distance: tuple[Bucket, ...] = ()
     passes: tuple[Count, ...] = ()
     by_class: tuple["Cell", ...] = ()
 
@@ -100,6 +102,7 @@ class Cell:
             high=interval[1],
             tokens=int(weights.sum()),
             bits_per_byte=None,
+            by_distance=(),
             passes=passes,
             by_class=tuple(part for cell in self.by_class if sum((part := cell.of_samples(numbers)).weights)),
         )
@@ -259,7 +262,7 @@ class Report:
 
     @property
     def mode(self) -> str | None:
-        """generate or rank, of scores."""
+        """generate or rank, for scores; generate or losses, for recall."""
         return self.settings.get("mode")
 
     @property

@@ -93,7 +93,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_folder(extend, tmp_path, conten
     assert (tmp_path / "out").exists() == (stop == "after it")
     assert outcome.code == (2 if stop == "a full disk" else 130)
     if stop == "a full disk":
-        outcome.is_refused("No space left on device")
+        outcome.is_refused(f"No space left for {tmp_path / 'extend.html'}. Free some space")
     monkeypatch.setattr(driver, "score_samples", None)
     assert "Chosen: yarn ×4." in extend("--resume").succeeds().out
     written = contents(tmp_path / "out")

@@ -70,14 +70,14 @@ def test_a_server_that_dies_costs_what_was_in_flight(measure, served, tmp_path):
     arguments = ["eval-ppl", "--protocol", "tail", "--requests", 2, "--output", tmp_path / "report.json", "--json"]
     expected = measure(*arguments[:3], "--json").report()
     with served().running() as server:
-        server.stops_after = 9
+        server.stops_after = 9  # four to find out what it gives
         outcome = measure(*arguments, "--endpoint", server.url)
         assert outcome.code == 2
         assert outcome.err.count('{"error":') == 1
         assert "answered 500 4 times: engine died" in outcome.err
         server.fault, server.prompts, server.stops_after = None, [], -1
         report = measure(*arguments, "--endpoint", server.url, "--resume").report()
-    assert 3 + 12 - 7 <= len(server.prompts) <= 3 + 12 - 3  # three to find out what it gives
+    assert 4 + 12 - 6 <= len(server.prompts) <= 4 + 12 - 2  # four to see what it gives, and whether it is the same
     for cell, other in zip(report["cells"], expected["cells"], strict=True):
         assert cell["sums"] == pytest.approx(other["sums"], abs=1e-3)
 
@@ -86,7 +86,7 @@ def test_ctrl_c_does_not_wait_for_answers_in_flight(measure, tokenizer):
     released, pressed, answered = threading.Event(), [], []
 
     def logits(ids):
-        if len(server.prompts) > 3:  # three to find out what it gives
+        if len(server.prompts) > 4:  # four to find out what it gives
             if not pressed:
                 pressed.append(signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
             answered.append(released.wait(30))
@@ -99,14 +99,43 @@ def test_ctrl_c_does_not_wait_for_answers_in_flight(measure, tokenizer):
         released.set()
 
 
-def test_resume_refuses_a_server_of_another_length(measure, served, tmp_path):
-    arguments = ["eval-ppl", "--protocol", "tail", "--requests", 1, "--output", tmp_path / "report.json"]
-    with served().running() as server:
-        server.stops_after = 6
+@pytest.fixture
+def other(llama, patched, loaded):
+    """other("yarn") -> logits of the tiny Llama with another scaling, or as coarse as bfloat16."""
+
+    def make(kind):
+        model = loaded(patched(llama, "yarn", factor=2) if kind == "yarn" else llama)
+
+        def logits(ids):
+            with torch.inference_mode():
+                values = model(torch.tensor([ids])).logits[0]
+            return values if kind == "yarn" else values + 0.05 * torch.randn_like(values)
+
+        return logits
+
+    return make
+
+
+HOW = {
+    "reads": ("vllm", ["eval-ppl", "--protocol", "tail"]),
+    "continues": ("llama", ["needle", "--mode", "generate"]),
+    "answers alone": ("text", ["needle", "--mode", "generate"]),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_resume_refuses_another_model_behind_the_same_name(how, measure, served, other, tmp_path):
+    like, arguments = HOW[how]
+    arguments = [*arguments, "--requests", 1, "--output", tmp_path / "report.json"]
+    with served(like=like).running() as server:
+        first, server.stops_after = server.logits, 6
         assert measure(*arguments, "--endpoint", server.url).code == 2
-        server.fault, server.stops_after, server.most = None, -1, 512
+        server.fault, server.stops_after, server.logits = None, -1, other("yarn")
         refused = measure(*arguments, "--endpoint", server.url, "--resume")
-        refused.is_refused("served_length: 256 then, 512 now")
+        refused.is_refused("serves another model or scaling than when this run began")
+        assert "Serve what the run began with, and resume it; or delete" in refused.err
+        server.logits = first if like == "text" else other("rounds")
+        measure(*arguments, "--endpoint", server.url, "--resume").succeeds()
 
 
 @pytest.mark.parametrize(

@@ -216,13 +216,20 @@ def test_random_weights_gain_nothing(checkpoint, loaded, corpus, tokenizer):
     assert high - low < 0.05
 
 
-def test_a_server_gives_the_losses_of_transformers(build, loaded, uneven, tokenizer, short_share):
+@pytest.mark.parametrize("like", ["vllm", "llama"])
+def test_a_server_gives_the_losses_or_the_copies_of_transformers(build, loaded, uneven, tokenizer, short_share, like):
     from ropecli.evaluation.completions import Endpoint
     from ropecli.evaluation.readers.endpoint import EndpointReader
 
     checkpoint = build("llama", head_dim=32, max_position_embeddings=1024)
-    task = Recall(uneven(241, 260, *[250] * 4), [700], 700)
-    assert task.passages == 4
+    copies = like == "llama"
+    task = Recall(
+        uneven(241, 260, *[250] * 4 * (not copies)),
+        [270 if copies else 700],
+        700 if not copies else 270,
+        tokenizer=tokenizer if copies else None,
+    )
+    assert task.passages == (1 if copies else 4)
     expected = score_samples(task, LiveReader(loaded(checkpoint)))
     model = loaded(checkpoint)
 
@@ -230,11 +237,30 @@ def test_a_server_gives_the_losses_of_transformers(build, loaded, uneven, tokeni
         with torch.inference_mode():
             return model(torch.tensor([ids])).logits[0]
 
-    with CompletionsServer(logits, like="vllm", most=1024, tokenizer=tokenizer).running() as server:
+    with CompletionsServer(logits, like=like, most=1024, tokenizer=tokenizer).running() as server:
         reader = EndpointReader(Endpoint(server.url), tokenizer, in_flight=3)
         values = score_samples(task, reader)
     for sample, losses in expected.items():
         assert values[sample] == pytest.approx(losses, abs=1e-2)
+
+
+def test_a_greedy_copy_counts_up_to_its_first_wrong_character(uneven, tokenizer):
+    documents = uneven(300, 300)
+    task = Recall(documents, [256], 256, tokenizer=tokenizer)
+
+    class Copies:
+        def generate(self, prompts, limit, done):
+            half = documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:32].tolist()
+            assert limit == 64
+            assert not any(done(0, half[:count]) for count in range(1, 33))
+            assert done(0, [*half, 1, 2])
+            return [[*half, 1, 2], [], [5]]
+
+    [half], [nothing], [wrong] = task.score(Copies(), [(256, "far", 0), (256, "far", 1), (256, "far", 2)])
+    passage = tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:64])
+    copied = len(tokenizer.decode(documents.kept[0].ids[1:][(149 + 1 - 80) // 2 + 16 :][:32]))
+    assert half == pytest.approx(64 * (1 - copied / len(passage)))
+    assert (nothing, wrong) == (64, 64)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +314,10 @@ def test_headroom_reads_where_the_plain_factor_does_not(recall, tmp_path):
         (["compare", "demo", "{llama}", "--methods", "as-is"], "has another tokenizer than demo"),
         (["eval-ppl", "demo", "--lengths", "512,1024"], "a length within the pretraining length"),
         (["eval-ppl", "demo", "--max-tokens", 100], "--max-tokens is 100; a document needs 240 tokens."),
+        (
+            ["eval-ppl", "demo", "--protocol", "tail", "--generate"],
+            "--generate applies only to --protocol recall, not to 'tail'",
+        ),
     ],
 )
 def test_wrong_input_has_one_message(ropecli, checkpoint, options, message):

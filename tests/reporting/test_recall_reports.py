@@ -32,7 +32,7 @@ ABSENT, FAR = ("absent", 256, (3.0, 3.2, 3.1, 2.9)), ("far", 256, (1.5, 1.7, 1.6
 @pytest.fixture
 def recalled(report):
     def make(*losses, **others):
-        values = {"task": "recall", "cells": cells(*losses), "settings": {}}
+        values = {"task": "recall", "cells": cells(*losses), "settings": {"mode": "losses"}}
         return report(1.0, 1.0, 1.0, **(values | others))
 
     return make
@@ -72,6 +72,13 @@ def test_documents_of_a_pass_are_not_independent(sums, passes, expected):
 def test_a_first_report_that_does_not_copy_from_near_is_refused(recalled, near):
     with pytest.raises(DataError, match=r"folder gains .* from a near copy at 256 tokens, which is not certain"):
         recalled(ABSENT, FAR, ("near", 256, near)).as_reference()
+
+
+def test_answers_that_are_all_wrong_near_name_the_likely_cause(recalled):
+    """A server that answers nothing: 0 of the tokens are right, wherever the passage is."""
+    wrong = [(arm, 256, (1.0,) * 4) for arm in ("absent", "far", "near")]
+    with pytest.raises(DataError, match="copied nothing, not even a passage nearby"):
+        recalled(*wrong, settings={"mode": "generate"}).as_reference()
 
 
 def test_methods_are_ranked_by_recall(recalled):

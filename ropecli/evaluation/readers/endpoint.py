@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,28 @@ from ropecli.evaluation.protocols import Window
 from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import warn
+
+_READ, _CONTINUED = 8192, 16
+"""Tokens of the longest sample by which a model is recognized: read, or generated where a server gives no losses.
+
+Scalings that follow the length, and longrope's long factors, show only in long prompts.
+"""
+_TOP = 5
+_SAME_MODEL = 0.1
+"""Mean |Δ ln p| between two answers of one model, nats. Rounding in bfloat16 gives up to 0.05 where tokens are read and
+0.08 where they are generated; twice or half the factor of yarn at least 0.15 and 0.23 (SmolLM2-135M).
+"""
+_HEAD = 8
+"""Characters of an answer; rounding may change what follows."""
+
+
+class Identity(TypedDict):
+    """A model's answer to ids. values: ln p by token, at each place that is read or generated. text: the answer."""
+
+    ids: list[int]
+    read: bool
+    values: list[dict[str, float]]
+    text: str
 
 
 class EndpointReader(Reader):
@@ -36,6 +58,31 @@ class EndpointReader(Reader):
             most -= 1  # it always generates a token
         if most is not None and length > most:
             raise MethodError(f"{self.endpoint.url} reads up to {most} tokens; the longest sample needs {length}.")
+
+    def identity(self, ids: np.ndarray) -> Identity:
+        room = 0 if self.gives_losses else _CONTINUED
+        return self._identity(ids[: max(1, min(_READ, len(ids) - room))].tolist(), read=self.gives_losses)
+
+    def _identity(self, ids: list[int], *, read: bool) -> Identity:
+        if read:
+            values = [{"": -loss} for loss in self.endpoint.prompt_losses(ids)]
+            return Identity(ids=ids, read=read, values=values, text="")
+        text, values = self.endpoint.greedy(ids, _CONTINUED, _TOP)
+        return Identity(ids=ids, read=read, values=values, text=text)
+
+    def difference_from(self, identity: Identity) -> str:
+        now = self._identity(identity["ids"], read=identity["read"])
+        if now["values"] and identity["values"]:
+            difference = mean_difference(identity["values"], now["values"])
+            how = (
+                f"log-probabilities of the same tokens differ by {difference:.2g} nats; rounding gives less than "
+                f"{_SAME_MODEL}"
+            )
+            same = difference < _SAME_MODEL
+        else:
+            how = f"it continues the same prompt with {now['text']!r}, not {identity['text']!r}"
+            same = now["text"][:_HEAD] == identity["text"][:_HEAD]
+        return "" if same else f"{self.endpoint.url} serves another model or scaling than when this run began: {how}."
 
     def properties(self) -> dict[str, Any]:
         device = f"{self.endpoint.engine} at {self.endpoint.url}"
@@ -83,6 +130,20 @@ class EndpointReader(Reader):
         return answers
 
 
+def mean_difference(then: Sequence[dict[str, float]], now: Sequence[dict[str, float]]) -> float:
+    """Mean |Δ ln p| of the same tokens, nats. Ends where two answers choose different tokens: later ones read others.
+
+    A token that only one of them names is at most as probable as the least one that the other names.
+    """
+    differences: list[float] = []
+    for before, after in zip(then, now, strict=False):
+        floors = min(before.values()), min(after.values())
+        differences += [abs(before.get(key, floors[0]) - after.get(key, floors[1])) for key in {*before, *after}]
+        if max(before, key=before.__getitem__) != max(after, key=after.__getitem__):
+            break
+    return sum(differences) / len(differences)
+
+
 class EndpointReaderFactory(ReaderFactory):
     """Opens the reader of a server, which serves one checkpoint."""
 
@@ -92,8 +153,7 @@ class EndpointReaderFactory(ReaderFactory):
         self.endpoint, self.in_flight = endpoint, in_flight
 
     def request(self) -> dict[str, Any]:
-        model = self.endpoint.model
-        return {"engine": self.endpoint.engine, "served": model.name, "served_length": model.max_length}
+        return {"engine": self.endpoint.engine, "served": self.endpoint.model.name}
 
     def check(self, subjects: Sequence[Subject]) -> None:
         if len({id(subject.checkpoint) for subject in subjects}) > 1 or any(subject.plan for subject in subjects):

@@ -42,6 +42,14 @@ class Reader:
         """
         raise NotImplementedError
 
+    def identity(self, ids: np.ndarray) -> Any:
+        """The model's answer to these ids, as JSON, to recognize it later; None if the request names its weights."""
+        return None
+
+    def difference_from(self, identity: Any) -> str:
+        """A sentence if another model than that of this identity answers now; else empty."""
+        return ""
+
     def properties(self) -> dict[str, Any]:
         """dtype, device, chunk, follows_length, cache_is_exact: for the report, and to resume without the model."""
         raise NotImplementedError

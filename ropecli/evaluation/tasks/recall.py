@@ -17,7 +17,7 @@ This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,13 @@ from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.protocols import CUE, PASSAGE, Protocol, Window
 from ropecli.evaluation.readers.reader import Reader
 from ropecli.evaluation.report import ARMS, Cell
+from ropecli.evaluation.statistics import Bucket
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.perplexity import refuse_overflow
 from ropecli.evaluation.texts import read_texts
 from ropecli.hashing import digest
 from ropecli.messages import warn
-from ropecli.options import DocumentOptions
+from ropecli.options import PerplexityOptions
 
 _PASSAGES = 2
 """Passages per document."""
@@ -48,6 +49,8 @@ _SHORTEST_LEAD, _LONGEST_LEAD = 16, 128
 """Tokens of the lead-in; between them, a sixteenth of the pretraining length."""
 _RUN = 8
 """A document that shares this many tokens in a row with a passage is not used around it."""
+_DISTANCES = 3
+"""Parts of the range of distances, for the mean loss of each."""
 
 
 class Recall(Task):
@@ -56,16 +59,24 @@ class Recall(Task):
     A sample is (length, arm, number of the first passage of the pass); its value has the loss of each passage.
 
     lengths: tokens. pretraining_length: of the first subject, tokens; the longest length within it has a near arm.
+    tokenizer: to compare greedy copies by their text; None to score losses.
     """
 
     name = "recall"
-    answers = False
     one_tokenizer = True
     documents: Documents
 
-    def __init__(self, documents: Documents, lengths: Iterable[int], pretraining_length: int, source: str = "") -> None:
-        self.documents, self.source = documents, source
+    def __init__(
+        self,
+        documents: Documents,
+        lengths: Iterable[int],
+        pretraining_length: int,
+        source: str = "",
+        tokenizer: Any = None,
+    ) -> None:
+        self.documents, self.source, self.tokenizer = documents, source, tokenizer
         self.lengths, self.lead = sorted(set(lengths)), lead_in(pretraining_length)
+        self.answers = tokenizer is not None
         least = shortest_length(pretraining_length)
         if self.lengths[0] < least or self.lengths[0] > pretraining_length:
             raise DataError(
@@ -107,6 +118,10 @@ class Recall(Task):
         return task
 
     @property
+    def needs_losses(self) -> bool:
+        return not self.answers
+
+    @property
     def passages(self) -> int:
         """The most passages of a pass."""
         return max(map(len, self._passes.values()))
@@ -116,7 +131,7 @@ class Recall(Task):
         sizes = {"passage": PASSAGE, "cue": CUE, "passages_per_document": _PASSAGES, "lead_in": self.lead}
         least = [self._filler_size(length) + PASSAGE for length in self.lengths]
         per_pass = {"passages_per_pass": self.passages, "least_distances": least}
-        return {**sizes, **per_pass, "near": self.near}
+        return {**sizes, **per_pass, "near": self.near, "mode": "generate" if self.answers else "losses"}
 
     def request(self) -> dict[str, Any]:
         return {"protocol": self.name, "lengths": self.lengths, "data": self.fingerprint({}), **self.settings}
@@ -124,7 +139,7 @@ class Recall(Task):
     def longest(self) -> tuple[np.ndarray, int, int]:
         largest = max(int(document.ids.max()) for document in self.documents.kept)
         longest = self._arm(self.lengths[-1], "absent", next(iter(self._passes)))
-        return longest, self.lengths[-1], largest
+        return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
         firsts = self._firsts()
@@ -153,7 +168,8 @@ class Recall(Task):
         has a pass of its own.
         """
         documents = list(self._by_document().values())
-        size = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
+        most = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
+        size = 0 if self.answers else most
         passes: list[list[int]] = []
         for first in range(0, len(documents), max(1, size)):
             numbers = [*chain(*documents[first : first + max(1, size)])]
@@ -177,6 +193,8 @@ class Recall(Task):
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """The losses of each sample's passages, each summed over the scored tokens."""
         ids = [self._arm(*sample) for sample in batch]
+        if self.answers:
+            return [[loss] for loss in self._copying(reader, ids)]
         orders = [self._order(first) for _, _, first in batch]
         windows = (
             Window(sample, len(order) * PASSAGE - CUE, len(sample), reads_last=False)
@@ -196,6 +214,23 @@ class Recall(Task):
             repeated = np.tile(scored, len(self._passes[first]))
             texts.append((ids, np.concatenate([np.zeros(len(ids) - len(repeated), bool), repeated])))
         return texts
+
+    def _copying(self, reader: Reader, samples: Sequence[np.ndarray]) -> list[float]:
+        """The scored tokens after the first wrong one of a greedy copy, by the share of its characters."""
+        expected = [self.tokenizer.decode(ids[-_SCORED:]) for ids in samples]
+
+        def right(index: int, tokens: Sequence[int]) -> tuple[int, bool]:
+            text = self.tokenizer.decode(tokens).rstrip("\ufffd")  # half a character
+            pairs = zip(text, expected[index], strict=False)
+            same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+            return same, same < len(text)
+
+        def done(index: int, tokens: list[int]) -> bool:
+            return right(index, tokens)[1]
+
+        answers = reader.generate([ids[:-_SCORED] for ids in samples], _SCORED, done)
+        shares = [right(index, tokens)[0] / len(expected[index]) for index, tokens in enumerate(answers)]
+        return [_SCORED * (1 - share) for share in shares]
 
     def _arm(self, length: int, arm: str, first: int) -> np.ndarray:
         """Ids, shape (length,)."""
@@ -222,6 +257,12 @@ class Recall(Task):
     def _filler_size(self, length: int, passages: int | None = None) -> int:
         """passages: of the pass; default: the most."""
         return length - self.lead - 2 * PASSAGE * (passages or self.passages)
+
+    def _distances(self, first: int, length: int) -> np.ndarray:
+        """Tokens from each passage of a pass to its repetition, in the arm `far`; shape (passages,)."""
+        passages = len(self._passes[first])
+        places = np.argsort(self._order(first)) + passages - np.arange(passages)
+        return self._filler_size(length, passages) + PASSAGE * places
 
     def _filler(self, numbers: Sequence[int], size: int) -> np.ndarray:
         """Text of the documents before these passages, repeated if they are too short; shape (size,)."""
@@ -275,9 +316,22 @@ class Recall(Task):
             }
             sums = np.array([sum(losses[number] for number in numbers) for numbers in documents.values()])
             refuse_overflow(sums, weights, length, names)
-            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes)}
+            buckets = self._by_distance(length, firsts, losses) if passes and arm != "near" else ()
+            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes), "by_distance": buckets}
             cells.append(Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), **shared))
         return cells
+
+    def _by_distance(self, length: int, firsts: Sequence[int], losses: dict[int, float]) -> tuple[Bucket, ...]:
+        """The mean loss by the distance from a passage to its repetition, in thirds of its range."""
+        distances = np.concatenate([self._distances(first, length) for first in firsts])
+        values = np.array([losses[number] for first in firsts for number in self._passes[first]])
+        edges = np.linspace(distances.min(), distances.max() + 1, _DISTANCES + 1).astype(int)
+        parts = [(low, high, values[(low <= distances) & (distances < high)]) for low, high in pairwise(edges)]
+        return tuple(
+            Bucket(int(low), int(high), len(part) * _SCORED, float(part.mean() / _SCORED))
+            for low, high, part in parts
+            if len(part)
+        )
 
     def identities(self) -> list[str]:
         """With the other passages of the pass, if there are any."""
@@ -304,10 +358,11 @@ def _middle(text: np.ndarray) -> np.ndarray:
     return text[start : start + PASSAGE]
 
 
-def make_recall(options: DocumentOptions, tokenizer: Any, lengths: Lengths, first: Subject) -> Recall:
+def make_recall(options: PerplexityOptions, tokenizer: Any, lengths: Lengths, first: Subject) -> Recall:
     """first: recall refers to it. Raises DataError."""
     pretraining_length = first.positions.pretraining_length
     least = shortest_length(pretraining_length)
     chosen = lengths.that_fit(lambda length: length >= least)
     documents, _ = read_texts(options, tokenizer, Lengths(tuple(chosen)), Protocol("recall"))
-    return Recall(documents, chosen, pretraining_length, options["data"])
+    copied = tokenizer if options["generate"] else None
+    return Recall(documents, chosen, pretraining_length, options["data"], copied)
