@@ -56,8 +56,8 @@ class Cell:
 
     Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), cells by class of what the
     text repeats (evaluation/copies.py). Of recall: mean loss by the distance, and the pass of each document if a pass
-    has several. Of a score: chance, the mean score of guessing; thoughts, the answers in which one stands (<think>), or,
-    if thoughts were asked for, the thoughts that were cut.
+    has several. Of a score: chance, the mean score of guessing; thoughts, the answers in which one stands (<think>), or
+    the thoughts that were cut, if thoughts were asked for.
     """
 
     task: str
