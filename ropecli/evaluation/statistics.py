@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -20,6 +21,16 @@ TokenCount = Annotated[int, Interval(gt=0, le=10**12)]
 Count = Annotated[int, Interval(ge=0, le=10**18)]
 Amount = Annotated[float, Interval(ge=0, le=1e15)]
 Fraction = Annotated[float, Interval(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Scored tokens with start ≤ distance < stop tokens. nll: mean loss, nats."""
+
+    start: TokenCount
+    stop: Annotated[int, Interval(gt=1, le=10**12)]
+    tokens: TokenCount
+    nll: float
 
 
 Ends = tuple[float, float] | tuple[None, None]
