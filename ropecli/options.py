@@ -357,7 +357,7 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
 
 
-class AskingOptions(TextOptions, MeasuringOptions, total=False):
+class AskingOptions(InMemoryOptions, TextOptions, MeasuringOptions, total=False):
     """Questions on a long prompt."""
 
     data: Annotated[
