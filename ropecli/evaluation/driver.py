@@ -114,7 +114,6 @@ class Store:
 
     def __init__(self, folder: Path | None = None, rank: int = 0) -> None:
         self._values: dict[str, Values] = {}
-        self.folder = folder
         self._file = folder / f"samples-{rank}.jsonl" if folder else None
         for path in sorted(folder.glob("samples-*.jsonl")) if folder else []:
             for part, sample, value in read_records(path):
