@@ -366,7 +366,7 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     ]
 
 
-class AskingOptions(TextOptions, MeasuringOptions, total=False):
+class AskingOptions(InMemoryOptions, TextOptions, MeasuringOptions, total=False):
     """Questions on a long prompt."""
 
     data: Annotated[

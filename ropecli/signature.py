@@ -95,7 +95,6 @@ class Interval(_Note):
 
     gt: float | None = None
     ge: float | None = None
-    lt: float | None = None
     le: float | None = None
 
 
@@ -109,7 +108,6 @@ class MinLen(_Note):
 _BOUNDS = {
     "gt": (operator.gt, "above"),
     "ge": (operator.ge, "of at least"),
-    "lt": (operator.lt, "below"),
     "le": (operator.le, "of at most"),
 }
 _LARGEST = 2**63 - 1

@@ -64,9 +64,13 @@ class _Stream:
 out, err = _Stream("stdout"), _Stream("stderr")
 
 
-def set_verbosity(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> None:
-    """Set what this process prints: of several in a launch, later ones only their own errors. as_json: also errors."""
-    later = read_ranks().rank > 0
+def set_verbosity(*, quiet: bool = False, verbose: bool = False, as_json: bool = False, shared: bool = False) -> None:
+    """Set what this process prints.
+
+    as_json: whether errors are JSON. shared: whether the processes of a launch share the work; then only the first
+    prints anything but its own errors.
+    """
+    later = shared and read_ranks().rank > 0
     out.quiet, err.quiet = later, later or quiet
     out.verbose, err.as_json = verbose, as_json
 

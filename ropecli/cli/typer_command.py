@@ -39,6 +39,8 @@ ALIASES = {
 }
 """Names that transformers, lm-eval, vLLM and TRL use: accepted where a command has the option, hidden."""
 
+_SHARED = {"eval_ppl", "compare", "needle", "ruler", "finetune", "extend"}
+"""Commands whose work several processes share."""
 _PANELS = ("Required", "Settings", "Scaling", "Data", "Output", "Loading", "Server", "Engine")
 """Groups of options in the order of every help page. The last three are shown with --help-all only."""
 _RARE = "Rare: "
@@ -132,7 +134,8 @@ def as_command(function: Callable[..., Any], show: str, panel: str, examples: Se
     name = function.__name__.replace("_", "-")
 
     def command(*, as_json: bool, quiet: bool, verbose: bool, help_all: bool = False, **values: Any) -> None:
-        terminal.set_verbosity(quiet=quiet, verbose=verbose, as_json=as_json)
+        shared = function.__name__ in _SHARED
+        terminal.set_verbosity(quiet=quiet, verbose=verbose, as_json=as_json, shared=shared)
         try:
             result = function(**{name: converted[name][1](value) for name, value in values.items()})
         except KeyboardInterrupt as stop:

@@ -27,12 +27,6 @@ class EvalPplOptions(options.InMemoryOptions, options.PerplexityOptions, total=F
 class CompareOptions(options.ParameterOptions, options.PerplexityOptions, total=False): ...
 
 
-class NeedleOptions(options.InMemoryOptions, options.NeedleOptions, total=False): ...
-
-
-class RulerOptions(options.InMemoryOptions, options.RulerOptions, total=False): ...
-
-
 @dataclass(frozen=True)
 class Reports:
     """The result of a measuring command. reports: the first is compared with. plot: the drawn file."""
@@ -79,7 +73,7 @@ def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> Re
 
 
 @command
-def needle(checkpoints: options.CheckpointNames, **shared: Unpack[NeedleOptions]) -> Reports:
+def needle(checkpoints: options.CheckpointNames, **shared: Unpack[options.NeedleOptions]) -> Reports:
     """Measure whether a model finds a needle in a long text.
 
     By length and depth. The key is a random number of five digits.
@@ -95,7 +89,7 @@ def needle(checkpoints: options.CheckpointNames, **shared: Unpack[NeedleOptions]
 
 
 @command
-def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[RulerOptions]) -> Reports:
+def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[options.RulerOptions]) -> Reports:
     """Find the effective context length, with RULER's tasks.
 
     The effective length is the longest one up to which the mean score stays at or above --threshold.

@@ -88,14 +88,6 @@ class _LlamaServer(TypedDict):
     default_generation_settings: _Context
 
 
-class _Tokens(TypedDict):
-    tokens: list[_TokenId]
-
-
-class _Version(TypedDict):
-    version: str
-
-
 _Answer = TypeVar("_Answer")
 _adapter = cache(TypeAdapter)
 
@@ -214,7 +206,7 @@ class Endpoint:
         """The ids that the server's tokenizer gives, without special tokens; None if it does not tell."""
         body = {"model": self._model_id, "prompt": text, "content": text, "add_special_tokens": False}
         try:
-            return self._ask("POST", "/tokenize", _Tokens, json=body)["tokens"]
+            return self._ask("POST", "/tokenize", dict[str, Any], json=body).get("tokens")
         except EndpointError:
             return None
 
@@ -222,7 +214,7 @@ class Endpoint:
     def engine(self) -> str:
         """Name and version, as far as the server tells."""
         try:
-            version = self._ask("GET", "/version", _Version)["version"]
+            version = self._ask("GET", "/version", dict[str, Any]).get("version", "")
         except EndpointError:
             version = ""
         return self._hidden(f"{self.model.owner} {version}".strip())

@@ -21,8 +21,6 @@ BEST_NOTE = Bold("best, or not worse by the paired 95% interval")
 DATA_NOTE = "different data: the numbers of different tables and panels are not comparable"
 _COMPARED = ("mode", "stride", "targets", "near", "lead_in", "passages_per_pass")
 """Settings of a task that reports of one set share."""
-_Shown = tuple[str, bool, Mapping[str, Any]]
-"""The name of a model, whether it is the base, and its look: the same in every set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +77,7 @@ def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
                 report = replace(report, reference=next(iter(members.values())).reference)
             members[key] = max(members.get(key, report), report, key=lambda each: len(each.cells))
     shown = _named(subjects, reports[0].identity)
-    return [_lines(members.values(), [shown[key] for key in members]) for members in sets]
+    return [_sorted([Line(report=report, **shown[key]) for key, report in members.items()]) for members in sets]
 
 
 def _joined(reports: list[Report]) -> list[Report]:
@@ -123,7 +121,8 @@ def _weigh_alike(first: Report, second: Report, documents: Sequence[str]) -> boo
     )
 
 
-def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity, _Shown]:
+def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity, dict[str, Any]]:
+    """The name of each model, whether it is the base, and its look: the same in every set."""
     patched = {report.checkpoint for report in subjects.values() if report.in_memory and report.method != "none"}
     checkpoints = {report.checkpoint for report in subjects.values()}
     several, folders = len(checkpoints) > 1, [Path(checkpoint).name for checkpoint in checkpoints]
@@ -146,16 +145,13 @@ def _named(subjects: Mapping[Identity, Report], base: Identity) -> dict[Identity
     kinds = [report.checkpoint if report.method == "none" else report.method for report in subjects.values()]
     looks = style.looks("" if key == base else kind for key, kind in zip(subjects, kinds, strict=True))
     return {
-        key: (name, key == base, style.BASE_LOOK if key == base else look)
+        key: {"name": name, "is_base": key == base, "look": style.BASE_LOOK if key == base else look}
         for key, name, look in zip(subjects, names, looks, strict=True)
     }
 
 
-def _lines(reports: Iterable[Report], shown: Sequence[_Shown]) -> list[Line]:
-    reports = list(reports)
-    order = list(dict.fromkeys(report.checkpoint for report in reports))
-    names = numbered(name for name, *_ in shown)
-    lines = [Line(name, report, *rest[1:]) for name, report, rest in zip(names, reports, shown, strict=True)]
+def _sorted(lines: Sequence[Line]) -> list[Line]:
+    order = [line.report.checkpoint for line in lines]
     return sorted(lines, key=lambda line: (not line.is_base, order.index(line.report.checkpoint)))
 
 

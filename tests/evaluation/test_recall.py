@@ -113,13 +113,12 @@ def test_a_pass_asks_many_passages(build, loaded, uneven, plain_nll, short_share
 
 
 def test_passes_take_an_eighth_of_the_shortest_length_and_a_third_of_the_documents(uneven):
-    def passages(length, documents, tokenizer=None):
-        return Recall(uneven(*[300] * documents), [length, 9000], 8192, tokenizer=tokenizer).passages
+    def passages(length, documents):
+        return Recall(uneven(*[300] * documents), [length, 9000], 8192).passages
 
     assert [passages(*asked) for asked in ((2559, 9), (2560, 9), (8192, 12), (8192, 8), (8192, 5), (8192, 2))] == [
         *(1, 2, 6, 4, 2, 1)
     ]
-    assert passages(8192, 12, tokenizer=object()) == 1  # copied greedily, a pass has one passage
 
 
 def test_passages_have_passes_of_their_own_where_other_documents_are_few_or_repeat_them(uneven):

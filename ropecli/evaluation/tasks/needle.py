@@ -47,9 +47,10 @@ class Retrieval(Asking):
     ) -> None:
         self.prompts, self.mode, self.source, self.further = prompts, mode, source, further
         self.pieces, self.frame, self.seed, self.parts = prompts.pieces, prompts.frame, prompts.seed, [self.name]
-        self.lengths, self.depths, self.count = sorted(set(lengths)), sorted(set(map(float, depths))), samples
+        depths = sorted(set(map(float, depths)))
+        self.lengths, self.depths, self.count = sorted(set(lengths)), depths, samples
         for length in self.lengths:
-            prompts.check_room(length, self.depths, samples)
+            prompts.check_room(length, depths, samples)
 
     def request(self) -> dict[str, Any]:
         text = self.prompts.haystack.fingerprint()
