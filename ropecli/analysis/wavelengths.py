@@ -1,7 +1,7 @@
 """Wavelengths of the rotary pairs, numbers of rotations, and float32 errors of their angles.
 
-Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), section 2.3; "embedding and rope" (blog, 5 February 2025) for the
-half wavelength and the effective range; Liu et al. 2023 (arXiv:2310.05209) for the critical dimension.
+Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), section 2.3; Liu et al. 2023 (arXiv:2310.05209) for the critical
+dimension.
 """
 
 import math
@@ -13,8 +13,6 @@ from ropecli.scaling.spec import ScaledRope
 
 _LARGEST = 300.0
 """The logarithm of the largest base that power_law accepts."""
-SAME = 1e-9
-"""Relative tolerance for rounding errors of wavelengths."""
 
 
 def rotations(inv_freq: np.ndarray, length: float) -> np.ndarray:
@@ -22,33 +20,10 @@ def rotations(inv_freq: np.ndarray, length: float) -> np.ndarray:
     return inv_freq * length / (2 * math.pi)
 
 
-def share_rotated(inv_freq: np.ndarray, length: float) -> float:
-    """The share of the pairs, 0..1, that complete a rotation within `length` tokens; NaN if `length` is NaN."""
-    return math.nan if math.isnan(length) else float((rotations(inv_freq, length) >= 1 - SAME).mean())
-
-
 def longest_wavelength(inv_freq: np.ndarray) -> float:
-    """2π/θ of the slowest rotating pair, tokens; NaN if no pair rotates.
-
-    The blog calls it the length up to which a rotation is unique. That is true of the slowest pair only: all pairs
-    together never repeat, because π is irrational.
-    """
+    """2π/θ of the slowest rotating pair, tokens; NaN if no pair rotates."""
     rotating = inv_freq[inv_freq > 0]
     return 2 * math.pi / float(rotating.min()) if rotating.size else math.nan
-
-
-def half_wavelength(inv_freq: np.ndarray) -> float:
-    """The distance, tokens, from which the slowest pair's cosine rises again."""
-    return longest_wavelength(inv_freq) / 2
-
-
-def effective_range(inv_freq: np.ndarray) -> float:
-    """A tenth of the longest wavelength, tokens: the blog's rule of thumb for how far a score distinguishes distances.
-
-    With b = 10,000, three quarters of the pairs, rounded down, complete a rotation within it, at any width, because
-    10,000^(1/4) = 10. (The blog says 128 dimensions but has 128 pairs.)
-    """
-    return longest_wavelength(inv_freq) / 10
 
 
 def critical_dimension(geometry: RopeGeometry) -> int:

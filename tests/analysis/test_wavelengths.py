@@ -8,30 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.wavelengths import (
-    critical_dimension,
-    effective_range,
-    float32_angle_error,
-    half_wavelength,
-    longest_wavelength,
-    share_rotated,
-)
+from ropecli.analysis.wavelengths import critical_dimension, float32_angle_error
 from ropecli.config.encoding import native_parameters
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScaledRope, make_spec
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
-STILL = np.zeros(4)
-
-
-def test_pairs_that_do_not_rotate_have_no_wavelength():
-    with_still = np.array([1.0, 0.1, 0.0, 0.0])
-    assert longest_wavelength(with_still) == pytest.approx(20 * math.pi)
-    assert share_rotated(with_still, 1e12) == 0.5
-    for quantity in (longest_wavelength, half_wavelength, effective_range):
-        assert math.isnan(quantity(STILL))
-    assert math.isnan(share_rotated(STILL, effective_range(STILL)))
 
 
 @pytest.mark.parametrize(
