@@ -21,7 +21,8 @@ class Document:
 
     ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. trained: shape
     (tokens,), bool, whether to train on each token; None for all. turns: of a conversation, shape (turns,), int64, the
-    first token of each; None of a text.
+    first token of each; None of a text. lost: the first part that the chat template leaves out. unused: columns and
+    keys of messages that nothing reads.
     """
 
     name: str
@@ -29,6 +30,8 @@ class Document:
     ends: np.ndarray | None = None
     trained: np.ndarray | None = None
     turns: np.ndarray | None = None
+    lost: str = ""
+    unused: frozenset[str] = frozenset()
 
     def bytes_of(self, start: int, stop: int) -> int | None:
         """Bytes of text in the tokens start ≤ i < stop."""
