@@ -141,7 +141,6 @@ FAULTS: list[tuple[str, str]] = [
     # big models and large sources
     ("return replace(self, limit=HUB_DOCUMENTS)", "return self"),
     ("removeprefix(codecs.BOM_UTF8) if number == 1 else line", "strip()"),
-    ("if stop == len(buffer):  # a number", "if False:  # a number"),
     ("value.encode()", "value.isascii()"),
     ("start = first + len(part)", "start = at.stop"),
     # conversations

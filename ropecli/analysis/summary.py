@@ -6,7 +6,7 @@ import numpy as np
 
 from ropecli.analysis.granularity import closest_images, distance_to_old_images, granularity
 from ropecli.analysis.score import first_negative, largest_distance
-from ropecli.analysis.wavelengths import critical_dimension, float32_angle_error, longest_wavelength, rotations
+from ropecli.analysis.wavelengths import critical_dimension, longest_wavelength, rotations
 from ropecli.scaling.spec import ScaledRope
 
 
@@ -44,5 +44,4 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
         "closest_images": closest,
         "closest_images_gap": gap,
         "distance_to_old_images": to_old,
-        "float32_angle_error": float(float32_angle_error(rope, farthest).max()),
     }

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
 from ropecli.errors import CheckpointError, PatchError, reason_of
+from ropecli.live.devices import probe_ids
 from ropecli.live.rotary import rotary_tables
 from ropecli.live.skeleton import decoder_layers, make_small_model
 from ropecli.live.stock_transformers import stock_config_of
@@ -110,9 +111,7 @@ class _Probe:
 
         hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in decoder_layers(self.model)]
         try:
-            embeddings: Any = self.model.get_input_embeddings()
-            ids = (torch.arange(_TOKENS)[None] * 7 + 3) % embeddings.weight.shape[0]
-            self.model(input_ids=ids, use_cache=False)
+            self.model(input_ids=probe_ids(self.model, _TOKENS), use_cache=False)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -19,13 +19,12 @@ from ropecli.config.dialects import (
     QUERY_SCALE,
     THETA_KEYS,
     Parameters,
-    parameters_by_layer_type,
     rope_type_of,
 )
-from ropecli.config.families import COMMON_NAMES, MSCALES, Family, family_of, ignores_top_level
+from ropecli.config.families import COMMON_NAMES, MSCALES, Family, ignores_top_level
 from ropecli.config.fields import head_dim, section_of
 from ropecli.config.layers import layer_labels
-from ropecli.config.settings import rotary_share
+from ropecli.config.settings import RopeSettings, rotary_share
 from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.scale import varies_with_length
@@ -119,15 +118,19 @@ def _universal_values(scaled: ScaledRope) -> Parameters:
     }
 
 
-def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], context_length: int) -> None:
-    """Write the scaled ropes in both dialects, and the context length, tokens, into `config`. Raises PatchError."""
-    section, family = section_of(config), family_of(config)
+def write_settings(
+    config: dict[str, Any], settings: RopeSettings, scaled: dict[str | None, ScaledRope], context_length: int
+) -> None:
+    """Write the scaled ropes in both dialects, and the context length, tokens, into `config`. Raises PatchError.
+
+    settings: of this config; they have the parameters that scaling does not change.
+    """
+    section, family, before = section_of(config), settings.family, settings.parameters
     if ignores_top_level(config):
         raise PatchError(
             f"config.json has no text_config, and transformers reads the language model of {config['model_type']} only "
             "from there, so a patch would have no effect. Patch a conversion of the model to transformers' format."
         )
-    before = parameters_by_layer_type(section, family, [])
     written = {
         label: _with_kept_keys(native_parameters(rope, family, context_length), rope, before[label], section, family)
         for label, rope in scaled.items()

@@ -1,7 +1,6 @@
 """Reads the RoPE settings of config.json: geometry and scaling of each layer type, and findings."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,14 +25,13 @@ from ropecli.config.dialects import (
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import check_fields, entries, first, head_dim, number_of, rotary_dim, section_of
 from ropecli.config.findings import DEFAULT_BASE, NO_LENGTH, TEXT_TRUNCATE, Finding
-from ropecli.config.layers import OTHER, RECURRENT, Layer, read_layers
+from ropecli.config.layers import Layer, read_layers
 from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec
 
-_UNSCALED = " No scaling applies; its training and the memory limit its length."
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
 
@@ -53,13 +51,14 @@ class ConfiguredRope:
 class RopeSettings:
     """The RoPE settings of config.json. findings: about missing or contradictory values.
 
-    makers: what the makers say of the model; None if they are not known, or --original-length overrules them.
-    config_length: the pretraining length that config.json alone gives, tokens. unscaled: what the makers say without
-    the scaling in config.json. layers: see read_layers. default_base: a sentence if no field names the base, unless a
-    finding says so.
+    parameters: as they were read, by layer type; None for one without rotary embeddings. makers: what the makers say of
+    the model; None if they are not known, or --original-length overrules them. config_length: the pretraining length
+    that config.json alone gives, tokens. unscaled: what the makers say without the scaling in config.json. layers: see
+    read_layers. default_base: a sentence if no field names the base, unless a finding says so.
     """
 
     ropes: tuple[ConfiguredRope, ...]
+    parameters: Mapping[str | None, Parameters | None]
     max_position_embeddings: int
     family: Family
     findings: tuple[Finding, ...]
@@ -145,6 +144,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
     findings += [wrong_base] if wrong_base else []
     return RopeSettings(
         ropes=tuple(ropes),
+        parameters=by_layer_type,
         max_position_embeddings=max_positions,
         family=family,
         findings=tuple(dict.fromkeys(findings)),
@@ -215,13 +215,12 @@ def _engine_types(rotating: Mapping[str | None, Parameters]) -> Iterator[Finding
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
     model_type = config.get("model_type")
     if section.get("alibi"):
-        raise CheckpointError(f"The model uses ALiBi (`alibi` in config.json), not rotary embeddings.{_UNSCALED}")
+        raise CheckpointError("The model uses ALiBi (`alibi` in config.json), not rotary embeddings.")
     if family.refused:
         raise CheckpointError(f"{model_type} is not supported: {family.refused}.")
     if not family.rotary:
         raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding to configure"
-            f"{_instead_of_rope(section, family)}"
+            f"model_type {shown(model_type)} has no rotary position embedding to configure, so no scaling applies."
         )
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
@@ -240,21 +239,6 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
             f"type {shown(model_type)}. The rotary settings may be in its {code}, where ropecli cannot change them. "
             "Use a conversion of the model to a type of transformers, if there is one."
         )
-
-
-def _instead_of_rope(section: dict[str, Any], family: Family) -> str:
-    """The positions of a model without RoPE, and the limit of its length. Ends a sentence."""
-    if family.learned_positions:
-        rows = first(section, ("max_position_embeddings", "n_positions"))
-        table = f"a table of {rows} learned positions" if rows else "a table of learned positions"
-        return f": it has {table}, which limits its length. No scaling applies."
-    counts, positions = Counter(layer.attention for layer in read_layers(section, family)), family.positions
-    if recurrent := counts[RECURRENT]:
-        attention = counts.total() - recurrent - counts[OTHER]
-        positions = f"{recurrent} recurrent layers" + f" and {attention} with attention without positions" * (
-            attention > 0
-        )
-    return f": it has {positions}.{_UNSCALED}" if positions else "."
 
 
 def _read_rope(

@@ -18,7 +18,6 @@ from ropecli.config.dialects import (
     PARTIAL_KEYS,
     THETA_KEYS,
     Parameters,
-    parameters_by_layer_type,
 )
 from ropecli.config.encoding import native_parameters
 from ropecli.config.fields import LATENT, draft_layers, first, is_drafter
@@ -164,10 +163,9 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         )
     state = read_state(checkpoint)
     section, family, positions, rope = state.section, state.settings.family, state.positions, state.positions.main
-    written = parameters_by_layer_type(section, family, [])
     parameters = {
         label: _parameters(state, positions.ropes[label], fields or {}) if label in positions.ropes else None
-        for label, fields in written.items()
+        for label, fields in state.settings.parameters.items()
     }
     if rope.remapping is not None and not remaps:
         use = "Fine-tune it with `ropecli finetune`." if trains else "Load it with `import ropecli.attention`."
@@ -194,7 +192,7 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         older_fields=not section.get("rope_parameters")
         or (first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))),
         fix=fix_command(state),
-        sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
+        sections=any(key in (fields or {}) for fields in state.settings.parameters.values() for key in _SECTIONS),
         latent=section.get(LATENT) is not None,
         draft_layers=draft_layers(section),
         findings=faults_in_results(state),

@@ -79,7 +79,6 @@ _INSPECTED: dict[str, tuple[str, Any]] = {
     "longest wavelength": ("longest_wavelength", _wavelength),
     "pairs": ("pairs", str),
     "pairs with a full rotation in pretraining": ("pairs_rotating_in_pretraining_length", str),
-    "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
     "pretraining length": ("pretraining_length", _length),
     "pretraining length from": ("pretraining_length_source", _text),
     "context length": ("context_length", _length),
@@ -169,7 +168,6 @@ _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "closest images q": ("closest_images", _digits),
     "their gap, tokens": ("closest_images_gap", tokens),
     "distance d to pretrained images": ("distance_to_old_images", _digits),
-    "float32 angle error, rad": ("float32_angle_error", partial(_digits, digits=2)),
 }
 _SECTIONS = frozenset({4, 7, 8})
 
