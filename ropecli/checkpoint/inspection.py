@@ -14,12 +14,12 @@ from ropecli.analysis.summary import summarize
 from ropecli.checkpoint.advice import how_to_read
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import make_plan, no_effect
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import draft_layers, is_drafter
 from ropecli.config.findings import MISREAD, Finding
-from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, kv_cache_bytes, limit_of_far
+from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, acts_nowhere, kv_cache_bytes, limit_of_far
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
 
 
@@ -141,16 +141,12 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
             "config.json does not say which layers see the whole context. `ropecli inspect "
             f"{name} --probe` runs a small model of this type to find out."
         )
-    if not any(layer.far and layer.rotates is not False for layer in layers):
-        return _capitalized(no_effect(layers, "a scaling"))
+    if nowhere := acts_nowhere(layers):
+        return nowhere
     if limit := limit_of_far(layers):
-        return f"{_capitalized(limit)}, {trained}. A scaling changes these alone.{_advice(state)}"
+        return f"{limit[0].upper()}{limit[1:]}, {trained}. A scaling changes these alone.{_advice(state)}"
     rotating = sum(layer.far for layer in layers)
     return f"The rotary positions of {rotating} layers limit the length: {trained}.{_advice(state)}"
-
-
-def _capitalized(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _advice(state: CheckpointState) -> str:
@@ -197,22 +193,16 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in base if key not in ignored and any(differ(report, key) for report in reports[1:])]
 
 
-def merge_sentence(reports: Sequence[dict[str, Any]], differing: Sequence[str]) -> str:
+def merge_sentence(differing: Sequence[str]) -> str:
     """Whether positions allow to merge the weights of two checkpoints (mergekit issues 325 and 667)."""
-    rotations = ("rope_theta", "method", "factor", "params", "attention_factor", "rotary_dim", "remaps")
-    differ = "; ".join(
-        f"{name.replace('_', ' ')} {' and '.join(str(report[name]).removesuffix('.0') for report in reports)}"
-        for name in (*rotations[:3], "pretraining_length", "context_length")
-        if name in differing
-    )
     verdict = "positions allow it. Base, scaling and lengths are the same."
-    if any(name in differing for name in rotations):
+    if {"rope_theta", "method", "factor", "params", "attention_factor", "rotary_dim", "remaps"} & {*differing}:
         verdict = (
-            f"they rotate differently ({differ or 'parameters'}), and a merge has one rotation. The longer weights "
+            "they rotate differently, and a merge has one rotation. The longer weights were trained with the other, "
+            "the worse they read with it: measure it."
         )
-        verdict += "were trained with the other, the worse they read with it: measure it."
-    elif differ:
-        verdict = f"they rotate alike, but the lengths differ ({differ}). Expect the shorter, and measure the longer."
+    elif {"pretraining_length", "context_length"} & {*differing}:
+        verdict = "they rotate alike, but the lengths differ. Expect the shorter, and measure the longer."
     return f"To merge their weights: {verdict}"
 
 

@@ -15,7 +15,7 @@ from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
 from ropecli.config.findings import Finding
-from ropecli.config.layers import Layer, limit_of_far
+from ropecli.config.layers import no_effect
 from ropecli.config.saved_remapping import SavedRemapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
@@ -180,13 +180,6 @@ def _labels_to_scale(
             f"with rotary positions of their own: {known}."
         )
     return tuple(label for label in present if label in layer_types)
-
-
-def no_effect(layers: Sequence[Layer], method: object) -> str:
-    return (
-        f"{limit_of_far(layers)}, so {method} has no effect on distant tokens. Use --method none --target-length N to "
-        "only raise the context length."
-    )
 
 
 def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:

@@ -44,7 +44,7 @@ def show_inspection(inspection: "Inspection") -> None:
     if several:
         from ropecli.checkpoint.inspection import merge_sentence
 
-        tell(merge_sentence(inspection.reports, inspection.differences))
+        tell(merge_sentence(inspection.differences))
     for report in inspection.reports:
         name = report["checkpoint"]
         scaling = f", scaled by {report['method']} ×{report['factor']:g}" * (report["method"] != "none")

@@ -42,11 +42,9 @@ class Document:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """prefix, suffix: ids that the tokenizer puts around every text (Llama's <s>). bos, eos: None where it has none."""
+    """prefix, suffix: ids that the tokenizer puts around every text (Llama's <s>)."""
 
     prefix: tuple[int, ...] = ()
-    bos: int | None = None
-    eos: int | None = None
     suffix: tuple[int, ...] = ()
 
     @property
@@ -151,11 +149,10 @@ def special_tokens(tokenizer) -> SpecialTokens:
     bare = encode(tokenizer, "a", add_special_tokens=False)["input_ids"]
     ids = encode(tokenizer, "a")["input_ids"]
     if not bare:  # no token for letters: all ids are the prefix
-        return SpecialTokens(tuple(ids), tokenizer.bos_token_id, tokenizer.eos_token_id)
+        return SpecialTokens(tuple(ids))
     starts = range(len(ids) - len(bare) + 1)
     start = next((start for start in starts if ids[start : start + len(bare)] == bare), 0)
-    prefix, suffix = tuple(ids[:start]), tuple(ids[start + len(bare) :])
-    return SpecialTokens(prefix, tokenizer.bos_token_id, tokenizer.eos_token_id, suffix)
+    return SpecialTokens(tuple(ids[:start]), tuple(ids[start + len(bare) :]))
 
 
 def tokenize(

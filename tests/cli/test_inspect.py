@@ -125,12 +125,9 @@ def test_two_checkpoints_say_whether_positions_allow_a_merge(llama, yarn, edited
     longer = edited(llama, "longer", max_position_embeddings=128)
     for other, expected in (
         (llama, "positions allow it. Base, scaling and lengths are the same."),
-        (another, "they rotate differently (rope theta 10000 and 1000000), and a merge has one rotation."),
-        (yarn, "they rotate differently (method none and yarn; factor 1 and 4; context length 64 and 256)"),
-        (
-            longer,
-            "they rotate alike, but the lengths differ (pretraining length 64 and 128; context length 64 and 128)",
-        ),
+        (another, "they rotate differently, and a merge has one rotation."),
+        (yarn, "they rotate differently, and a merge has one rotation."),
+        (longer, "they rotate alike, but the lengths differ."),
     ):
         assert f"To merge their weights: {expected}" in ropecli("inspect", llama, other).succeeds().printed
 
