@@ -98,7 +98,7 @@ def _has_texts(file: DataFile, text_column: str) -> bool:
     try:
         with file.open() as content:
             return has_texts(file.kind, content, text_column)
-    except (OSError, ValueError):  # reading it will report the error
+    except (OSError, ValueError, RecursionError):  # reading it will report the error
         return True
 
 

@@ -86,8 +86,9 @@ def _rows(kind: str, file: BinaryIO, columns: Sequence[str]) -> Iterator[_Values
     if kind in (JSON_LINES, JSON):
         file = io.BufferedReader(file) if not hasattr(file, "peek") else file  # type: ignore[type-var,assignment]
         is_array = file.peek(_PIECE).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")  # type: ignore[attr-defined]
-        array = enumerate(json.loads(file.read().decode("utf-8-sig")), 1) if kind == JSON and is_array else None
-        rows = _lines(file) if array is None else array
+        rows: Iterator[tuple[int, Any]] = _lines(file)
+        if kind == JSON and is_array:
+            rows = enumerate(json.loads(file.read().decode("utf-8-sig")), 1)
         return ((number, row, list(row) if isinstance(row, dict) else ()) for number, row in rows)
     if kind in (CSV, TSV):
         return _csv(file, "," if kind == CSV else "\t")

@@ -302,9 +302,10 @@ def without_options(p: EngineInput, texts: Mapping[str, str]) -> str:
 
 
 def with_engine_names(parameters: Parameters) -> Parameters:
-    """`parameters` as vLLM and SGLang read them: the factor a float, the attention factor also under their names.
+    """`parameters` as vLLM and SGLang read them: the factor a float, since vLLM's linear takes an integer for a list.
 
-    longrope: short_mscale and long_mscale replace it. yarn: attn_factor multiplies 0.1·ln s + 1.
+    Both ignore the attention_factor of longrope and read short_mscale and long_mscale. Of yarn, SGLang and vLLM before
+    0.30.0 read attn_factor, which multiplies 0.1·ln s + 1.
     """
     renamed, attention_factor = dict(parameters), parameters.get("attention_factor")
     if "factor" in renamed:
