@@ -1,13 +1,23 @@
 """All quantities of analysis/ for one rope, as JSON values."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from ropecli.analysis.granularity import closest_images, distance_to_old_images, granularity
 from ropecli.analysis.score import first_negative, largest_distance
-from ropecli.analysis.wavelengths import critical_dimension, longest_wavelength, rotations
+from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope
+
+
+def critical_dimension(geometry: RopeGeometry) -> int:
+    """The number of dimensions whose pairs complete a rotation in pretraining: 2⌈(d/2)·log_b(L/2π)⌉, 0 to d.
+
+    The model has not seen all angles of the other dimensions, which fail beyond the pretraining length. Source: Liu et
+    al. 2023 (arXiv:2310.05209), section 4.1.
+    """
+    return 2 * int((geometry.inv_freq() * geometry.original_max_position_embeddings >= 2 * math.pi).sum())
 
 
 def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
@@ -17,6 +27,7 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
     """
     geometry, inv_freq, farthest = rope.geometry, rope.inv_freq, largest_distance(rope, target)
     pretrained, original_length = geometry.inv_freq(), geometry.original_max_position_embeddings
+    rotations, finite = inv_freq / (2 * math.pi), rope.wavelength[inv_freq > 0]
     # of positions, so distance methods have none of their own
     has_images = rope.remapping is None and target > 1
     closest, gap = closest_images(inv_freq, target) if has_images else (None, None)
@@ -33,11 +44,11 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
         "target_length": target,
         "attention_factor": rope.attention_factor,
         "wavelength": rope.wavelength.tolist(),
-        "rotations_in_pretraining_length": rotations(inv_freq, original_length).tolist(),
-        "rotations_in_target_length": rotations(inv_freq, farthest + 1).tolist(),
+        "rotations_in_pretraining_length": (rotations * original_length).tolist(),
+        "rotations_in_target_length": (rotations * (farthest + 1)).tolist(),
         "frequency_over_pretrained": kept.tolist(),
         "critical_dimension": critical_dimension(geometry),
-        "longest_wavelength": longest_wavelength(inv_freq),
+        "longest_wavelength": float(finite.max()) if finite.size else math.nan,
         "largest_distance": farthest,
         "first_negative_score": first_negative(inv_freq),
         "granularity": granularity(inv_freq),

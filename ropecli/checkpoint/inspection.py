@@ -1,6 +1,5 @@
 """The reports of `ropecli inspect` and `ropecli theory`."""
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ import numpy as np
 
 from ropecli.analysis.base_bound import LONGEST_BOUNDED, smallest_base
 from ropecli.analysis.score import first_negative
-from ropecli.analysis.summary import summarize
+from ropecli.analysis.summary import critical_dimension, summarize
 from ropecli.checkpoint.advice import how_to_read
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
@@ -208,15 +207,13 @@ def merge_sentence(differing: Sequence[str]) -> str:
 
 def _describe(rope: ScaledRope) -> dict[str, Any]:
     geometry = rope.geometry
-    original = geometry.original_max_position_embeddings
     finite = rope.wavelength[np.isfinite(rope.wavelength)]
-    rotating = int((geometry.inv_freq() * original >= 2 * math.pi).sum())
     return {
         "layer_type": geometry.layer_type,
         "head_dim": geometry.head_dim,
         "rotary_dim": geometry.rotary_dim,
         "rope_theta": rope.rope_theta,
-        "original_max_position_embeddings": original,
+        "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "method": rope.spec.method.name,
         "factor": rope.spec.factor,
         "params": {**rope.spec.params, **(rope.remapping.params if rope.remapping else {})},
@@ -224,7 +221,7 @@ def _describe(rope: ScaledRope) -> dict[str, Any]:
         "shortest_wavelength": float(finite.min()) if finite.size else None,
         "longest_wavelength": float(finite.max()) if finite.size else None,
         "pairs": len(rope.inv_freq),
-        "pairs_rotating_in_pretraining_length": rotating,
+        "pairs_rotating_in_pretraining_length": critical_dimension(geometry) // 2,
         "inv_freq": rope.inv_freq.tolist(),
     }
 

@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -146,7 +145,7 @@ class _Renderer:
         unused = {f"column {column}" for column in conversation.unused}
         keys = {key for message in messages for key in message.keys() - {*_KEYS, *REASONING}}
         unused |= {f"key {key} of messages" for key in keys if not re.search(rf"\b{re.escape(key)}\b", template)}
-        known = _known_reasoning(template)
+        known = [name for name in REASONING if re.search(rf"\b{name}\b", template)]
         messages = [_with_known_reasoning(message, known) for message in messages] if known else messages
         if any("tool_calls" in message for message in messages) and self._joins_arguments(messages, tools):
             messages = [_with_text_arguments(message) for message in messages]
@@ -393,12 +392,6 @@ class _Conversation:
         }:
             raise DataError(f"the chat template leaves out all of message {last}, an answer.")
         self.lost += lost
-
-
-@lru_cache(maxsize=8)
-def _known_reasoning(template: str) -> tuple[str, ...]:
-    """The names of reasoning that a template knows."""
-    return tuple(name for name in REASONING if re.search(rf"\b{name}\b", template))
 
 
 def _with_known_reasoning(message: Message, known: Sequence[str]) -> Message:

@@ -40,8 +40,8 @@ class Source:
 
     place: `demo`, `demo-train`, a file, a folder, or a Hub dataset (owner/name, owner/name:config). column: of tables,
     with the texts or the conversations; if the default is missing, also `messages` or `conversations`. split: default:
-    the first of `splits` that the place has. limit: documents to read; None for all. skip_faulty: skip and count rows
-    without a text that can be used, which are refused otherwise. Raises DataError in every method.
+    the first of `splits` that the place has. limit: rows to read, also faulty ones; None for all. skip_faulty: skip and
+    count rows without a text that can be used, which are refused otherwise. Raises DataError in every method.
     """
 
     place: str

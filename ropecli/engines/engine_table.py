@@ -10,16 +10,14 @@ from ropecli import demo
 from ropecli.checkpoint.hub import DEFAULT_REVISION
 from ropecli.checkpoint.lint import faults_in_results, fix_command
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import CheckpointState, Positions, read_state
+from ropecli.checkpoint.state import Positions, read_state
 from ropecli.config.dialects import (
-    KEPT_KEYS,
     MAX_POSITIONS,
     MSCALE_PAIR,
-    PARTIAL_KEYS,
     THETA_KEYS,
     Parameters,
 )
-from ropecli.config.encoding import native_parameters
+from ropecli.config.encoding import written_parameters
 from ropecli.config.fields import LATENT, draft_layers, first, is_drafter
 from ropecli.config.findings import Finding
 from ropecli.errors import PatchError
@@ -163,9 +161,12 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         )
     state = read_state(checkpoint)
     section, family, positions, rope = state.section, state.settings.family, state.positions, state.positions.main
+    ropes, written = positions.ropes, state.settings.parameters
     parameters = {
-        label: _parameters(state, positions.ropes[label], fields or {}) if label in positions.ropes else None
-        for label, fields in state.settings.parameters.items()
+        label: written_parameters(section, state.settings, ropes[label], positions.context_length)
+        if label in ropes
+        else None
+        for label in written
     }
     if rope.remapping is not None and not remaps:
         use = "Fine-tune it with `ropecli finetune`." if trains else "Load it with `import ropecli.attention`."
@@ -192,25 +193,11 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         older_fields=not section.get("rope_parameters")
         or (first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))),
         fix=fix_command(state),
-        sections=any(key in (fields or {}) for fields in state.settings.parameters.values() for key in _SECTIONS),
+        sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
         latent=section.get(LATENT) is not None,
         draft_layers=draft_layers(section),
         findings=faults_in_results(state),
     )
-
-
-def _parameters(state: CheckpointState, rope: ScaledRope, written: Parameters) -> Parameters:
-    """`rope_parameters` of this rope, plus the keys of config.json that are not part of a scaling."""
-    family, length = state.settings.family, state.positions.context_length
-    kept = {key: value for key, value in written.items() if key in KEPT_KEYS}
-    if "max_position_embeddings" in kept:  # Ministral keeps a copy here
-        kept["max_position_embeddings"] = length
-    head, rotary = rope.geometry.head_dim, rope.geometry.rotary_dim
-    if rotary != head:
-        kept.setdefault("partial_rotary_factor", first(state.section, PARTIAL_KEYS) or rotary / head)
-    elif rope.geometry.still_pairs:  # native_parameters already states which pairs do not rotate
-        kept.pop("partial_rotary_factor", None)
-    return {**native_parameters(rope, family, length), **kept}
 
 
 class Case(NamedTuple):
