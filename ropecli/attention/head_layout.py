@@ -188,7 +188,7 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
             f"{len(still)} of {len(far)} layers with full attention do not rotate by the rotary tables (the first is "
             f"{still[0]}). Their positions cannot be remapped."
         )
-    return _common_layout(far, _frequencies(model))
+    return _common_layout(far, {table.layer_type: table.inv_freq for table in rotary_tables(model)})
 
 
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
@@ -207,10 +207,6 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
         f"Cannot find the rotary table of layer {index} ({type(module).__name__}): its type is {layer_type!r}, not "
         f"one of {sorted(map(str, labels))}."
     )
-
-
-def _frequencies(model: "PreTrainedModel") -> dict[str | None, np.ndarray]:
-    return {table.layer_type: table.inv_freq for table in rotary_tables(model)}
 
 
 def _see_layers(model: "PreTrainedModel") -> list[_Seen]:

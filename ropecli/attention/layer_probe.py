@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
+from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer, no_effect
 from ropecli.errors import CheckpointError, PatchError, reason_of
 from ropecli.live.devices import probe_ids
 from ropecli.live.rotary import rotary_tables
@@ -66,9 +66,7 @@ def refuse_without_effect(plan: PatchPlan) -> None:
         return
     if not any(layer.far and layer.rotates for layer in layers):
         raise PatchError(
-            f"{plan.source.name}: a small model of its type shows that no layer that sees the whole context has rotary "
-            f"positions, so {plan.spec.method} has no effect on distant tokens. Use --method none --target-length N to "
-            "only raise the context length."
+            f"{plan.source.name}: a small model of its type shows that {no_effect(layers, plan.spec.method)}"
         )
 
 

@@ -39,7 +39,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a row cannot be used. It stands in place of what the row holds."""
+    """A row that cannot be used. message: the reason."""
 
     message: str
 
