@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ropecli.config.dialects import (
@@ -44,7 +44,7 @@ class ConfiguredRope:
 
     geometry: RopeGeometry
     spec: ScalingSpec
-    far: bool = True
+    far: bool
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,22 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         makers = _find_makers(section, family, main, max_positions)
         unscaled = makers or _find_makers(section, family, main, max_positions, scaled=False)
     layers = read_layers(section, family, rotating)
-    ropes = [
-        _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, unscaled, findings)
-        for layer_type, parameters in rotating.items()
-    ]
-    ropes = [replace(rope, far=_is_far(rope.geometry.layer_type, layers, family)) for rope in ropes]
+    named = {label: _named_length(section, parameters, family, label) for label, parameters in rotating.items()}
+    ropes = []
+    for label, parameters in rotating.items():
+        length = original_length or named[label]
+        if length is None and makers is None:
+            findings += _no_length(parameters, family, max_positions, unscaled)
+        if isinstance(text := parameters.get("truncate"), str):
+            message = f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
+            findings.append(Finding(TEXT_TRUNCATE, message))
+        original = length or (makers.pretraining_length if makers else max_positions)
+        far = _is_far(label, layers, family)
+        ropes.append(_read_rope(section, family, parameters, label, original, max_positions, far))
     if original_length is None:
         findings += _ignored_lengths(section, by_layer_type, ropes)
-    named = [
-        _named_length(section, parameters, _read_method(parameters, family), label)
-        for label, parameters in rotating.items()
-    ]
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
-    config_length = next((length for length in named if length), in_config)
+    config_length = next((length for length in named.values() if length), in_config)
     findings += _engine_types(rotating)
     default_base, wrong_base = _default_base(section, family, main)
     findings += [wrong_base] if wrong_base else []
@@ -246,12 +249,11 @@ def _read_rope(
     family: Family,
     parameters: Parameters,
     layer_type: str | None,
+    original: int,
     max_positions: int,
-    original_length: int | None,
-    makers: Makers | None,
-    unscaled: Makers | None,
-    findings: list[Finding],
+    far: bool,
 ) -> ConfiguredRope:
+    """original: the pretraining length, tokens."""
     head = head_dim(section, family, layer_type)
     share = rotary_share(section, family, parameters, layer_type)
     still = 0
@@ -260,28 +262,23 @@ def _read_rope(
         share = None
     width = rotary_dim(section, head, share)
     parameters, method = translated(parameters, width), _read_method(parameters, family)
-    original = original_length or _named_length(section, parameters, method, layer_type)
-    if original is None:
-        original = makers.pretraining_length if makers else max_positions
-        if not makers and method not in ("none", "dynamic"):
-            read = (
-                f", so it reads {round(max_positions * (parameters.get('factor') or 1))}" if method == "linear" else ""
-            )
-            message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
-            named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
-            message += f"{max_positions}{read}. Correct it with patch --original-length{named}."
-            findings.append(Finding(NO_LENGTH, message))
     if isinstance(text := parameters.get("truncate"), str):
-        findings.append(
-            Finding(
-                TEXT_TRUNCATE, f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
-            )
-        )
         parameters = {**parameters, "truncate": bool(text)}
-    theta = _base(parameters, family, width)
-    geometry = RopeGeometry(head, width, theta, original, layer_type, still)
-    spec = _read_spec(parameters, method, max_positions / original, family)
-    return ConfiguredRope(geometry, spec)
+    geometry = RopeGeometry(head, width, _base(parameters, family, width), original, layer_type, still)
+    return ConfiguredRope(geometry, _read_spec(parameters, method, max_positions / original, family), far)
+
+
+def _no_length(
+    parameters: Parameters, family: Family, max_positions: int, unscaled: Makers | None
+) -> Iterator[Finding]:
+    """A finding about a scaling without a pretraining length."""
+    method = _read_method(parameters, family)
+    if method in ("none", "dynamic"):
+        return
+    read = f", so it reads {round(max_positions * (parameters.get('factor') or 1))}" if method == "linear" else ""
+    named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
+    message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
+    yield Finding(NO_LENGTH, f"{message}{max_positions}{read}. Correct it with patch --original-length{named}.")
 
 
 def _base(parameters: Parameters, family: Family, width: int) -> float:
@@ -340,8 +337,11 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float, famil
     return ScalingSpec(find_method(method), factor, params)
 
 
-def _named_length(section: dict[str, Any], parameters: Parameters, method: str, layer_type: str | None) -> int | None:
+def _named_length(
+    section: dict[str, Any], parameters: Parameters, family: Family, layer_type: str | None
+) -> int | None:
     """The pretraining length in config.json as transformers reads it, tokens; None if it reads none."""
+    method = _read_method(parameters, family)
     if method == "dynamic" or (method == "none" and QUERY_SCALE not in parameters):
         return None  # transformers always uses max_position_embeddings here
     # transformers 5 prefers the top-level key, except for ropes by layer type and for QUERY_SCALE
