@@ -138,15 +138,9 @@ FAULTS: list[tuple[str, str]] = [
     ("if not any(_is_of(report, checkpoint) for report in measured):", "if False:"),
     ("if not (existing.private or public):", "if False:"),
     ("if others := sorted(set(loaded) - set(names)):", "if others := []:"),
-    # theory
-    ("(rotations(inv_freq, length) >= 1 - SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),
-    ("-4 * np.sin(inv_freq / 2)", "-4 * np.sin(inv_freq)"),
-    ("return alpha / math.log(rope_theta)", "return alpha / math.log2(rope_theta)"),
-    ("np.minimum(1.0, 2 * rope_theta /", "np.minimum(1.0, rope_theta /"),
     # big models and large sources
     ("return replace(self, limit=HUB_DOCUMENTS)", "return self"),
     ("removeprefix(codecs.BOM_UTF8) if number == 1 else line", "strip()"),
-    ("if stop == len(buffer):  # a number", "if False:  # a number"),
     ("value.encode()", "value.isascii()"),
     ("start = first + len(part)", "start = at.stop"),
     # conversations

@@ -12,10 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import coverage
 
 _COUNTS = ("num_hidden_layers", "num_key_value_heads")
-_SOMETIMES_NULL = (
-    *("rope_theta", "head_dim", "max_window_layers", "num_key_value_heads", "sliding_window", "use_sliding_window"),
-    *("global_attn_every_n_layers", "kv_lora_rank", "qk_rope_head_dim"),
-)
 FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
 
 
@@ -32,7 +28,7 @@ def make_table() -> dict[str, dict[str, Any]]:
         except (ValueError, AttributeError):  # part of a larger model, not a model by itself
             continue
         text = coverage.text_section(config)
-        entry = _describe(text) if _is_rotary(config) and hasattr(text, "rope_parameters") else _without_rope(config)
+        entry = _describe(text) if _is_rotary(config) and hasattr(text, "rope_parameters") else {"rotary": False}
         entry |= _patterns(text)
         if text is not config:
             table.setdefault(text.model_type, entry)
@@ -59,27 +55,6 @@ def _is_rotary(config: Any) -> bool:
         return False
     except (CheckpointError, ImportError, AttributeError, ValueError):  # needs another library or an enclosing model
         return bool(getattr(coverage.text_section(config), "rope_parameters", None))
-
-
-def _without_rope(config: Any) -> dict[str, Any]:
-    """learned_positions: whether a table with a row for each position limits the length."""
-    from torch import device, nn
-
-    from ropecli.live.stock_transformers import auto_class_of
-
-    try:
-        with device("meta"):
-            model = auto_class_of(config).from_config(config)
-    except Exception:  # needs another library or an enclosing model
-        return {"rotary": False}
-    longest = getattr(coverage.text_section(config), "max_position_embeddings", None) or 0
-    tables = [
-        module.num_embeddings - longest  # some tables have rows for padding
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and any(part in name.rpartition(".")[2] for part in ("position", "wpe"))
-        if "Sinusoidal" not in type(module).__name__
-    ]
-    return {"rotary": False} | ({"learned_positions": True} if any(0 <= more <= 4 for more in tables) else {})
 
 
 def _reads_top_level(model_type: str) -> bool:
@@ -110,8 +85,6 @@ def _describe(text: Any) -> dict[str, Any]:
         **{key: value for key in sizes if isinstance(value := _own(text, key), int)},
         **{key: value for key in _COUNTS if isinstance(value := getattr(type(text), key, None), int)},
         "head_dim": head_dim,
-        "never_null": _never_null(type(text)),
-        "whole_heads": _whole_heads(type(text)),
         "null_head_dim": not text.is_heterogeneous and getattr(type(text)(), "head_dim", 0) is None,
         "max_position_embeddings": getattr(text, "max_position_embeddings", None),
         "names": _names(text),
@@ -119,23 +92,6 @@ def _describe(text: Any) -> dict[str, Any]:
         "scaled": parameters.get("rope_type", "default") != "default",
     }
     return {**entry, **{key: value for key, value in fixed.items() if value}}
-
-
-def _never_null(kind: type) -> list[str]:
-    """Fields that the config class does not accept as null, of those that other classes do."""
-    kinds = {
-        key: value for each in reversed(kind.__mro__) for key, value in getattr(each, "__annotations__", {}).items()
-    }
-    return [key for key in _SOMETIMES_NULL if key in kinds and "None" not in str(kinds[key])]
-
-
-def _whole_heads(kind: type) -> bool:
-    """Return whether the config class requires num_attention_heads to divide hidden_size."""
-    try:
-        kind(hidden_size=65, num_attention_heads=2)
-    except Exception as error:  # config classes raise many kinds of errors
-        return "multiple of the number of attention" in str(error)
-    return False
 
 
 def _rotates_only_in(text: Any) -> str | None:

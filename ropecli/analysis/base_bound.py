@@ -6,13 +6,11 @@ get a lower score than a random key.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from ropecli.analysis.score import first_negative, largest_distance, scores
+from ropecli.analysis.score import scores
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.spec import ScaledRope
 
 LONGEST_BOUNDED = 2**20
 """The longest context, tokens, for which the bound is computed."""
@@ -31,7 +29,7 @@ _DOUBT = 1e-3
 
 
 def smallest_base(geometry: RopeGeometry, length: int) -> float:
-    """The smallest base that supports `length` tokens; infinite if above 1e18, NaN for more than a million tokens.
+    """The smallest base that supports `length` tokens; infinite if above 1e18.
 
     Uses the geometry's pairs, not its base. Takes 0.3 seconds at 32k, more than one second at 128k.
 
@@ -42,8 +40,6 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
     A search step rotates no pair by more than 0.01 radian at `length`, or changes the base by 0.01%. Narrower intervals
     can be missed.
     """
-    if length > LONGEST_BOUNDED:
-        return math.nan
     if 2 * geometry.still_pairs >= geometry.pairs:  # the others cannot outweigh them
         return 1.0
     # a base that fails at one length fails at all longer ones, so each search starts where the shorter one ended
@@ -53,29 +49,6 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
         if reached == length or logarithm == math.inf:
             return math.exp(logarithm)
         reached = min(2 * reached, length)
-
-
-class Support(NamedTuple):
-    """supported: the largest distance before the first negative score, None if no negative score was found.
-
-    smallest_base: the smallest base for the largest distance in use, infinite if there is none, None if not computed.
-    """
-
-    supported: int | None
-    smallest_base: float | None
-
-
-def support_of(rope: ScaledRope, target: int, longest: int, *, always: bool = False) -> Support:
-    """The distances that a rope supports if it reads `target` tokens.
-
-    longest: the longest context, tokens, for which the smallest base is computed. always: compute it even if the rope
-    supports the target.
-    """
-    needed = target if rope.remapping is None else largest_distance(rope, target)
-    negative = first_negative(rope.inv_freq)
-    supported = None if negative is None else negative - 1
-    computed = needed <= longest and (always or (supported is not None and supported < needed))
-    return Support(supported, smallest_base(rope.geometry, needed) if computed else None)
 
 
 class _Search:

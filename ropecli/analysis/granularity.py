@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ropecli.analysis.decay import exponential_integral
 from ropecli.analysis.score import FARTHEST_CHECKED, scores
 
 _PRODUCTS = 2**23
@@ -30,20 +29,6 @@ def granularity(inv_freq: np.ndarray) -> float:
     Theorem 1 lack a factor 2, so the upper one is wrong.
     """
     return float(np.sin(inv_freq).mean())
-
-
-def granularity_limit(rope_theta: float, alpha: float = 1.0) -> float:
-    """α/ln b, the paper's limit of C_d/(d/2) for large d: 0.027 for α = 1/4, b = 10,000, and 0.076 for b = 500,000.
-
-    An approximation for small α: `exact_limit` is 5% smaller at α = 1.
-    """
-    return alpha / math.log(rope_theta)
-
-
-def exact_limit(rope_theta: float, alpha: float = 1.0) -> float:
-    """lim C_d/(d/2) = (Si(α) - Si(α/b)) / ln b, within the paper's bounds."""
-    near, far = exponential_integral(np.array([alpha / rope_theta, alpha]))
-    return float((near - far).imag / math.log(rope_theta))
 
 
 class ClosestImages(NamedTuple):

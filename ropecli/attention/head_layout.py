@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ropecli.attention.block_attention import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
-from ropecli.live.devices import input_device
+from ropecli.live.devices import probe_ids
 from ropecli.live.rotary import RotaryTable, modules_of, rotary_tables, unpatched_after
 from ropecli.live.stock_transformers import quiet_transformers
 
@@ -188,7 +188,7 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
             f"{len(still)} of {len(far)} layers with full attention do not rotate by the rotary tables (the first is "
             f"{still[0]}). Their positions cannot be remapped."
         )
-    return _common_layout(far, _frequencies(model))
+    return _common_layout(far, {table.layer_type: table.inv_freq for table in rotary_tables(model)})
 
 
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
@@ -207,10 +207,6 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
         f"Cannot find the rotary table of layer {index} ({type(module).__name__}): its type is {layer_type!r}, not "
         f"one of {sorted(map(str, labels))}."
     )
-
-
-def _frequencies(model: "PreTrainedModel") -> dict[str | None, np.ndarray]:
-    return {table.layer_type: table.inv_freq for table in rotary_tables(model)}
 
 
 def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
@@ -241,10 +237,8 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
 
 
 def _run(model: "PreTrainedModel") -> Tensor:
-    embeddings: Any = model.get_input_embeddings()
-    ids = torch.arange(_TOKENS, device=input_device(model))[None] % embeddings.weight.shape[0]
     try:
-        return model(input_ids=ids, use_cache=False)[0]
+        return model(input_ids=probe_ids(model, _TOKENS), use_cache=False)[0]
     except Exception as error:  # of the probe; models raise many kinds
         raise PatchError(
             f"{type(model).__name__} does not run with another attention function, perhaps because it uses the mask "

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer
+from ropecli.config.layers import CHUNKED, FULL, OTHER, RECURRENT, SLIDING, SPARSE, WINDOWS, Layer, no_effect
 from ropecli.errors import CheckpointError, PatchError, reason_of
+from ropecli.live.devices import probe_ids
 from ropecli.live.rotary import rotary_tables
 from ropecli.live.skeleton import decoder_layers, make_small_model
 from ropecli.live.stock_transformers import stock_config_of
@@ -65,9 +66,7 @@ def refuse_without_effect(plan: PatchPlan) -> None:
         return
     if not any(layer.far and layer.rotates for layer in layers):
         raise PatchError(
-            f"{plan.source.name}: a small model of its type shows that no layer that sees the whole context has rotary "
-            f"positions, so {plan.spec.method} has no effect on distant tokens. Use --method none --target-length N to "
-            "only raise the context length."
+            f"{plan.source.name}: a small model of its type shows that {no_effect(layers, plan.spec.method)}"
         )
 
 
@@ -110,9 +109,7 @@ class _Probe:
 
         hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in decoder_layers(self.model)]
         try:
-            embeddings: Any = self.model.get_input_embeddings()
-            ids = (torch.arange(_TOKENS)[None] * 7 + 3) % embeddings.weight.shape[0]
-            self.model(input_ids=ids, use_cache=False)
+            self.model(input_ids=probe_ids(self.model, _TOKENS), use_cache=False)
         finally:
             for hook in hooks:
                 hook.remove()

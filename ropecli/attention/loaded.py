@@ -20,12 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ropecli.attention.head_layout import ALLOWED, attending_by, change_positions, difference, layer_label
+from ropecli.attention.head_layout import (
+    ALLOWED,
+    attending_by,
+    change_positions,
+    difference,
+    for_every_head,
+    layer_label,
+)
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.config.changes import diff
 from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of, shown
-from ropecli.live.devices import input_device
+from ropecli.live.devices import probe_ids
 from ropecli.live.proof import compare, prove_reading
 from ropecli.live.rotary import RotaryTable, modules_of, rotary_tables, tensors_of, unpatched_after
 from ropecli.live.stock_transformers import read_stock_config
@@ -192,7 +199,8 @@ class _Recorder:
     ) -> tuple[Tensor, None]:
         """The attention function."""
         self.calls.append((module, query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key))
-        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
+        value, _ = for_every_head(query, value, value)
+        return value.transpose(1, 2).contiguous(), None
 
     def taken(self, module: nn.Module) -> list[Tensor]:
         """The queries, with the softmax scale, and keys of a module's calls. Forgets all calls."""
@@ -281,7 +289,7 @@ def _check_attention(model: nn.Module, positions: Positions, check: LoadedCheck)
                     module.training = True  # in evaluation mode it repacks weights on some CPUs, for good
                 if _stock_class(type(module)):
                     hooks.callback(module.register_forward_hook(comparison.attended, with_kwargs=True).remove)
-            ids = torch.arange(1, _TOKENS + 1, device=input_device(loaded))[None]
+            ids = probe_ids(loaded, _TOKENS)
             model(input_ids=ids, use_cache=False)
             with contextlib.suppress(Exception):  # a model whose positions have another shape
                 model(input_ids=ids, use_cache=False, position_ids=torch.arange(_TOKENS, device=ids.device)[None])

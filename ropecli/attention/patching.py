@@ -18,7 +18,7 @@ from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_patch
 from ropecli.config.saved_remapping import KEY, SavedRemapping
 from ropecli.errors import PatchError, ProofError
-from ropecli.live.devices import input_device
+from ropecli.live.devices import probe_ids
 from ropecli.live.loading import is_quantized
 from ropecli.live.proof import NO_ROTATION, prove
 from ropecli.live.rotary import rotary_tables, rotate_by, unpatched_after
@@ -143,7 +143,5 @@ def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
     distances, standard = saved.remapping().distances(at, at), at[:, None] - at[None]
     changed = ((distances != standard) & (standard >= 0)).any(axis=1)
     length = int(changed.argmax()) if changed.any() else _TOKENS
-    embeddings: Any = model.get_input_embeddings()
-    ids = torch.arange(length, device=input_device(model))[None] * 7 % embeddings.weight.shape[0]
     with in_evaluation(model):
-        return model(input_ids=ids, use_cache=False)[0]
+        return model(input_ids=probe_ids(model, length), use_cache=False)[0]

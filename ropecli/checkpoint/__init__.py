@@ -1,1 +1,1 @@
-"""Checkpoints on disk and live: config dialects, reading, planning, atomic writing, proof."""
+"""A checkpoint's folder or Hub id: opening, reading, planning and writing a patch, and the record of it."""

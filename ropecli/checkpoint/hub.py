@@ -21,7 +21,6 @@ from ropecli.errors import CheckpointError, quoted, reason_of
 
 _ALLOWED = [*CHECKPOINT_FILES, CODE, PROVENANCE]
 _IGNORED = ["*/*", *MISTRAL_FORMAT]
-BAD_TOKEN = "the token in HF_TOKEN, or of `hf auth login`, has characters that are not ASCII. Set it again."
 DEFAULT_REVISION = "main"
 PATIENCE = 10.0  # seconds for the Hub's first answer
 
@@ -90,6 +89,4 @@ def _explain(name: str, revision: str | None, error: Exception, cached: str) -> 
         return f"{cached}, and the Hub answered with status {status}. {step}"
     if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
         return f"{cached}, and {constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies."
-    if isinstance(error, UnicodeEncodeError):
-        return f"and the Hub cannot be asked: {BAD_TOKEN}"
     return f"and the download from the Hub failed: {reason_of(error)}"

@@ -1,7 +1,5 @@
 """The reports of `ropecli inspect` and `ropecli theory`."""
 
-import math
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,29 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.analysis.base_bound import LONGEST_BOUNDED, support_of
-from ropecli.analysis.score import largest_distance
-from ropecli.analysis.summary import summarize
-from ropecli.analysis.wavelengths import float32_angle_error
+from ropecli.analysis.base_bound import LONGEST_BOUNDED, smallest_base
+from ropecli.analysis.score import first_negative
+from ropecli.analysis.summary import critical_dimension, summarize
 from ropecli.checkpoint.advice import how_to_read
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import make_plan, no_effect
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.config.fields import draft_layers, is_drafter
 from ropecli.config.findings import MISREAD, Finding
-from ropecli.config.layers import COMPRESSED, RECURRENT, SLIDING, SPARSE, Layer, kv_cache_bytes, limit_of_far
+from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, acts_nowhere, kv_cache_bytes, limit_of_far
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
-
-_QK_NORM = re.compile(
-    "afmoe|apertus|beam|doge|dots1|exaone4|exaone_moe|flex_olmo|gemma(3|3n|4)_text|glm5_next_text|"
-    "hunyuan_(v1_dense|v1_moe|vl_text)|hy_v3|laguna|lfm2(_moe)?|lfm3|mellum|minimax_m2|minimax_m3_vl_text|nanochat|"
-    "olmo[23]|olmo_hybrid|olmoe|qwen3(_moe|_next|_5_text|_5_moe_text|_omni_moe_text|_vl_text|_vl_moe_text)?|step3p7"
-)
-"""Model types that always normalize queries and keys (transformers 5.23); others may, by a key of config.json."""
-_LONGEST_BASE = 32768
-"""The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
 
 
 def inspect_checkpoint(
@@ -41,12 +29,9 @@ def inspect_checkpoint(
 
     Lengths, windows and wavelengths in tokens. pretraining_length: as the makers say, or config.json;
     pretraining_length_source says which; config_pretraining_length: of config.json alone. makers_extension: the scaling
-    that the makers publish, with its source, or null. inv_freq in radians per token. float32_angle_error: the largest
-    of all pairs at the end of the context, radians. supported_length: the largest distance before the first negative
-    score, null if none was found. smallest_base: the smallest base for the context length (target_length), null if
-    supported anyway or too long to compute.
+    that the makers publish, with its source, or null. inv_freq in radians per token.
     layers: one entry per kind, null for what is unknown; the argument has them as a probe found them, default: as
-    config.json says. harder_to_extend: choices that cost length in OlmPool. limits: sentences about what limits the
+    config.json says. limits: sentences about what limits the
     length. kv_cache_bytes: at the context length, in bfloat16; per token at the start, and beyond the windows; null for
     encoders, or if unknown. reading: whether stock transformers builds the same rotary tables from config.json,
     `verdict` and `message`; the argument, default: null.
@@ -54,8 +39,7 @@ def inspect_checkpoint(
     """
     layers = state.settings.layers if layers is None else layers
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
-    main = {key: value for key, value in _describe(positions.main, length).items() if key != "layer_type"}
-    support = support_of(positions.main, length, _LONGEST_BASE)
+    main = {key: value for key, value in _describe(positions.main).items() if key != "layer_type"}
     tokenizer = checkpoint.tokenizer_config or {}
     findings = find_faults(state)
     if reading and reading["verdict"] == MISREAD:
@@ -71,14 +55,9 @@ def inspect_checkpoint(
         "makers_extension": _extension(state),
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
         **main,
-        "target_length": length,
         "remaps": positions.main.remapping is not None,
-        "largest_distance": largest_distance(positions.main, length),
-        "supported_length": support.supported,
-        "smallest_base": support.smallest_base,
-        "ropes": [_describe(rope, length) for rope in positions.ropes.values()],
+        "ropes": [_describe(rope) for rope in positions.ropes.values()],
         "layers": _kinds_of(layers, positions.ropes),
-        "harder_to_extend": list(_harder_to_extend(state, layers)),
         "limits": list(_limits(state, layers)),
         **_kv_cache(state, layers, length),
         "reading": reading and dict(reading),
@@ -97,24 +76,6 @@ def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -
         )
         kinds.append({**kind, "sees_whole_context": layer.far, "layer_type": layer.rope, **used})
     return kinds
-
-
-def _harder_to_extend(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
-    """The choices of OlmPool (Bertsch et al. 2026, arXiv:2608.10296) that this checkpoint shares.
-
-    Of 26 models of 7B with the same data and extension to 64k tokens, each of four choices costs a little, three or
-    more together up to 47% of HELMET at 32k (29.9 against 56.4). Pretraining on 4,096 tokens is compared with 8,192.
-    """
-    section, family = state.section, state.settings.family
-    if _QK_NORM.fullmatch(str(family.model_type)) or any(section.get(key) for key in ("use_qk_norm", "qk_layernorm")):
-        yield "normalized queries and keys"
-    heads, groups = (section.get(f"num_{name}_heads") for name in ("attention", "key_value"))
-    if heads and groups and groups < heads and not section.get("kv_lora_rank"):
-        yield f"{groups} key-value heads for {heads} heads"
-    if windows := sum(layer.attention == SLIDING for layer in layers):
-        yield f"sliding windows in {windows} of {len(layers)} layers"
-    if state.positions.pretraining_length <= 4096:
-        yield f"pretrained on {state.positions.pretraining_length:,} tokens"
 
 
 def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> dict[str, int | None]:
@@ -179,16 +140,12 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
             "config.json does not say which layers see the whole context. `ropecli inspect "
             f"{name} --probe` runs a small model of this type to find out."
         )
-    if not any(layer.far and layer.rotates is not False for layer in layers):
-        return _capitalized(no_effect(layers, "a scaling"))
+    if nowhere := acts_nowhere(layers):
+        return nowhere
     if limit := limit_of_far(layers):
-        return f"{_capitalized(limit)}, {trained}. A scaling changes these alone.{_advice(state)}"
+        return f"{limit[0].upper()}{limit[1:]}, {trained}. A scaling changes these alone.{_advice(state)}"
     rotating = sum(layer.far for layer in layers)
     return f"The rotary positions of {rotating} layers limit the length: {trained}.{_advice(state)}"
-
-
-def _capitalized(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _advice(state: CheckpointState) -> str:
@@ -226,7 +183,6 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     Also compares ropes of the same layer type, if both checkpoints have the same layer types.
     """
     ignored = {"checkpoint", "inv_freq", "ropes", "layers", "limits", "findings", "makers_extension"}
-    ignored |= {"harder_to_extend"}
     base = reports[0]
 
     def differ(report: dict[str, Any], key: str) -> bool:
@@ -236,36 +192,28 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in base if key not in ignored and any(differ(report, key) for report in reports[1:])]
 
 
-def merge_sentence(reports: Sequence[dict[str, Any]], differing: Sequence[str]) -> str:
+def merge_sentence(differing: Sequence[str]) -> str:
     """Whether positions allow to merge the weights of two checkpoints (mergekit issues 325 and 667)."""
-    rotations = ("rope_theta", "method", "factor", "params", "attention_factor", "rotary_dim", "remaps")
-    differ = "; ".join(
-        f"{name.replace('_', ' ')} {' and '.join(str(report[name]).removesuffix('.0') for report in reports)}"
-        for name in (*rotations[:3], "pretraining_length", "context_length")
-        if name in differing
-    )
     verdict = "positions allow it. Base, scaling and lengths are the same."
-    if any(name in differing for name in rotations):
+    if {"rope_theta", "method", "factor", "params", "attention_factor", "rotary_dim", "remaps"} & {*differing}:
         verdict = (
-            f"they rotate differently ({differ or 'parameters'}), and a merge has one rotation. The longer weights "
+            "they rotate differently, and a merge has one rotation. The longer weights were trained with the other, "
+            "the worse they read with it: measure it."
         )
-        verdict += "were trained with the other, the worse they read with it: measure it."
-    elif differ:
-        verdict = f"they rotate alike, but the lengths differ ({differ}). Expect the shorter, and measure the longer."
+    elif {"pretraining_length", "context_length"} & {*differing}:
+        verdict = "they rotate alike, but the lengths differ. Expect the shorter, and measure the longer."
     return f"To merge their weights: {verdict}"
 
 
-def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
+def _describe(rope: ScaledRope) -> dict[str, Any]:
     geometry = rope.geometry
-    original = geometry.original_max_position_embeddings
     finite = rope.wavelength[np.isfinite(rope.wavelength)]
-    rotating = int((geometry.inv_freq() * original >= 2 * math.pi).sum())
     return {
         "layer_type": geometry.layer_type,
         "head_dim": geometry.head_dim,
         "rotary_dim": geometry.rotary_dim,
         "rope_theta": rope.rope_theta,
-        "original_max_position_embeddings": original,
+        "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "method": rope.spec.method.name,
         "factor": rope.spec.factor,
         "params": {**rope.spec.params, **(rope.remapping.params if rope.remapping else {})},
@@ -273,8 +221,7 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "shortest_wavelength": float(finite.min()) if finite.size else None,
         "longest_wavelength": float(finite.max()) if finite.size else None,
         "pairs": len(rope.inv_freq),
-        "pairs_rotating_in_pretraining_length": rotating,
-        "float32_angle_error": float(float32_angle_error(rope, context_length - 1).max()),
+        "pairs_rotating_in_pretraining_length": critical_dimension(geometry) // 2,
         "inv_freq": rope.inv_freq.tolist(),
     }
 
@@ -322,13 +269,13 @@ def theory_report(
     targets above base_bound.LONGEST_BOUNDED.
     """
     pretrained = ropes[PRETRAINED]
-    bound = support_of(pretrained, target, LONGEST_BOUNDED, always=True)
+    negative = first_negative(pretrained.inv_freq)
     return {
         "checkpoint": name,
         "original_max_position_embeddings": pretrained.geometry.original_max_position_embeddings,
         "target_length": target,
-        "supported_length": bound.supported,
-        "smallest_base": bound.smallest_base,
+        "supported_length": None if negative is None else negative - 1,
+        "smallest_base": smallest_base(pretrained.geometry, target) if target <= LONGEST_BOUNDED else None,
         "ropes": [
             {
                 "name": label,

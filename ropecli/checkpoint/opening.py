@@ -196,11 +196,6 @@ def open_checkpoint(
     else:
         config = base.config
     has_weights = weights or not commit
-    if others := config.get("configuration_files"):
-        raise CheckpointError(
-            f"{name}: transformers reads one of the configuration_files, {shown(others)}, instead of {CONFIG}. Copy "
-            f"that one to {CONFIG}, and remove configuration_files."
-        )
     checkpoint = Checkpoint(str(name), folder, config, revision, commit, base, has_weights)
     if weights or tokenizer:  # fail now, not after hours
         _refuse_kernels(checkpoint)

@@ -15,7 +15,7 @@ from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
 from ropecli.config.findings import Finding
-from ropecli.config.layers import Layer, limit_of_far
+from ropecli.config.layers import no_effect
 from ropecli.config.saved_remapping import SavedRemapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
@@ -31,7 +31,7 @@ class PatchPlan:
 
     positions: after the patch; the main rope is that of the first scaled layer type, and the pretraining length its
     geometry's. written: the ropes to write, by scaled layer type. remapping: of a distance method. original: the config
-    before any patch. max_position_embeddings: the value to write, tokens. layers: see read_layers.
+    before any patch, and its settings. max_position_embeddings: the value to write, tokens.
     """
 
     source: Checkpoint
@@ -40,15 +40,15 @@ class PatchPlan:
     written: dict[str | None, ScaledRope]
     remapping: SavedRemapping | None
     original: dict[str, Any]
+    settings: RopeSettings
     max_position_embeddings: int
-    layers: tuple[Layer, ...]
     findings: tuple[Finding, ...]
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.json after the patch. Raises PatchError if it cannot express the scaling."""
         config = copy.deepcopy(self.original)
-        write_settings(config, self.written, self.max_position_embeddings)
+        write_settings(config, self.settings, self.written, self.max_position_embeddings)
         if self.remapping is not None:
             write_saved_remapping(config, self.remapping)
         return config
@@ -154,8 +154,8 @@ def make_plan(
         written=written,
         remapping=SavedRemapping.of(scaled.values()),
         original=config,
+        settings=settings,
         max_position_embeddings=written_length,
-        layers=settings.layers,
         findings=(*findings, *of_scaling, *of_writing),
     )
     if not in_memory:
@@ -180,13 +180,6 @@ def _labels_to_scale(
             f"with rotary positions of their own: {known}."
         )
     return tuple(label for label in present if label in layer_types)
-
-
-def no_effect(layers: Sequence[Layer], method: object) -> str:
-    return (
-        f"{limit_of_far(layers)}, so {method} has no effect on distant tokens. Use --method none --target-length N to "
-        "only raise the context length."
-    )
 
 
 def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from ropecli.checkpoint.files import CONFIG, unreadable
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.config.changes import ConfigChange, get_path, put_in_order, undo
+from ropecli.config.changes import ConfigChange, get_path, undo
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
 _PATCH_KEYS = {"ropecli", "source", "original_max_position_embeddings", "target_length", "scaling", "changes"}
-_PATCH_KEYS |= {"key_order", "tokenizer", "skipped_files"}
+_PATCH_KEYS |= {"tokenizer"}
 
 
 class Provenance(NamedTuple):
@@ -22,8 +22,7 @@ class Provenance(NamedTuple):
     original: config.json before any patch. method, factor, params: the scaling in effect, not checked.
     original_length: the pretraining length, tokens. target_length: tokens. edited: keys of config.json changed after
     the patch; if there are any, the record is out of date. tokenizer_lengths: the tokenizer's model_max_length before
-    and after, empty if it has none. layer_types: the scaled ones, (None,) if all layers share one rope. skipped_files:
-    names of files that no patch copied.
+    and after, empty if it has none. layer_types: the scaled ones, (None,) if all layers share one rope.
     """
 
     original: dict[str, Any]
@@ -35,7 +34,6 @@ class Provenance(NamedTuple):
     edited: tuple[str, ...]
     tokenizer_lengths: tuple[Any, ...]
     layer_types: tuple[str | None, ...]
-    skipped_files: tuple[str, ...]
 
     def spec(self) -> ScalingSpec:
         """The scaling in effect. Raises MethodError if this release does not support it."""
@@ -54,12 +52,9 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         scaled = str(scaling["method"]), float(scaling["factor"]), params
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
         edited = [change.path for change in changes if get_path(checkpoint.config, change.path) != change.after]
-        original = copy.deepcopy(checkpoint.config)
-        if not edited:
-            original = put_in_order(undo(original, changes), record.get("key_order") or {})
+        original = copy.deepcopy(checkpoint.config) if edited else undo(checkpoint.config, changes)
         tokenizer = tuple(record["tokenizer"].get("model_max_length", ()))
-        labels, skipped = tuple(scaling["layer_types"]), tuple(map(str, record.get("skipped_files", ())))
-        return Provenance(original, *scaled, *lengths, tuple(edited), tokenizer, labels, skipped)
+        return Provenance(original, *scaled, *lengths, tuple(edited), tokenizer, tuple(scaling["layer_types"]))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
 

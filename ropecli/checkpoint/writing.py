@@ -21,7 +21,7 @@ from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import Provenance, entry, other_notes, read_provenance
 from ropecli.checkpoint.state import read_state
-from ropecli.config.changes import ConfigChange, diff, key_orders, undo
+from ropecli.config.changes import ConfigChange, diff
 from ropecli.errors import PatchError
 from ropecli.messages import size
 from ropecli.scaling.registry import find_method
@@ -70,7 +70,6 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any]) -> None:
     """Write ropecli.yaml: the patch, the changes needed to revert it, and the entries that are not of a patch."""
     spec, positions = plan.spec, plan.positions
-    changes = diff(plan.original, plan.config)
     record = {
         "ropecli": VERSION,
         "source": plan.source.origin(digest=False),
@@ -82,14 +81,9 @@ def _write_record(folder: Path, plan: PatchPlan, tokenizer: dict[str, Any]) -> N
             "params": {key: list(value) if isinstance(value, tuple) else value for key, value in spec.params.items()},
             "layer_types": list(plan.written),
         },
-        "changes": [change._asdict() for change in changes],
+        "changes": [change._asdict() for change in diff(plan.original, plan.config)],
+        "tokenizer": tokenizer,
     }
-    if orders := key_orders(plan.original, undo(plan.config, changes)):
-        record["key_order"] = orders
-    record["tokenizer"] = tokenizer
-    earlier = read_provenance(plan.source)
-    if skipped := {*plan.source.skipped_files(), *(earlier.skipped_files if earlier else ())}:
-        record["skipped_files"] = sorted(skipped)
     _write_notes(folder, record | other_notes(plan.source.record))
 
 
@@ -194,9 +188,6 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)
     warnings += checkpoint.skip_warnings()
-    if note.skipped_files:
-        names = ", ".join(note.skipped_files)
-        warnings.append(f"the patch skipped {names}, which are only in the checkpoint before it: not restored.")
     return Reversal(
         source=checkpoint,
         config=note.original,

@@ -44,7 +44,7 @@ def show_inspection(inspection: "Inspection") -> None:
     if several:
         from ropecli.checkpoint.inspection import merge_sentence
 
-        tell(merge_sentence(inspection.reports, inspection.differences))
+        tell(merge_sentence(inspection.differences))
     for report in inspection.reports:
         name = report["checkpoint"]
         scaling = f", scaled by {report['method']} ×{report['factor']:g}" * (report["method"] != "none")
@@ -79,11 +79,6 @@ def _show_layers(report: dict[str, Any]) -> None:
         beyond = f" ({size(later) if later else 'none'} beyond the windows)" if later != each else ""
         total = f"{size(report['kv_cache_bytes'])} at {report['context_length']} tokens"
         tell(f"  KV cache in bfloat16: {size(each)} per token{beyond}, {total}")
-    choices = report["harder_to_extend"]
-    tell(
-        f"  {len(choices)} of 4 choices after which models extend worse in one study (OlmPool, arXiv:2608.10296; "
-        f"short benchmarks do not show it){': ' * bool(choices)}{'; '.join(choices)}"
-    )
 
 
 def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:

@@ -134,7 +134,7 @@ def write_plan(
         plan = with_layout(plan)
     if verify:
         say("Proving the patch in stock transformers ...")
-    if verify and any(layer.attention is None for layer in plan.layers):
+    if verify and any(layer.attention is None for layer in plan.settings.layers):
         from ropecli.attention.layer_probe import refuse_without_effect
 
         refuse_without_effect(plan)

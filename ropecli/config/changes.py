@@ -27,28 +27,10 @@ def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> lis
 
 
 def undo(config: dict[str, Any], changes: list[ConfigChange]) -> dict[str, Any]:
-    """`config` before `changes`; the order of its keys may differ."""
+    """`config` before `changes`. The order of its keys may differ."""
     config = copy.deepcopy(config)
     for change in changes:
         set_path(config, change.path, change.before)
-    return config
-
-
-def key_orders(original: dict[str, Any], restored: dict[str, Any], prefix: str = "") -> dict[str, list[str]]:
-    """The keys of every object of `original` whose order differs in `restored`, by path."""
-    orders = {} if list(original) == list(restored) else {prefix[:-1]: list(original)}
-    for key, value in original.items():
-        if isinstance(value, dict):
-            orders |= key_orders(value, restored[key], f"{prefix}{key}.")
-    return orders
-
-
-def put_in_order(config: dict[str, Any], orders: dict[str, list[str]]) -> dict[str, Any]:
-    for path, keys in orders.items():
-        place = get_path(config, path) if path else config
-        ordered = {key: place[key] for key in [*keys, *place] if key in place}
-        place.clear()
-        place.update(ordered)
     return config
 
 

@@ -36,13 +36,6 @@ NATIVE_KEYS = {
     "longrope": ("factor", ORIGINAL_LENGTH, "short_factor", "long_factor", "attention_factor", *MSCALES),
     "proportional": ("factor", "partial_rotary_factor"),
 }
-_REQUIRED = {
-    **dict.fromkeys(("linear", "dynamic", "yarn", "ntk", "deepseek_yarn", "telechat3-yarn"), ("factor",)),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"),
-    "proportional": ("rope_theta",),
-}
-"""rope_type -> the keys without which transformers refuses it."""
 # Further keys that a model's code or an inference engine reads.
 KEPT_KEYS = (
     "partial_rotary_factor",
@@ -115,29 +108,9 @@ def parameters_by_layer_type(
     findings += [Finding("two-scalings", message) for message in _contradictions(section, family, new, legacy)]
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
-        if parameters is not None and family.known:
-            _refuse_incomplete(parameters, family)
         if parameters is not None and parameters["rope_theta"] is None:
             parameters["rope_theta"] = _implicit_base(family, layer_type)
     return ropes
-
-
-def _refuse_incomplete(parameters: Parameters, family: Family) -> None:
-    """Refuse what transformers refuses: a rope_type without its keys, or one that the model type does not have."""
-    kind, rope_type = written_type_of(parameters), rope_type_of(parameters)
-    required = _REQUIRED.get(rope_type if kind in _OTHER_NAMES or family.rope_types else kind, ())
-    null = [key for key in ("rope_theta", ORIGINAL_LENGTH) if parameters.get(key, 0) is None]
-    required += (
-        (ORIGINAL_LENGTH,) if ORIGINAL_LENGTH in null and ORIGINAL_LENGTH in NATIVE_KEYS.get(rope_type, ()) else ()
-    )
-    if missing := [key for key in required if key not in parameters or key in null]:
-        raise CheckpointError(
-            f"rope_type {kind!r} in config.json has no {' and no '.join(missing)}, which transformers requires."
-        )
-    if family.rope_types and (rope_type not in family.rope_types or kind in ENGINE_TYPES):
-        raise CheckpointError(
-            f"rope_type in config.json is {kind!r}; {family.model_type} has only {', '.join(family.rope_types)}."
-        )
 
 
 def _refuse_mixed_bases(section: dict[str, Any]) -> None:

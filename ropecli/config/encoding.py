@@ -19,13 +19,12 @@ from ropecli.config.dialects import (
     QUERY_SCALE,
     THETA_KEYS,
     Parameters,
-    parameters_by_layer_type,
     rope_type_of,
 )
-from ropecli.config.families import COMMON_NAMES, MSCALES, Family, family_of, ignores_top_level
+from ropecli.config.families import COMMON_NAMES, MSCALES, Family, ignores_top_level
 from ropecli.config.fields import head_dim, section_of
 from ropecli.config.layers import layer_labels
-from ropecli.config.settings import rotary_share
+from ropecli.config.settings import RopeSettings, rotary_share
 from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.scale import varies_with_length
@@ -119,22 +118,20 @@ def _universal_values(scaled: ScaledRope) -> Parameters:
     }
 
 
-def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], context_length: int) -> None:
-    """Write the scaled ropes in both dialects, and the context length, tokens, into `config`. Raises PatchError."""
-    section, family = section_of(config), family_of(config)
+def write_settings(
+    config: dict[str, Any], settings: RopeSettings, scaled: dict[str | None, ScaledRope], context_length: int
+) -> None:
+    """Write the scaled ropes in both dialects, and the context length, tokens, into `config`. Raises PatchError.
+
+    settings: of this config; they have the parameters that scaling does not change.
+    """
+    section, family, before = section_of(config), settings.family, settings.parameters
     if ignores_top_level(config):
         raise PatchError(
             f"config.json has no text_config, and transformers reads the language model of {config['model_type']} only "
             "from there, so a patch would have no effect. Patch a conversion of the model to transformers' format."
         )
-    before = parameters_by_layer_type(section, family, [])
-    written = {
-        label: _with_kept_keys(native_parameters(rope, family, context_length), rope, before[label], section, family)
-        for label, rope in scaled.items()
-    }
-    for parameters in written.values():
-        if "max_position_embeddings" in parameters:  # Ministral's config has a copy here
-            parameters["max_position_embeddings"] = context_length
+    written = {label: written_parameters(section, settings, rope, context_length) for label, rope in scaled.items()}
     _refuse_longrope_of_mixed_layers(section, {head_dim(section, family, label) for label in before}, written)
     main = next(iter(written.values()))
     if None in written:
@@ -183,23 +180,30 @@ def _refuse_longrope_of_mixed_layers(
         )
 
 
-def _with_kept_keys(
-    parameters: Parameters, rope: ScaledRope, before: Parameters | None, section: dict[str, Any], family: Family
+def written_parameters(
+    section: dict[str, Any], settings: RopeSettings, rope: ScaledRope, context_length: int
 ) -> Parameters:
-    """`parameters` plus the checkpoint's keys that are unrelated to scaling, such as partial_rotary_factor."""
+    """`rope_parameters` with which stock transformers computes a scaled rope, and keys that are unrelated to scaling.
+
+    section, settings: of config.json, with the keys to keep, such as partial_rotary_factor. context_length: tokens.
+    Raises PatchError.
+    """
+    family, label = settings.family, rope.geometry.layer_type
+    parameters, before = native_parameters(rope, family, context_length), settings.parameters[label] or {}
     # for unknown model types, keep all other keys: the checkpoint's code may read them
     kept = {
         key: value
-        for key, value in (before or {}).items()
+        for key, value in before.items()
         if key not in _REPLACED and (key in KEPT_KEYS or isinstance(value, dict) or not family.known)
     }
-    share = rotary_share(section, family, before or {}, rope.geometry.layer_type)
-    if share is not None:
+    if (share := rotary_share(section, family, before, label)) is not None:
         kept["partial_rotary_factor"] = share
     if rope.geometry.still_pairs and parameters["rope_type"] == "longrope":
         kept["partial_rotary_factor"] = 1.0  # the longrope factors encode which pairs do not rotate
     if QUERY_SCALE in kept:
         kept[ORIGINAL_LENGTH] = rope.geometry.original_max_position_embeddings
+    if MAX_POSITIONS in kept:  # Ministral's config has a copy here
+        kept[MAX_POSITIONS] = context_length
     return {**parameters, **kept}
 
 

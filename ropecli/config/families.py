@@ -87,23 +87,12 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
     ),
     # The dense layers at the start, which see the whole context, rotate as well.
     "dense_layers_rotate": {"cohere2_moe"},
-    # transformers accepts other names in layer_types, or entries for more layers.
-    "own_layer_types": {"nemotron_h", "step3p5"},
     # Bases are lists by layer.
     "lists_of_bases": {"step3p5"},
     # Layers with a window have this many times the key-value heads of the others.
     "sliding_groups": {"mimo_v2_flash": 2},
     # Each decoder layer has two attentions.
     "two_attentions": {"longcat_flash"},
-    # What types without RoPE that config.json configures have instead, if not learned positions.
-    "positions": {
-        **dict.fromkeys(("bloom", "mpt"), "ALiBi, biases that grow with the distance"),
-        **dict.fromkeys(("codegen", "gptj", "roformer"), "rotary positions with frequencies that its code fixes"),
-        **dict.fromkeys(
-            ("inkling2_text", "inkling_text"), "learned biases for near distances, and no positions beyond them"
-        ),
-        **dict.fromkeys(("rwkv", "xlstm"), "recurrent layers without positions"),
-    },
     # Why the model type cannot be patched.
     "refused": {
         "blt": "its config.json contains the configs of several transformers, each with its own positions",
@@ -137,9 +126,7 @@ class Family:
     null. layers: defaults by layer type, if each has its own rope. names: keys with several names (transformers'
     attribute_map), the preferred one first. scaled: scaled by default, without RoPE fields. new: transformers 4.57 does
     not have the type. rope_types: None for all. pattern: one period of the default layer_types, ("",) if they have
-    none. never_null: fields that are null in other types only. whole_heads: hidden_size is a multiple of
-    num_attention_heads. rotates: one period of whether a layer rotates, 0 or 1. learned_positions: has a table with a
-    row for each position. Other fields: see BY_HAND.
+    none. rotates: one period of whether a layer rotates, 0 or 1. Other fields: see BY_HAND.
     """
 
     model_type: str | None
@@ -153,8 +140,6 @@ class Family:
     num_key_value_heads: int | None = None
     num_hidden_layers: int | None = None
     null_head_dim: bool = False
-    never_null: tuple[str, ...] = ()
-    whole_heads: bool = False
     max_position_embeddings: int | None = None
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
@@ -183,11 +168,8 @@ class Family:
     rope_of: dict[str, str] = field(default_factory=dict)
     dense_layers_rotate: bool = False
     two_attentions: bool = False
-    own_layer_types: bool = False
     lists_of_bases: bool = False
     sliding_groups: int = 1
-    positions: str | None = None
-    learned_positions: bool = False
     refused: str | None = None
 
     def names_of(self, key: str) -> tuple[str, ...]:

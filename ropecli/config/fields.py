@@ -4,19 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ropecli.config.families import Family
-from ropecli.errors import CheckpointError, did_you_mean, shown
+from ropecli.errors import CheckpointError, shown
 
 _WIDEST_HEAD = 2**16
 LATENT = "qk_rope_head_dim"
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
 _DRAFTERS = ("Eagle", "Draft", "Speculator", "DFlash", "DSpark", "MTP", "Medusa")
-LAYER_TYPES = (
-    *("full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention", "conv"),
-    *("compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "moe", "hybrid"),
-    *("hybrid_sliding", "reference_sliding_attention", "linear_attention"),
-    *("mamba", "attention", "deepseek_sparse_attention", "qwen_sparse_attention"),
-)
-"""The names that transformers 5 accepts in layer_types; the last four are older."""
 
 
 def _integer(low: int, high: int = 10**10) -> Callable[[Any], bool]:
@@ -83,51 +76,15 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 # fmt: on
 _TABLE = {name: (expected, fits) for expected, (fits, names) in _KINDS.items() for name in names.split()}
 _BASES = _KINDS["a positive number, or a list by layer"][1].split()
-_NEVER_NULL = (
-    *("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size"),
-    "num_kv_shared_layers",
-)
 
 
 def check_fields(config: dict[str, Any], family: Family) -> None:
-    """Check every field that ropecli reads, null apart, which means that it is absent. Raises CheckpointError.
-
-    Refuses null, too, and fields that contradict one another, where transformers refuses them in this model type.
-    """
+    """Check every field that ropecli reads, null apart, which means that it is absent. Raises CheckpointError."""
     for key, value in entries(config):
         expected, fits = _TABLE.get(key, ("", None))
         in_list = key in _BASES and isinstance(value, list) and not family.lists_of_bases
         if fits and value is not None and (in_list or not fits(value)):
             raise CheckpointError(f"{key} in config.json is {shown(value)}; expected {expected}.")
-    if family.known:
-        _refuse_as_transformers(section_of(config), family)
-
-
-def _refuse_as_transformers(section: dict[str, Any], family: Family) -> None:
-    for key in (*_NEVER_NULL, *family.never_null):
-        if key in section and section[key] is None:
-            raise CheckpointError(f"{key} in config.json is null; expected {_TABLE[key][0]}.")
-    labels = None if family.own_layer_types else section.get("layer_types")
-    count = section.get("num_hidden_layers", family.num_hidden_layers)
-    if unknown := next((label for label in labels or () if label not in LAYER_TYPES), None):
-        raise CheckpointError(
-            f"layer_types in config.json has {shown(unknown)}, which transformers does not know."
-            f"{did_you_mean(unknown, LAYER_TYPES)}"
-        )
-    ratios = section.get("compress_ratios")
-    if ratios is not None and count and len(ratios) < count:
-        raise CheckpointError(
-            f"compress_ratios in config.json has {len(ratios)} entries; expected num_hidden_layers, {count}."
-        )
-    if labels is not None and count and len(labels) != count:
-        raise CheckpointError(
-            f"layer_types in config.json has {len(labels)} entries; expected num_hidden_layers, {count}."
-        )
-    width, heads = section.get("hidden_size"), section.get("num_attention_heads")
-    if family.whole_heads and width and heads and width % heads:
-        raise CheckpointError(
-            f"hidden_size in config.json is {width}; expected a multiple of num_attention_heads, {heads}."
-        )
 
 
 def entries(part: dict[str, Any], *, inside: bool = False) -> Iterable[tuple[str, Any]]:

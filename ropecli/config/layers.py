@@ -64,11 +64,18 @@ def limit_of_far(layers: Sequence[Layer]) -> str:
     return several if rotating < len(far) else ""
 
 
+def no_effect(layers: Sequence[Layer], method: object = "a scaling") -> str:
+    return (
+        f"{limit_of_far(layers)}, so {method} has no effect on distant tokens. Use --method none --target-length N to "
+        "only raise the context length."
+    )
+
+
 def acts_nowhere(layers: Sequence[Layer]) -> str:
     """A sentence if no layer that sees the whole context rotates, so that no scaling can act; else empty."""
     if any(layer.attention is None or (layer.far and layer.rotates is not False) for layer in layers):
         return ""
-    sentence = f"{limit_of_far(layers)}, so a scaling has no effect on distant tokens."
+    sentence = no_effect(layers)
     return sentence[0].upper() + sentence[1:]
 
 

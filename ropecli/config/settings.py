@@ -1,9 +1,8 @@
 """Reads the RoPE settings of config.json: geometry and scaling of each layer type, and findings."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ropecli.config.dialects import (
@@ -26,14 +25,13 @@ from ropecli.config.dialects import (
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import check_fields, entries, first, head_dim, number_of, rotary_dim, section_of
 from ropecli.config.findings import DEFAULT_BASE, NO_LENGTH, TEXT_TRUNCATE, Finding
-from ropecli.config.layers import OTHER, RECURRENT, Layer, read_layers
+from ropecli.config.layers import Layer, read_layers
 from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec
 
-_UNSCALED = " No scaling applies; its training and the memory limit its length."
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
 
@@ -46,20 +44,21 @@ class ConfiguredRope:
 
     geometry: RopeGeometry
     spec: ScalingSpec
-    far: bool = True
+    far: bool
 
 
 @dataclass(frozen=True)
 class RopeSettings:
     """The RoPE settings of config.json. findings: about missing or contradictory values.
 
-    makers: what the makers say of the model; None if they are not known, or --original-length overrules them.
-    config_length: the pretraining length that config.json alone gives, tokens. unscaled: what the makers say without
-    the scaling in config.json. layers: see read_layers. default_base: a sentence if no field names the base, unless a
-    finding says so.
+    parameters: as they were read, by layer type; None for one without rotary embeddings. makers: what the makers say of
+    the model; None if they are not known, or --original-length overrules them. config_length: the pretraining length
+    that config.json alone gives, tokens. unscaled: what the makers say without the scaling in config.json. layers: see
+    read_layers. default_base: a sentence if no field names the base, unless a finding says so.
     """
 
     ropes: tuple[ConfiguredRope, ...]
+    parameters: Mapping[str | None, Parameters | None]
     max_position_embeddings: int
     family: Family
     findings: tuple[Finding, ...]
@@ -127,24 +126,28 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         makers = _find_makers(section, family, main, max_positions)
         unscaled = makers or _find_makers(section, family, main, max_positions, scaled=False)
     layers = read_layers(section, family, rotating)
-    ropes = [
-        _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, unscaled, findings)
-        for layer_type, parameters in rotating.items()
-    ]
-    ropes = [replace(rope, far=_is_far(rope.geometry.layer_type, layers, family)) for rope in ropes]
+    named = {label: _named_length(section, parameters, family, label) for label, parameters in rotating.items()}
+    ropes = []
+    for label, parameters in rotating.items():
+        length = original_length or named[label]
+        if length is None and makers is None:
+            findings += _no_length(parameters, family, max_positions, unscaled)
+        if isinstance(text := parameters.get("truncate"), str):
+            message = f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
+            findings.append(Finding(TEXT_TRUNCATE, message))
+        original = length or (makers.pretraining_length if makers else max_positions)
+        far = _is_far(label, layers, family)
+        ropes.append(_read_rope(section, family, parameters, label, original, max_positions, far))
     if original_length is None:
         findings += _ignored_lengths(section, by_layer_type, ropes)
-    named = [
-        _named_length(section, parameters, _read_method(parameters, family), label)
-        for label, parameters in rotating.items()
-    ]
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
-    config_length = next((length for length in named if length), in_config)
+    config_length = next((length for length in named.values() if length), in_config)
     findings += _engine_types(rotating)
     default_base, wrong_base = _default_base(section, family, main)
     findings += [wrong_base] if wrong_base else []
     return RopeSettings(
         ropes=tuple(ropes),
+        parameters=by_layer_type,
         max_position_embeddings=max_positions,
         family=family,
         findings=tuple(dict.fromkeys(findings)),
@@ -215,13 +218,12 @@ def _engine_types(rotating: Mapping[str | None, Parameters]) -> Iterator[Finding
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
     model_type = config.get("model_type")
     if section.get("alibi"):
-        raise CheckpointError(f"The model uses ALiBi (`alibi` in config.json), not rotary embeddings.{_UNSCALED}")
+        raise CheckpointError("The model uses ALiBi (`alibi` in config.json), not rotary embeddings.")
     if family.refused:
         raise CheckpointError(f"{model_type} is not supported: {family.refused}.")
     if not family.rotary:
         raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding to configure"
-            f"{_instead_of_rope(section, family)}"
+            f"model_type {shown(model_type)} has no rotary position embedding to configure, so no scaling applies."
         )
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
@@ -242,32 +244,16 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
         )
 
 
-def _instead_of_rope(section: dict[str, Any], family: Family) -> str:
-    """The positions of a model without RoPE, and the limit of its length. Ends a sentence."""
-    if family.learned_positions:
-        rows = first(section, ("max_position_embeddings", "n_positions"))
-        table = f"a table of {rows} learned positions" if rows else "a table of learned positions"
-        return f": it has {table}, which limits its length. No scaling applies."
-    counts, positions = Counter(layer.attention for layer in read_layers(section, family)), family.positions
-    if recurrent := counts[RECURRENT]:
-        attention = counts.total() - recurrent - counts[OTHER]
-        positions = f"{recurrent} recurrent layers" + f" and {attention} with attention without positions" * (
-            attention > 0
-        )
-    return f": it has {positions}.{_UNSCALED}" if positions else "."
-
-
 def _read_rope(
     section: dict[str, Any],
     family: Family,
     parameters: Parameters,
     layer_type: str | None,
+    original: int,
     max_positions: int,
-    original_length: int | None,
-    makers: Makers | None,
-    unscaled: Makers | None,
-    findings: list[Finding],
+    far: bool,
 ) -> ConfiguredRope:
+    """original: the pretraining length, tokens."""
     head = head_dim(section, family, layer_type)
     share = rotary_share(section, family, parameters, layer_type)
     still = 0
@@ -276,28 +262,23 @@ def _read_rope(
         share = None
     width = rotary_dim(section, head, share)
     parameters, method = translated(parameters, width), _read_method(parameters, family)
-    original = original_length or _named_length(section, parameters, method, layer_type)
-    if original is None:
-        original = makers.pretraining_length if makers else max_positions
-        if not makers and method not in ("none", "dynamic"):
-            read = (
-                f", so it reads {round(max_positions * (parameters.get('factor') or 1))}" if method == "linear" else ""
-            )
-            message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
-            named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
-            message += f"{max_positions}{read}. Correct it with patch --original-length{named}."
-            findings.append(Finding(NO_LENGTH, message))
     if isinstance(text := parameters.get("truncate"), str):
-        findings.append(
-            Finding(
-                TEXT_TRUNCATE, f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
-            )
-        )
         parameters = {**parameters, "truncate": bool(text)}
-    theta = _base(parameters, family, width)
-    geometry = RopeGeometry(head, width, theta, original, layer_type, still)
-    spec = _read_spec(parameters, method, max_positions / original, family)
-    return ConfiguredRope(geometry, spec)
+    geometry = RopeGeometry(head, width, _base(parameters, family, width), original, layer_type, still)
+    return ConfiguredRope(geometry, _read_spec(parameters, method, max_positions / original, family), far)
+
+
+def _no_length(
+    parameters: Parameters, family: Family, max_positions: int, unscaled: Makers | None
+) -> Iterator[Finding]:
+    """A finding about a scaling without a pretraining length."""
+    method = _read_method(parameters, family)
+    if method in ("none", "dynamic"):
+        return
+    read = f", so it reads {round(max_positions * (parameters.get('factor') or 1))}" if method == "linear" else ""
+    named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
+    message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
+    yield Finding(NO_LENGTH, f"{message}{max_positions}{read}. Correct it with patch --original-length{named}.")
 
 
 def _base(parameters: Parameters, family: Family, width: int) -> float:
@@ -356,8 +337,11 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float, famil
     return ScalingSpec(find_method(method), factor, params)
 
 
-def _named_length(section: dict[str, Any], parameters: Parameters, method: str, layer_type: str | None) -> int | None:
+def _named_length(
+    section: dict[str, Any], parameters: Parameters, family: Family, layer_type: str | None
+) -> int | None:
     """The pretraining length in config.json as transformers reads it, tokens; None if it reads none."""
+    method = _read_method(parameters, family)
     if method == "dynamic" or (method == "none" and QUERY_SCALE not in parameters):
         return None  # transformers always uses max_position_embeddings here
     # transformers 5 prefers the top-level key, except for ropes by layer type and for QUERY_SCALE

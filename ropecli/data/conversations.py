@@ -12,28 +12,22 @@ as it is at inference.
 """
 
 import json
-import logging
 import re
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ropecli.data.documents import Document, encode
-from ropecli.data.formats import REASONING, Conversation, Message, messages_of, reasoning_of
+from ropecli.data.formats import REASONING, Conversation, Fault, Message, messages_of, reasoning_of
 from ropecli.errors import DataError, reason_of
 from ropecli.hashing import digest
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _THINKING = re.compile(r"(\s*<think>)(.*?)(</think>)(.*)", re.DOTALL)
 _BATCH = 32
-_PATIENCE = 10.0
-"""Seconds."""
 _KEYS = ("role", "content", "tool_calls", "weight")
 _MARKERS = "Use a chat template with {% generation %} markers."
 _END = "Use a chat template that writes an end token after each answer, or train_on: all."
@@ -46,11 +40,16 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a sequence to train on. spans: of the answers. turns: where its turns start, characters."""
+    """The text of a sequence to train on. spans: of the answers. turns: where its turns start, characters.
+
+    lost, unused: see Document; of the first text of a conversation.
+    """
 
     text: str
     spans: Spans
     turns: list[int]
+    lost: str = ""
+    unused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -86,100 +85,75 @@ def template_digest(tokenizer) -> str | None:
 
 
 def tokenize_conversations(
-    rows: Iterable[tuple[str, Conversation]],
-    tokenizer,
-    train_on: str = "assistant",
-    *,
-    faults: list[str] | None = None,
-    dropped: list[str] | None = None,
-    unused: set[str] | None = None,
-) -> Iterator[Document]:
-    """Render and tokenize (name, conversation) pairs.
+    rows: Iterable[tuple[str, Conversation]], tokenizer, train_on: str = "assistant", *, drop_unrendered: bool = False
+) -> Iterator[Document | Fault]:
+    """Render and tokenize (name, conversation) pairs; a Fault for one that cannot be trained on.
 
     train_on: assistant, all answers in one document; each-answer, a document per answer, which ends with it; all, every
-    token. faults: unusable rows are added to it; None: raises DataError with their number and the first one, after all
-    others. dropped: parts that the template leaves out are added to it; None: such a row is a fault. unused: columns
-    and keys of messages that nothing reads are added to it.
+    token. drop_unrendered: keep conversations of which the template leaves something out. Raises DataError without a
+    chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
             "checkpoint's folder, or render the conversations into a column of text."
         )
-    renderer = _Renderer(tokenizer, train_on, dropped, set() if unused is None else unused)
-    numbered, refused = enumerate(rows), list[tuple[int, str]]()
-    while batch := list(islice(numbered, _BATCH)):
-        rendered: list[tuple[int, str, Rendered]] = []
-        with warn_if_slow():
-            for number, (name, conversation) in batch:
-                try:
-                    texts = renderer.render(name, conversation)
-                except DataError as error:
-                    refused.append((number, f"{name}: {error}"))
-                else:
-                    names = [
-                        f"{name}, answer {index}" if len(texts) > 1 else name for index in range(1, len(texts) + 1)
-                    ]
-                    rendered += [(number, *pair) for pair in zip(names, texts, strict=True)]
-        if not rendered:
-            continue
-        # the template has the special tokens
-        whole = [text.text for _, _, text in rendered]
-        encoded = encode(tokenizer, whole, add_special_tokens=False, return_offsets_mapping=True)
-        for index, (number, name, text) in enumerate(rendered):
-            ids, offsets = np.array(encoded["input_ids"][index], dtype=np.int64), encoded["offset_mapping"][index]
+    renderer, rows = _Renderer(tokenizer, train_on, drop_unrendered), iter(rows)
+    while batch := list(islice(rows, _BATCH)):
+        rendered: list[tuple[str, Rendered | Fault]] = []
+        for name, conversation in batch:
             try:
-                trained = None if train_on == "all" else _trained(text.text, offsets, text.spans)
+                texts = renderer.render(conversation)
             except DataError as error:
-                refused.append((number, f"{name}: {error}"))
+                rendered.append((name, Fault(f"{name}: {error}")))
             else:
-                turns = np.searchsorted([start for start, _ in offsets], text.turns)
-                yield Document(name, ids, trained=trained, turns=turns)
-    messages = [message for _, message in sorted(refused)]
-    if faults is not None:
-        faults += messages
-    elif messages:
-        raise DataError(messages[0] + (f" {len(messages):,} rows have such faults." if len(messages) > 1 else ""))
+                answers = (
+                    f"{name}, answer {number}" if len(texts) > 1 else name for number in range(1, len(texts) + 1)
+                )
+                rendered += zip(answers, texts, strict=True)
+        whole, encoded = [text.text for _, text in rendered if isinstance(text, Rendered)], iter(())
+        if whole:  # the template has the special tokens
+            tokens = encode(tokenizer, whole, add_special_tokens=False, return_offsets_mapping=True)
+            encoded = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
+        for name, text in rendered:
+            yield text if isinstance(text, Fault) else _document(name, text, *next(encoded), train_on)
 
 
-@contextmanager
-def warn_if_slow() -> Iterator[None]:
-    """Warn after some seconds of rendering: a chat template is a program of its author, which may never end."""
-    warning = f"The chat template has been rendering for {_PATIENCE:g} seconds and may never end. Ctrl-C stops it."
-    timer = threading.Timer(_PATIENCE, logging.getLogger("ropecli").warning, [warning])
-    timer.daemon = True
-    timer.start()
+def _document(
+    name: str, text: Rendered, token_ids: list[int], offsets: list[tuple[int, int]], train_on: str
+) -> Document | Fault:
+    ids, turns = np.array(token_ids, dtype=np.int64), np.searchsorted([start for start, _ in offsets], text.turns)
     try:
-        yield
-    finally:
-        timer.cancel()
+        trained = None if train_on == "all" else _trained(text.text, offsets, text.spans)
+    except DataError as error:
+        return Fault(f"{name}: {error}")
+    return Document(name, ids, trained=trained, turns=turns, lost=text.lost, unused=text.unused)
 
 
 class _Renderer:
-    """Renders conversations with one template. dropped, unused: see tokenize_conversations."""
+    """Renders conversations with one template. See tokenize_conversations."""
 
-    def __init__(self, tokenizer: Any, train_on: str, dropped: list[str] | None, unused: set[str]) -> None:
-        self.tokenizer, self.train_on, self.dropped, self.unused = tokenizer, train_on, dropped, unused
+    def __init__(self, tokenizer: Any, train_on: str, drop_unrendered: bool) -> None:
+        self.tokenizer, self.train_on, self.drop_unrendered = tokenizer, train_on, drop_unrendered
         self.tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._endings: dict[str, tuple[str, str] | None] = {}
 
-    def render(self, name: str, conversation: Conversation) -> list[Rendered]:
+    def render(self, conversation: Conversation) -> list[Rendered]:
         """One text, or one for each answer. Raises DataError."""
         messages, tools = messages_of(conversation)
         template = str(self.tokenizer.get_chat_template(tools=tools))
-        self.unused |= {f"column {column}" for column in conversation.unused}
+        unused = {f"column {column}" for column in conversation.unused}
         keys = {key for message in messages for key in message.keys() - {*_KEYS, *REASONING}}
-        self.unused |= {f"key {key} of messages" for key in keys if not re.search(rf"\b{re.escape(key)}\b", template)}
-        known = _known_reasoning(template)
+        unused |= {f"key {key} of messages" for key in keys if not re.search(rf"\b{re.escape(key)}\b", template)}
+        known = [name for name in REASONING if re.search(rf"\b{name}\b", template)]
         messages = [_with_known_reasoning(message, known) for message in messages] if known else messages
         if any("tool_calls" in message for message in messages) and self._joins_arguments(messages, tools):
             messages = [_with_text_arguments(message) for message in messages]
         first = conversation.read_only + len(messages) - len(conversation.messages)
         one = _Conversation(self, messages, tools, bool(_GENERATION.search(template)), first)
-        rendered = one.answer_by_answer() if self.train_on == "each-answer" else [one.whole()]
-        if one.lost and self.dropped is not None:
-            self.dropped.append(f"{name}: {one.lost[0]}")
-        return rendered
+        first_text, *others = one.answer_by_answer() if self.train_on == "each-answer" else [one.whole()]
+        lost = str(one.lost[0]) if one.lost else ""
+        return [replace(first_text, lost=lost, unused=frozenset(unused)), *others]
 
     def text_of(self, messages: Sequence[Message], tools: Any, *, prompt: bool = False) -> str:
         try:
@@ -408,7 +382,7 @@ class _Conversation:
         if last is not None and not any(part.message == last for part in parts):
             raise DataError(f"message {last}, an answer, is empty.")
         lost = _missing(parts, before, answer or "", last, keeps_reasoning)
-        if lost and self._renderer.dropped is None:
+        if lost and not self._renderer.drop_unrendered:
             way = "Use a template that renders it, remove it from the data, or set drop_unrendered: true."
             answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
             earlier = keeps_reasoning and lost[0].what == "reasoning" and lost[0].message not in answers[-1:]
@@ -418,12 +392,6 @@ class _Conversation:
         }:
             raise DataError(f"the chat template leaves out all of message {last}, an answer.")
         self.lost += lost
-
-
-@lru_cache(maxsize=8)
-def _known_reasoning(template: str) -> tuple[str, ...]:
-    """The names of reasoning that a template knows."""
-    return tuple(name for name in REASONING if re.search(rf"\b{name}\b", template))
 
 
 def _with_known_reasoning(message: Message, known: Sequence[str]) -> Message:

@@ -21,7 +21,8 @@ class Document:
 
     ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. trained: shape
     (tokens,), bool, whether to train on each token; None for all. turns: of a conversation, shape (turns,), int64, the
-    first token of each; None of a text.
+    first token of each; None of a text. lost: the first part that the chat template leaves out. unused: columns and
+    keys of messages that nothing reads.
     """
 
     name: str
@@ -29,6 +30,8 @@ class Document:
     ends: np.ndarray | None = None
     trained: np.ndarray | None = None
     turns: np.ndarray | None = None
+    lost: str = ""
+    unused: frozenset[str] = frozenset()
 
     def bytes_of(self, start: int, stop: int) -> int | None:
         """Bytes of text in the tokens start ≤ i < stop."""
@@ -39,11 +42,9 @@ class Document:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """prefix, suffix: ids that the tokenizer puts around every text (Llama's <s>). bos, eos: None where it has none."""
+    """prefix, suffix: ids that the tokenizer puts around every text (Llama's <s>)."""
 
     prefix: tuple[int, ...] = ()
-    bos: int | None = None
-    eos: int | None = None
     suffix: tuple[int, ...] = ()
 
     @property
@@ -148,11 +149,10 @@ def special_tokens(tokenizer) -> SpecialTokens:
     bare = encode(tokenizer, "a", add_special_tokens=False)["input_ids"]
     ids = encode(tokenizer, "a")["input_ids"]
     if not bare:  # no token for letters: all ids are the prefix
-        return SpecialTokens(tuple(ids), tokenizer.bos_token_id, tokenizer.eos_token_id)
+        return SpecialTokens(tuple(ids))
     starts = range(len(ids) - len(bare) + 1)
     start = next((start for start in starts if ids[start : start + len(bare)] == bare), 0)
-    prefix, suffix = tuple(ids[:start]), tuple(ids[start + len(bare) :])
-    return SpecialTokens(prefix, tokenizer.bos_token_id, tokenizer.eos_token_id, suffix)
+    return SpecialTokens(tuple(ids[:start]), tuple(ids[start + len(bare) :]))
 
 
 def tokenize(

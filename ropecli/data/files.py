@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ropecli.checkpoint.files import read_file
-from ropecli.checkpoint.hub import BAD_TOKEN, PATIENCE
+from ropecli.checkpoint.hub import PATIENCE
 from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TSV, has_texts
 from ropecli.errors import DataError, quoted, reason_of
 from ropecli.messages import say
@@ -98,7 +98,7 @@ def _has_texts(file: DataFile, text_column: str) -> bool:
     try:
         with file.open() as content:
             return has_texts(file.kind, content, text_column)
-    except (OSError, ValueError):  # reading it will report the error
+    except (OSError, ValueError, RecursionError):  # reading it will report the error
         return True
 
 
@@ -178,7 +178,7 @@ def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
         if commit:  # the Hub answers; without a network its client retries for half a minute
             _refuse_unknown_config(dataset)
         raise UnreachableError(
-            f"{name} is not a local file or folder, and it could not be loaded from the Hub: {reading_reason(error)}"
+            f"{name} is not a local file or folder, and it could not be loaded from the Hub: {reason_of(error)}"
         ) from error
 
 
@@ -192,12 +192,6 @@ def _resolved(place: str, root: str, config: str | None, commit: str | None) -> 
         str(split): [DataFile(prefix.sub("", str(address)), str(address)) for address in addresses]
         for split, addresses in files.items()
     }
-
-
-def reading_reason(error: Exception) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return BAD_TOKEN
-    return reason_of(error)
 
 
 def _refuse_unknown_config(dataset: HubDataset) -> None:

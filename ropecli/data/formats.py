@@ -6,7 +6,7 @@ Every format but a text becomes messages in OpenAI's form: role, content, reason
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropecli.errors import DataError, shortened, shown
 
@@ -35,6 +35,20 @@ class Conversation:
     system: Any = None
     read_only: int = 0
     unused: list[str] = field(default_factory=list, compare=False)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row that cannot be used. message: the reason."""
+
+    message: str
+
+
+class Row(NamedTuple):
+    """A row of a table, or the text of a file. name: the file, with the number of a line or row."""
+
+    name: str
+    body: str | Conversation | Fault
 
 
 def _alpaca(row: Mapping[str, Any]) -> list[Any]:

@@ -38,15 +38,13 @@ def seeded_generator(seed: int, purpose: str, *numbers: int) -> np.random.Genera
 class Selection:
     """documents: shape (used,), int64, ascending. lengths: the same shape, tokens used of each.
 
-    of: number of documents in the source. skipped: number of skipped ones by reason. cut: whether the budget cut a
-    document.
+    of: number of documents in the source. skipped: number of skipped ones by reason.
     """
 
     documents: np.ndarray
     lengths: np.ndarray
     of: int
     skipped: dict[str, int]
-    cut: bool
 
 
 def select_documents(
@@ -92,7 +90,6 @@ def select_documents(
             "skipped by keep_short": int(free.sum() - drawn.sum()),
             "beyond max_tokens": int(len(documents) - within.sum()),
         },
-        cut=bool((used[within] < lengths[documents[within]]).any()),
     )
 
 

@@ -9,22 +9,20 @@ import codecs
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import BinaryIO
+from itertools import islice, starmap
 
 from ropecli.data.files import (
     KINDS,
     TEXT_FILES,
     DataFile,
     files_of_folder,
-    reading_reason,
     splits_of_folder,
     splits_on_hub,
 )
-from ropecli.data.formats import TEXT_COLUMN, Conversation
+from ropecli.data.formats import TEXT_COLUMN, Conversation, Fault, Row
 from ropecli.data.tables import read_bodies
 from ropecli.demo import corpus
-from ropecli.errors import DataError, shown
+from ropecli.errors import DataError, reason_of, shown
 from ropecli.messages import say, warn
 from ropecli.names import DEMO, DEMO_TRAIN, HubDataset, locate
 
@@ -33,7 +31,7 @@ HUB_DOCUMENTS = 10_000
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
 Texts = Iterator[tuple[str, str]]
-Rows = Iterator[tuple[str, str | Conversation]]
+Rows = Iterator[Row]
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ class Source:
 
     place: `demo`, `demo-train`, a file, a folder, or a Hub dataset (owner/name, owner/name:config). column: of tables,
     with the texts or the conversations; if the default is missing, also `messages` or `conversations`. split: default:
-    the first of `splits` that the place has. limit: documents to read; None for all. skip_faulty: skip and count rows
-    without a text that can be used, which are refused otherwise. Raises DataError in every method.
+    the first of `splits` that the place has. limit: rows to read, also faulty ones; None for all. skip_faulty: skip and
+    count rows without a text that can be used, which are refused otherwise. Raises DataError in every method.
     """
 
     place: str
@@ -73,20 +71,33 @@ class Source:
         return replace(self, limit=HUB_DOCUMENTS)
 
     def texts(self) -> Texts:
-        """(name, text) of each document, in a fixed order."""
-        return map(_text_of, self.rows())
+        """(name, text) of each document, in a fixed order. Says at the end which rows were skipped."""
+        faults: list[Fault] = []
+        try:
+            for name, body in self.rows():
+                if isinstance(body, Conversation):
+                    raise DataError(
+                        f"{name} is a conversation; expected text. Only `finetune --data` reads conversations."
+                    )
+                if isinstance(body, Fault):
+                    faults.append(body)
+                else:
+                    yield name, body
+        finally:
+            if faults:
+                warn(describe_faults(faults))
 
-    def rows(self, files: Sequence[DataFile] | None = None, faults: list[str] | None = None) -> Rows:
-        """(name, text or conversation) of each document, in a fixed order.
-
-        files: default: all of them. faults: those of skipped rows are added to it; None: said.
-        """
-        files, skipped = self.files() if files is None else files, [] if faults is None else faults
+    def rows(self, files: Sequence[DataFile] | None = None) -> Rows:
+        """The rows in a fixed order. Raises the fault of one, unless skip_faulty. files: default: all of them."""
         if self.is_demo:
-            return islice(demo_held_out() if self.place == DEMO else corpus.training_files(), self.limit)
-        refused = skipped if self.skip_faulty else None
-        rows = (row for file in files for row in _read_file(file, self.column, refused))
-        return islice(_said(rows, skipped) if faults is None else rows, self.limit)
+            rows = starmap(Row, demo_held_out() if self.place == DEMO else corpus.training_files())
+        else:
+            files = self.files() if files is None else files
+            rows = (row for file in files for row in _read_file(file, self.column))
+        for row in islice(rows, self.limit):
+            if isinstance(row.body, Fault) and not self.skip_faulty:
+                raise DataError(row.body.message)
+            yield row
 
     def files(self) -> tuple[DataFile, ...]:
         """The files, in order; none of the demo. Says what is read of several splits, and not read of a folder."""
@@ -119,13 +130,6 @@ class Source:
         return tuple(by_split[chosen])
 
 
-def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
-    name, body = row
-    if isinstance(body, Conversation):
-        raise DataError(f"{name} is a conversation; expected text. Only `finetune --data` reads conversations.")
-    return name, body
-
-
 def demo_held_out() -> Texts:
     """The demo's held-out files, without those that overlap with the training text in this Python version."""
     for name, text in corpus.held_out_files().items():
@@ -133,44 +137,18 @@ def demo_held_out() -> Texts:
             yield name, text
 
 
-def _said(rows: Rows, faults: list[str]) -> Rows:
-    """The rows; says at the end which were skipped."""
-    try:
-        yield from rows
-    finally:
-        if faults:
-            warn(describe_faults(faults))
+def describe_faults(faults: Sequence[Fault]) -> str:
+    return f"Skipping {len(faults)} faulty row{'s'[: len(faults) > 1]}. The first: {faults[0].message}"
 
 
-def describe_faults(faults: Sequence[str]) -> str:
-    """Empty for none."""
-    return f"Skipping {len(faults)} faulty row{'s'[: len(faults) > 1]}. The first: {faults[0]}" if faults else ""
-
-
-def _read_file(file: DataFile, text_column: str, faults: list[str] | None) -> Rows:
-    """faults: the faulty rows are added to it; None to refuse them."""
+def _read_file(file: DataFile, text_column: str) -> Rows:
     try:
         with file.open() as content:
             if file.kind in TEXT_FILES:
-                yield file.name, _read_text(file.name, content)
+                text = content.read().removeprefix(codecs.BOM_UTF8).decode()
+                yield Row(file.name, io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True))
                 return
-            warned = False
-            for number, body in read_bodies(file.kind, content, file.name, text_column, faults):
-                warned = warned or _warn_of_nul(f"{file.name}:{number}", body)
-                yield f"{file.name}:{number}", body
+            for number, body in read_bodies(file.kind, content, file.name, text_column):
+                yield Row(f"{file.name}:{number}", body)
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{file.name} cannot be read: {reading_reason(error)}") from error
-
-
-def _read_text(name: str, content: BinaryIO) -> str:
-    text = content.read().removeprefix(codecs.BOM_UTF8).decode()
-    _warn_of_nul(name, text)
-    return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
-
-
-def _warn_of_nul(name: str, body: str | Conversation) -> bool:
-    """Returns whether it has warned."""
-    has_nul = isinstance(body, str) and "\0" in body
-    if has_nul:
-        warn(f"{name} has NUL characters: it may be UTF-16, or no text at all.")
-    return has_nul
+        raise DataError(f"{file.name} cannot be read: {reason_of(error)}") from error

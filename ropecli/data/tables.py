@@ -1,7 +1,7 @@
 """Reads rows strictly: a needed value is given as the file has it, or its row is named.
 
 JSON lines, a JSON array, CSV, Parquet and Arrow. No value takes the type of others, and columns that are not needed
-cannot stop a reading. Memory is bounded by a row, of Parquet and Arrow by a batch of rows.
+cannot stop a reading. Memory is bounded by a row, of Parquet and Arrow by a batch of rows; a JSON array is read whole.
 """
 
 import codecs
@@ -9,11 +9,10 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from ropecli.data.formats import Conversation, body_of, columns_of, has_body
+from ropecli.data.formats import Conversation, Fault, body_of, columns_of, has_body
 from ropecli.errors import DataError, shown
 
 JSON_LINES, JSON, CSV, TSV, PARQUET, ARROW = ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow"
@@ -22,67 +21,46 @@ _ROWS = 64
 """Rows of Parquet and Arrow at a time."""
 _PIECE = 1 << 20
 _LONGEST_FIELD = 2**31 - 1
-_LONGEST_WORD = 40
-"""Characters of a number, a constant or an escape that the end of what is read may cut."""
-_SPACE = re.compile(r"\s*")
+_DAMAGES = (OSError, EOFError, ValueError, NotImplementedError, OverflowError, KeyError, RecursionError)
+"""What the libraries raise for a damaged file."""
 
-Row = tuple[int, Any, Sequence[str]]
+_Values = tuple[int, Any, Sequence[str]]
 """Number of the line or row, from 1; its values, of needed columns at least, or its fault; the names of all columns."""
 
 
 def read_bodies(
-    kind: str, file: BinaryIO, name: str, text_column: str, faults: list[str] | None = None
-) -> Iterator[tuple[int, str | Conversation]]:
-    """(number of the line or row, text or conversation) of each row of a table.
+    kind: str, file: BinaryIO, name: str, text_column: str
+) -> Iterator[tuple[int, str | Conversation | Fault]]:
+    """(number of the line or row, text, conversation or fault) of each row of a table.
 
-    text_column: if it is the default, the other formats of formats.py are read too. faults: rows without a usable text
-    are described here and skipped; None to refuse them: a needed value of another type, a number that is not
-    finite, text that cannot be written as UTF-8. Raises DataError with the line or row.
+    text_column: if it is the default, the other formats of formats.py are read too. Faults: a needed value of another
+    type, a number that is not finite, text that cannot be written as UTF-8. Raises DataError for a damaged file.
     """
     place = "line" if kind in (JSON_LINES, CSV, TSV) else "row"
     number = 0
     try:
-        for number, row, columns in _rows(kind, file, columns_of(text_column)):
+        for number, values, columns in _rows(kind, file, columns_of(text_column)):
             try:
-                body = _body(row, text_column, columns)
-            except _FaultError as fault:
-                if faults is None:
-                    raise
-                faults.append(f"{name}, {place} {number}: {fault}")
-            else:
-                yield number, body
-    except _FaultError as fault:
-        raise DataError(f"{name}, {place} {fault.number or number}: {fault}") from fault
-    except (OSError, EOFError, ValueError, NotImplementedError, OverflowError, KeyError) as error:  # pyarrow's too
+                body: str | Conversation | Fault = _body(values, text_column, columns)
+            except DataError as error:
+                body = Fault(f"{name}, {place} {number}: {error}")
+            yield number, body
+    except (*_DAMAGES, csv.Error) as error:
         raise DataError(f"{name} cannot be read as a table after {place} {number}: {error}") from error
 
 
 def has_texts(kind: str, file: BinaryIO, text_column: str) -> bool:
     """Whether the first row has the column of texts or conversations; true without rows. Raises OSError, ValueError."""
-    try:
-        _, row, columns = next(iter(_rows(kind, file, columns_of(text_column))), (0, None, (text_column,)))
-    except _FaultError:
-        return False
-    return has_body(columns, text_column) and not isinstance(row, _FaultError)
+    _, values, columns = next(iter(_rows(kind, file, columns_of(text_column))), (0, None, (text_column,)))
+    return has_body(columns, text_column) and not isinstance(values, DataError)
 
 
-class _FaultError(Exception):
-    """A row that cannot be used. number: of its line or row; None for the one that was read last."""
-
-    def __init__(self, message: str, number: int | None = None) -> None:
-        super().__init__(message)
-        self.number = number
-
-
-def _body(row: Any, text_column: str, columns: Sequence[str]) -> str | Conversation:
-    if isinstance(row, _FaultError):
-        raise row
-    if not isinstance(row, dict):
-        raise _FaultError(f"{shown(row)} is not an object with columns.")
-    try:
-        body = body_of(row, text_column, columns)
-    except DataError as error:
-        raise _FaultError(str(error)) from error
+def _body(values: Any, text_column: str, columns: Sequence[str]) -> str | Conversation:
+    if isinstance(values, DataError):
+        raise values
+    if not isinstance(values, dict):
+        raise DataError(f"{shown(values)} is not an object with columns.")
+    body = body_of(values, text_column, columns)
     for name, value in {text_column: body}.items() if isinstance(body, str) else vars(body).items():
         _refuse_unclean(name, value)
     return body
@@ -94,21 +72,23 @@ def _refuse_unclean(column: str, value: Any) -> None:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise _FaultError(f"{column} has half a surrogate pair at character {error.start}.") from error
+                raise DataError(f"{column} has half a surrogate pair at character {error.start}.") from error
     elif isinstance(value, float) and not math.isfinite(value):
-        raise _FaultError(f"{column} has the number {value}, which is not JSON.")
+        raise DataError(f"{column} has the number {value}, which is not JSON.")
     elif isinstance(value, dict | list):
         for part in (*value, *value.values()) if isinstance(value, dict) else value:
             _refuse_unclean(column, part)
     elif not isinstance(value, int | float | None):
-        raise _FaultError(f"{column} has {shown(value)}, which JSON has not. Write it as text.")
+        raise DataError(f"{column} has {shown(value)}, which JSON has not. Write it as text.")
 
 
-def _rows(kind: str, file: BinaryIO, columns: Sequence[str]) -> Iterator[Row]:
+def _rows(kind: str, file: BinaryIO, columns: Sequence[str]) -> Iterator[_Values]:
     if kind in (JSON_LINES, JSON):
         file = io.BufferedReader(file) if not hasattr(file, "peek") else file  # type: ignore[type-var,assignment]
-        start = file.peek(_PIECE).removeprefix(codecs.BOM_UTF8).lstrip()[:1]  # type: ignore[attr-defined]
-        rows = _array(file) if kind == JSON and start == b"[" else _lines(file)
+        is_array = file.peek(_PIECE).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")  # type: ignore[attr-defined]
+        rows: Iterator[tuple[int, Any]] = _lines(file)
+        if kind == JSON and is_array:
+            rows = enumerate(json.loads(file.read().decode("utf-8-sig")), 1)
         return ((number, row, list(row) if isinstance(row, dict) else ()) for number, row in rows)
     if kind in (CSV, TSV):
         return _csv(file, "," if kind == CSV else "\t")
@@ -123,52 +103,18 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
         try:
             yield number, json.loads(text.decode())
         except (ValueError, RecursionError) as error:
-            yield number, _FaultError(f"not JSON: {error}. Expected an object per line.")
+            yield number, DataError(f"not JSON: {error}. Expected an object per line.")
 
 
-def _array(file: BinaryIO) -> Iterator[tuple[int, Any]]:
-    """The elements of an array, without holding it in memory."""
-    text, decoder = io.TextIOWrapper(file, encoding="utf-8-sig"), json.JSONDecoder()
-    buffer, at, number = text.read(_PIECE), 0, 0
-    at = buffer.index("[") + 1
-    while True:
-        at = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
-        try:
-            if buffer[at : at + 1] == "]":
-                if (buffer[at + 1 :] + text.read()).strip():
-                    raise _FaultError("not JSON: more follows the array.", number)
-                return
-            value, stop = decoder.raw_decode(buffer, at)
-            stop = _SPACE.match(buffer, stop).end()  # type: ignore[union-attr]
-            if stop == len(buffer):  # a number may continue in what is not read yet
-                raise ValueError("the array does not end")
-        except (ValueError, RecursionError) as error:
-            # more text cures only an error at the end, or a string that has no end yet
-            within = isinstance(error, json.JSONDecodeError) and error.pos < len(buffer) - _LONGEST_WORD
-            more = "" if within and "Unterminated" not in str(error) else text.read(max(_PIECE, len(buffer) - at))
-            if not more:
-                raise _FaultError(f"not JSON: {error}.", number + 1) from error
-            buffer, at = buffer[at:] + more, 0
-            continue
-        number += 1
-        yield number, value
-        if buffer[stop] not in ",]":
-            raise _FaultError(f"not JSON: {shown(buffer[stop : stop + 20])} follows; expected a comma.", number)
-        at = stop + (buffer[stop] == ",")
-
-
-def _csv(file: BinaryIO, delimiter: str) -> Iterator[Row]:
+def _csv(file: BinaryIO, delimiter: str) -> Iterator[_Values]:
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
-    try:
-        for row in reader:
-            fault = _FaultError("more values than the header has columns.") if None in row else None
-            yield reader.line_num, fault or row, reader.fieldnames or ()
-    except csv.Error as error:
-        raise _FaultError(f"not CSV: {error}.", reader.reader.line_num) from error
+    for row in reader:
+        fault = DataError("more values than the header has columns.") if None in row else None
+        yield reader.line_num, fault or row, reader.fieldnames or ()
 
 
-def _columns(batches: Iterable[Any]) -> Iterator[Row]:
+def _columns(batches: Iterable[Any]) -> Iterator[_Values]:
     """The rows of record batches, each with the names of all columns of the table."""
     number = 0
     for batch, names in batches:
@@ -209,4 +155,4 @@ def _arrow(file: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, list[s
         batch.validate(full=True)  # damaged offsets would crash the process
         yield batch.select([name for name in columns if name in names] or names[:1]), names
     if magic != b"ARROW1" and file.read(1):
-        raise _FaultError("the stream ends before the file does.")
+        raise ValueError("the stream ends before the file does")

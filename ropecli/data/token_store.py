@@ -33,7 +33,7 @@ from ropecli.atomic import new_folder
 from ropecli.data.conversations import template_digest, tokenize_conversations
 from ropecli.data.documents import Document, tokenize
 from ropecli.data.files import DataFile, UnreachableError
-from ropecli.data.formats import Conversation
+from ropecli.data.formats import Conversation, Fault
 from ropecli.data.sources import Rows, Source, describe_faults
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of, shortened
@@ -166,27 +166,31 @@ def open_store(
     said: set[str] = set()
 
     def shard(part: Sequence[DataFile]) -> TokenStore:
-        faults: list[str] = []
-        dropped: list[str] = []
-        unused: set[str] = set()
+        faults, lost, unused = list[Fault](), list[str](), set[str]()
 
         def documents() -> Iterator[Document]:
-            lists = (faults if source.skip_faulty else None), (dropped if drop_unrendered else None), unused
-            return tokenize_rows(source.rows(part, faults), tokenizer, train_on, end, *lists)
+            for document in tokenize_rows(source.rows(part), tokenizer, train_on, end, drop_unrendered):
+                if isinstance(document, Fault):
+                    faults.append(document)
+                    continue
+                lost.extend([f"{document.name}: {document.lost}"] if document.lost else [])
+                unused.update(document.unused)
+                yield document
+            if faults and not source.skip_faulty:
+                more = f" {len(faults):,} rows have such faults." if len(faults) > 1 else ""
+                raise DataError(f"{faults[0].message}{more}")
 
         def skipped() -> str:
-            sentences = [describe_faults(faults)]
-            if dropped:
-                conversations = f"{len(dropped):,} conversation{'s'[: len(dropped) > 1]}"
-                sentences.append(f"The chat template leaves out parts of {conversations}. The first: {dropped[0]}.")
+            sentences = [describe_faults(faults)] if faults else []
+            if lost:
+                conversations = f"{len(lost):,} conversation{'s'[: len(lost) > 1]}"
+                sentences.append(f"The chat template leaves out parts of {conversations}. The first: {lost[0]}.")
             if unused:
                 names = shortened(", ".join(sorted(unused)), 300)
                 sentences.append(f"{source.place}: nothing reads {names}.")
-            return "\n".join(filter(None, sentences))
+            return "\n".join(sentences)
 
-        identity = [*settings, source_identity(source, part)]
-        key = digest(identity)
-        return open_documents(key, documents, skipped, said)
+        return open_documents(digest([*settings, source_identity(source, part)]), documents, skipped, said)
 
     if source.is_demo or source.limit is not None:
         return shard(files)
@@ -293,24 +297,19 @@ def _map(folder: Path) -> TokenStore:
 
 
 def tokenize_rows(
-    rows: Rows,
-    tokenizer,
-    train_on: str | None,
-    end: int | None = None,
-    faults: list[str] | None = None,
-    dropped: list[str] | None = None,
-    unused: set[str] | None = None,
-) -> Iterator[Document]:
+    rows: Rows, tokenizer, train_on: str | None, end: int | None = None, drop_unrendered: bool = False
+) -> Iterator[Document | Fault]:
     """Tokenize texts and conversations.
 
     train_on: of conversations; None is assistant, and allows texts too. end: the token after each text; None for no
-    other than the tokenizer's. faults, dropped, unused: see tokenize_conversations. Raises DataError.
+    other than the tokenizer's. drop_unrendered: see tokenize_conversations. Raises DataError.
     """
-    for are_conversations, group in groupby(rows, key=lambda row: isinstance(row[1], Conversation)):
+    for kind, group in groupby(rows, key=lambda row: type(row.body)):
         same: Iterator[tuple[str, Any]] = group
-        if are_conversations:
-            lists: dict[str, Any] = {"faults": faults, "dropped": dropped, "unused": unused}
-            yield from tokenize_conversations(same, tokenizer, train_on or "assistant", **lists)
+        if kind is Fault:
+            yield from (fault for _, fault in same)
+        elif kind is Conversation:
+            yield from tokenize_conversations(same, tokenizer, train_on or "assistant", drop_unrendered=drop_unrendered)
         elif train_on is None:
             if end == UNKNOWN_END:
                 raise DataError(

@@ -10,17 +10,14 @@ from ropecli import demo
 from ropecli.checkpoint.hub import DEFAULT_REVISION
 from ropecli.checkpoint.lint import faults_in_results, fix_command
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import CheckpointState, Positions, read_state
+from ropecli.checkpoint.state import Positions, read_state
 from ropecli.config.dialects import (
-    KEPT_KEYS,
     MAX_POSITIONS,
     MSCALE_PAIR,
-    PARTIAL_KEYS,
     THETA_KEYS,
     Parameters,
-    parameters_by_layer_type,
 )
-from ropecli.config.encoding import native_parameters
+from ropecli.config.encoding import written_parameters
 from ropecli.config.fields import LATENT, draft_layers, first, is_drafter
 from ropecli.config.findings import Finding
 from ropecli.errors import PatchError
@@ -164,10 +161,12 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         )
     state = read_state(checkpoint)
     section, family, positions, rope = state.section, state.settings.family, state.positions, state.positions.main
-    written = parameters_by_layer_type(section, family, [])
+    ropes, written = positions.ropes, state.settings.parameters
     parameters = {
-        label: _parameters(state, positions.ropes[label], fields or {}) if label in positions.ropes else None
-        for label, fields in written.items()
+        label: written_parameters(section, state.settings, ropes[label], positions.context_length)
+        if label in ropes
+        else None
+        for label in written
     }
     if rope.remapping is not None and not remaps:
         use = "Fine-tune it with `ropecli finetune`." if trains else "Load it with `import ropecli.attention`."
@@ -199,20 +198,6 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         draft_layers=draft_layers(section),
         findings=faults_in_results(state),
     )
-
-
-def _parameters(state: CheckpointState, rope: ScaledRope, written: Parameters) -> Parameters:
-    """`rope_parameters` of this rope, plus the keys of config.json that are not part of a scaling."""
-    family, length = state.settings.family, state.positions.context_length
-    kept = {key: value for key, value in written.items() if key in KEPT_KEYS}
-    if "max_position_embeddings" in kept:  # Ministral keeps a copy here
-        kept["max_position_embeddings"] = length
-    head, rotary = rope.geometry.head_dim, rope.geometry.rotary_dim
-    if rotary != head:
-        kept.setdefault("partial_rotary_factor", first(state.section, PARTIAL_KEYS) or rotary / head)
-    elif rope.geometry.still_pairs:  # native_parameters already states which pairs do not rotate
-        kept.pop("partial_rotary_factor", None)
-    return {**native_parameters(rope, family, length), **kept}
 
 
 class Case(NamedTuple):
@@ -304,9 +289,10 @@ def without_options(p: EngineInput, texts: Mapping[str, str]) -> str:
 
 
 def with_engine_names(parameters: Parameters) -> Parameters:
-    """`parameters` as vLLM and SGLang read them: the factor a float, the attention factor also under their names.
+    """`parameters` as vLLM and SGLang read them: the factor a float, since vLLM's linear takes an integer for a list.
 
-    longrope: short_mscale and long_mscale replace it. yarn: attn_factor multiplies 0.1·ln s + 1.
+    Both ignore the attention_factor of longrope and read short_mscale and long_mscale. Of yarn, SGLang and vLLM before
+    0.30.0 read attn_factor, which multiplies 0.1·ln s + 1.
     """
     renamed, attention_factor = dict(parameters), parameters.get("attention_factor")
     if "factor" in renamed:

@@ -4,12 +4,9 @@
   default base, unscaled; a few read `rope_parameters`.
 - Many classes read only the base; phi3 also the longrope factors.
 - yarn ignores attention_factor (1 + 0.1·ln s) and truncate. It reads mscale and mscale_all_dim; the classes with
-  multi-head latent attention also multiply the softmax scale.
-- longrope ignores attention_factor (√(1 + ln s / ln L)) and always uses long_factor.
-- dynamic computes a base for each chunk of a prompt, so keys of one prompt are rotated by different bases.
+  multi-head latent attention also multiply the softmax scale. longrope ignores attention_factor (√(1 + ln s / ln L)).
 - There are no options, and no limit from max_position_embeddings.
-- qwen3_5 reads yarn and drops the MTP layers; only the multimodal type has a class. mlx-vlm 0.7.10 (models/qwen3_5),
-  which other programs use for multimodal folders, reads only the base.
+- qwen3_5 drops the MTP layers; only the multimodal type has a class.
 """
 
 import math

@@ -3,11 +3,7 @@
 - `--json-model-override-args` overrides config values; a flat `rope_parameters` is merged into the existing one.
 - Context length: max_position_embeddings, multiplied by the factor unless the type is llama3 or
   original_max_position_embeddings is set (yarn, longrope). `--context-length` cannot exceed it.
-- yarn ignores attention_factor and reads attn_factor, which multiplies 0.1·ln s + 1.
-- longrope ignores attention_factor and reads short_mscale and long_mscale. It uses the long list when any position of
-  the batch is beyond the pretraining length.
-- dynamic uses one table, for the full context length.
-- Many model classes pass only the base to their rotary embedding, not the scaling.
+- longrope uses the long list when any position of the batch is beyond the pretraining length.
 - Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
 - Of parameters by layer type, gemma3 reads those of full attention and the base of sliding layers; gemma4 reads base,
   rope_type and partial_rotary_factor; deepseek_v4 reads the fields as released.

@@ -1,15 +1,12 @@
 """Options for vLLM, checked in release 0.33.0 (rotary_embedding/__init__.py, config/model.py).
 
 - `--hf-overrides` replaces `rope_parameters` as a whole, last: it must include rope_theta, rope_type and
-  partial_rotary_factor. The factor must be a float: linear treats an integer as a list.
-- Context length: max_position_embeddings; linear and dynamic multiply it by the factor, even where it was already
-  raised; longrope uses the top-level original_max_position_embeddings unless --max-model-len is larger.
-- yarn reads attention_factor since 0.30.0; before, attn_factor, which multiplies 0.1·ln s + 1.
-- longrope ignores attention_factor and reads short_mscale and long_mscale, which ropecli also writes into config.json.
-- dynamic uses one table, from max_trained_positions and max_position_embeddings.
+  partial_rotary_factor.
+- Context length: max_position_embeddings, by linear and dynamic times the factor; of longrope the top-level
+  original_max_position_embeddings, unless --max-model-len is larger. dynamic also reads max_trained_positions.
 - Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
-- A draft (config/speculative.py) does not get the values of `--hf-overrides`. MTP layers read config.json; beyond its
-  max_position_embeddings nothing is drafted. EAGLE-3 drafters read their own; vLLM raises its length, never scales it.
+- A draft (config/speculative.py): MTP layers read config.json. EAGLE-3 drafters read their own; vLLM raises its length,
+  never scales it.
 - qwen3_5 reads yarn with the sections of multimodal positions. vLLM has had no dual-chunk attention since 0.11.
 """
 

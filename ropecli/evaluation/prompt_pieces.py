@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.data.conversations import warn_if_slow
 from ropecli.data.documents import encode, special_tokens
 from ropecli.errors import DataError, reason_of
 from ropecli.hashing import digest
@@ -56,8 +55,7 @@ def find_frame(tokenizer: Any, choice: str, thinking: str | None = None) -> Fram
     def render(**switches: bool) -> str:
         how = {"tokenize": False, "add_generation_prompt": True, **switches}
         try:
-            with warn_if_slow():
-                return str(tokenizer.apply_chat_template([message], **how))
+            return str(tokenizer.apply_chat_template([message], **how))
         except Exception as error:  # a template is a program
             raise DataError(f"The chat template fails: {reason_of(error)}. Use --chat-template none.") from error
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,12 @@ def input_device(model: "PreTrainedModel") -> torch.device:
     # offloaded: Accelerate moves the weights to the first GPU, if any, to run the module
     gpus = [name for name in _mapped_devices(model) if name not in ("cpu", "disk")]
     return torch.device(gpus[0] if gpus else "cpu")
+
+
+def probe_ids(model: "PreTrainedModel", tokens: int) -> torch.Tensor:
+    """Ids of a text to run the model on, shape (1, tokens), where its embedding runs."""
+    embedding: Any = model.get_input_embeddings()
+    return (torch.arange(tokens, device=input_device(model))[None] * 7 + 3) % embedding.weight.shape[0]
 
 
 def device_names(model: "PreTrainedModel") -> str:
@@ -56,7 +61,7 @@ def total_memory(device: torch.device) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peak that `peak_memory` returns. Without effect on CPUs outside Linux, where it only grows."""
+    """Reset the peak that `peak_memory` returns."""
     if device.type == "cuda":
         for number in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(number)
@@ -75,9 +80,4 @@ def peak_memory(device: torch.device) -> int:
     with contextlib.suppress(OSError):
         if peak := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8")):
             return int(peak[1]) * 1024
-    with contextlib.suppress(ImportError):  # Windows has no module `resource`
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return 0

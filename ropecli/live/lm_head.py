@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ropecli.errors import CheckpointError
-from ropecli.live.devices import input_device
+from ropecli.live.devices import probe_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +63,7 @@ class SplitModel:
     @torch.no_grad()
     def _probe(self) -> bool:
         weight = self.head.weight
-        ids = torch.arange(_PROBE_TOKENS, device=input_device(self.model))[None] % self.vocabulary
+        ids = probe_ids(self.model, _PROBE_TOKENS)
         logits = self.model(input_ids=ids, use_cache=False).logits.float()
         outputs = self.decode(ids)
         hidden = outputs.last_hidden_state

@@ -34,7 +34,6 @@ NO_ROTATION = 1e-25
 # Absolute difference of a cos or sin at a small position, and per token of the position: float32 rounds the angle.
 _SAME_ANGLE = 1e-5
 _ANGLE_PER_TOKEN = 2.0**-22
-_STOCK = ("in stock transformers", "in ropecli")
 
 
 def prove(
@@ -93,7 +92,7 @@ def compare(
     table: RotaryTable,
     ropes: Mapping[str | None, ScaledRope],
     unpatched: RotaryTable,
-    sides: tuple[str, str] = _STOCK,
+    sides: tuple[str, str] = ("in stock transformers", "in ropecli"),
 ) -> None:
     """Compare a table, and the cos and sin that its module computes, with the rope of its layer type.
 

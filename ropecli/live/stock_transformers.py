@@ -16,7 +16,7 @@ from ropecli.errors import CheckpointError, reason_of, shown
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
     """Read folder/config.json with transformers. name: the checkpoint, for messages. Raises CheckpointError."""
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, __version__
 
     of = f"{name}: " if name else ""
     try:
@@ -28,29 +28,16 @@ def read_stock_config(folder: Path, name: str = "") -> Any:
         return config
     except Exception as error:  # config classes raise many kinds of errors
         config = read_json(folder / CONFIG)
-        of_type = f"transformers cannot read this config of type {config.get('model_type')}: {reason_of_stock(error)}"
-        raise CheckpointError(f"{of}{unknown_type(config) or of_type}") from error
-
-
-def unknown_type(config: dict[str, Any]) -> str | None:
-    """Explain a model_type that the installed transformers does not know. None if it knows the type.
-
-    Names the release that wrote config.json if that is newer.
-    """
-    from packaging.version import InvalidVersion, Version
-    from transformers import CONFIG_MAPPING, __version__
-
-    model_type, saved = config.get("model_type"), config.get("transformers_version")
-    if not isinstance(model_type, str) or model_type in CONFIG_MAPPING:
-        return None
-    otherwise = "Without it, only patch --no-verify works."
-    message = f"transformers {__version__} does not know model_type {shown(model_type)}. "
-    with contextlib.suppress(InvalidVersion, TypeError):
-        if Version(saved) > Version(__version__):  # type: ignore[arg-type]
-            return f"{message}config.json was written by transformers {saved}: install that. {otherwise}"
-    if config.get("auto_map"):
-        return f"{message}Its own code (auto_map) is not run. Only patch --no-verify works."
-    return f"{message}Install a release that does. {otherwise}"
+        model_type, writer = config.get("model_type"), config.get("transformers_version")
+        if not isinstance(model_type, str) or model_type in CONFIG_MAPPING:
+            reason = f"transformers cannot read this config of type {model_type}: {reason_of_stock(error)}"
+        else:
+            by = f" (config.json is by {writer})" if writer else ""
+            reason = (
+                f"transformers {__version__} does not know model_type {shown(model_type)}, and the checkpoint's own "
+                f"code is not run. Install a release that does{by}. Without it, only patch --no-verify works."
+            )
+        raise CheckpointError(f"{of}{reason}") from error
 
 
 def stock_config_of(config: dict[str, Any], name: str = "") -> Any:

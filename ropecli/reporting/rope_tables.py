@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from ropecli.analysis.score import FARTHEST_CHECKED
-from ropecli.analysis.wavelengths import SAME
 from ropecli.config.dialects import ORIGINAL_LENGTH
 from ropecli.evaluation.wording import tokens
 from ropecli.scaling.registry import find_method
@@ -18,14 +17,9 @@ from ropecli.table import Bold, Table
 
 Rope = dict[str, Any]
 """The summary of analysis/summary.py, with its name and form."""
+_SAME = 1e-9
+"""Relative tolerance for rounding errors of wavelengths."""
 _BANDS = {"32 or more": (32, math.inf), "8 to 32": (8, 32), "1 to 8": (1, 8), "below 1": (0, 1)}
-_DECAY = {
-    "score": "score",
-    "magnitude": "|mean|",
-    "estimate": "integral",
-    "bound": "O(1/t)",
-    "sinusoidal": "sinusoidal",
-}
 
 
 def inspection_table(reports: Sequence[dict[str, Any]], differing: Sequence[str] = ()) -> Table:
@@ -85,7 +79,6 @@ _INSPECTED: dict[str, tuple[str, Any]] = {
     "longest wavelength": ("longest_wavelength", _wavelength),
     "pairs": ("pairs", str),
     "pairs with a full rotation in pretraining": ("pairs_rotating_in_pretraining_length", str),
-    "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
     "pretraining length": ("pretraining_length", _length),
     "pretraining length from": ("pretraining_length_source", _text),
     "context length": ("context_length", _length),
@@ -98,7 +91,7 @@ def theory_tables(report: dict[str, Any]) -> list[Table]:
     """report: of theory_report."""
     pretrained, *methods = report["ropes"]
     forms = [_forms(methods)] if methods else []
-    return [*forms, _quantities(report), _bands(pretrained, methods), *_decay(report["ropes"][-1])]
+    return [*forms, _quantities(report), _bands(pretrained, methods)]
 
 
 def _forms(methods: Sequence[Rope]) -> Table:
@@ -113,13 +106,13 @@ def _quantities(report: dict[str, Any]) -> Table:
     """A column for each rope."""
     pretrained, length, target = report["ropes"][0], report["original_max_position_embeddings"], report["target_length"]
     rotations, granularity = pretrained["rotations_in_pretraining_length"], pretrained["granularity"]
-    slow = [pair for pair, count in enumerate(rotations) if 0 < count < 1 - SAME]
+    slow = [pair for pair, count in enumerate(rotations) if 0 < count < 1 - _SAME]
     ropes = []
     for rope in report["ropes"]:
         farthest = rope["largest_distance"]
         # rotations_in_target_length counts one token more than the largest distance
         reached = [rope["rotations_in_target_length"][pair] * farthest / (farthest + 1) for pair in slow]
-        unseen = sum(turns > rotations[pair] * (1 + SAME) for pair, turns in zip(slow, reached, strict=True))
+        unseen = sum(turns > rotations[pair] * (1 + _SAME) for pair, turns in zip(slow, reached, strict=True))
         followed = {
             "farthest": None if farthest == target - 1 else farthest,
             "critical": f"{rope['critical_dimension']} of {rope['rotary_dim']}",
@@ -167,24 +160,16 @@ _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "attention factor": ("attention_factor", partial(_digits, digits=6)),
     "base b (rope_theta)": ("rope_theta", tokens),
     "longest wavelength, tokens": ("longest_wavelength", tokens),
-    "half wavelength, tokens": ("half_wavelength", tokens),
-    "effective range, tokens": ("effective_range", tokens),
-    "pairs fully rotated by then": ("share_rotated_in_effective_range", _share),
-    "slowest pair unique": ("unique_by_slowest_pair", {True: "yes", False: "no", None: ""}.__getitem__),
     "slow pairs at unseen angles": ("unseen", str),
     "critical dimension": ("critical", str),
-    "first rise of the score, tokens": ("first_rise", _distance),
     "first negative score, tokens": ("first_negative_score", _distance),
     "granularity (mean sine)": ("granularity", _digits),
-    "its limit α/ln b": ("granularity_limit", _digits),
-    "its exact limit": ("granularity_exact_limit", _digits),
     "granularity kept": ("kept", _share),
     "closest images q": ("closest_images", _digits),
     "their gap, tokens": ("closest_images_gap", tokens),
     "distance d to pretrained images": ("distance_to_old_images", _digits),
-    "float32 angle error, rad": ("float32_angle_error", partial(_digits, digits=2)),
 }
-_SECTIONS = frozenset({4, 11, 13})
+_SECTIONS = frozenset({4, 7, 8})
 
 
 def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
@@ -193,7 +178,7 @@ def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
     shares = {
         rope["name"]: [1.0 if math.isnan(x) else x for x in rope["frequency_over_pretrained"]] for rope in methods
     }
-    shares = {name: of for name, of in shares.items() if any(abs(share - 1) > SAME for share in of)}
+    shares = {name: of for name, of in shares.items() if any(abs(share - 1) > _SAME for share in of)}
     rows = []
     for band, (low, high) in _BANDS.items():
         if pairs := [pair for pair, r in enumerate(pretrained["rotations_in_pretraining_length"]) if low <= r < high]:
@@ -204,16 +189,3 @@ def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
     title = "pairs by number of rotations in the pretraining length, r = L/λ"
     title += "; per method, frequency relative to pretrained" if shares else ""
     return Table(title, ["rotations r", "pairs", "wavelength, tokens", *shares], rows, names=3)
-
-
-def _decay(rope: Rope) -> list[Table]:
-    """Empty for a target of one token. The bound applies only to frequencies that are powers of a base."""
-    shown = {key: name for key, name in _DECAY.items() if any(row[key] is not None for row in rope["decay"])}
-    rows = [[f"{row['distance']:,}", *(f"{row[key]:.3f}" for key in shown)] for row in rope["decay"]]
-    title = f"{rope['name']}: inner product of an all-ones query and key, each with norm 1"
-    note = "|mean|: of the complex rotations, whose real part is the score; integral: its estimate"
-    note += "; O(1/t): the bound of the estimate" if "bound" in shown else ""
-    note += (
-        "; sinusoidal: the score of sinusoidal embeddings with the pretrained base. Attention factors are not included."
-    )
-    return [Table(title, ["distance", *shown.values()], rows, [note])] if rows else []

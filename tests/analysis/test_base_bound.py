@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ropecli.analysis.base_bound import smallest_base
-from ropecli.analysis.score import score
 from ropecli.rope import RopeGeometry
 
 HEAD = RopeGeometry(128, 128, 10_000.0, 4096)
@@ -14,7 +13,7 @@ HEAD = RopeGeometry(128, 128, 10_000.0, 4096)
 
 def lowest(geometry: RopeGeometry, base: float, length: int) -> float:
     """The lowest Σ cos(mθ_i), m up to the length, cosine by cosine."""
-    return float(score(geometry.inv_freq(base), np.arange(length + 1)).min()) / 2
+    return float(np.cos(np.multiply.outer(np.arange(length + 1), geometry.inv_freq(base))).sum(axis=1).min())
 
 
 def first_that_holds(geometry: RopeGeometry, length: int, step: float) -> float:

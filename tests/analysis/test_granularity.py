@@ -1,21 +1,14 @@
-"""The limit of the granularity, and distances between images against every pair of complex vectors."""
+"""Distances between images against every pair of complex vectors."""
 
 import math
 
 import numpy as np
 import pytest
 
-from ropecli.analysis.granularity import closest_images, distance_to_old_images, exact_limit, granularity
+from ropecli.analysis.granularity import closest_images, distance_to_old_images
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-
-
-@pytest.mark.parametrize(("rope_theta", "alpha"), [(10_000.0, 0.25), (500_000.0, 1.0), (3.0, 1.0)])
-def test_the_exact_limit_is_that_of_many_pairs(rope_theta, alpha):
-    inv_freq = RopeGeometry(2 * 10**6, 2 * 10**6, rope_theta, 4096).inv_freq()
-    assert exact_limit(rope_theta, alpha) == pytest.approx(granularity(alpha * inv_freq), rel=1e-5)
-
 
 SMALL = RopeGeometry(32, 32, 10_000.0, 64)
 METHODS = {"none": {}, "linear": {}, "ntk": {}, "abf": {"beta": 50.0}, "p-rope": {}}

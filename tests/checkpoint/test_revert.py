@@ -39,9 +39,9 @@ def revert(ropecli, tmp_path):
     return call
 
 
-def json_of(folder: Path, name: str = "config.json") -> list:
-    """The pairs of a JSON object, in their order, at all depths."""
-    return json.loads((folder / name).read_text(), object_pairs_hook=lambda pairs: pairs)
+def json_of(folder: Path, name: str = "config.json") -> str:
+    """A JSON file with sorted keys, as text, which tells 1 from 1.0."""
+    return json.dumps(json.loads((folder / name).read_text()), sort_keys=True)
 
 
 def set_keys(path: Path, **values: object) -> None:
@@ -63,15 +63,14 @@ def test_revert_restores_the_whole_folder(method, llama, patch, revert):
             assert (reverted / path.name).read_bytes() == path.read_bytes()
 
 
-def test_every_key_is_restored_in_its_place(llama, edited, patch, revert):
+def test_every_key_is_restored(llama, edited, patch, revert):
     """Also keys that a patch replaces or removes, and numbers that were written as integers."""
     llama3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4, "factor": 2.0}
     odd = {"b": [1, {"z": 1, "a": None}], "a": 1e-05}
     lengths = {"original_max_position_embeddings": 32, "rope_theta": 500000}
     source = edited(llama, rope_parameters=llama3, odd=odd, **lengths)
     reverted, _ = revert(patch(patch(source, *METHODS["longrope"]), "--method", "linear", "--factor", 2))
-    plain = json.dumps(json.loads((source / "config.json").read_text()), indent=2) + "\n"
-    assert (reverted / "config.json").read_text() == plain
+    assert json_of(reverted) == json_of(source)
 
 
 def test_an_edited_length_of_the_tokenizer_stays(llama, patch, revert):
@@ -107,7 +106,7 @@ REFUSED = {
         {"max_position_embeddings": 512},
         "config.json was edited after ropecli.yaml was written",
     ),
-    "damaged": ("ropecli.yaml", {"key_order": {"": [["a"]]}}, "ropecli.yaml cannot be read"),
+    "damaged": ("ropecli.yaml", {"changes": [{"path": "a"}]}, "ropecli.yaml cannot be read"),
 }
 
 

@@ -157,13 +157,6 @@ FIELDS = {
     "not finite": ({"rope_scaling": {"type": "linear", "factor": float("nan")}}, "factor in config.json is nan"),
     "no list": ({"architectures": 5}, "architectures in config.json is 5; expected a list of names"),
     "sections": ({"rope_scaling": {"type": "mrope", "mrope_section": 8}}, "mrope_section", "a list of integers"),
-    "too few layer types": (
-        {"layer_types": ["full_attention"]},
-        "layer_types",
-        "1 entries; expected num_hidden_layers",
-    ),
-    "unknown layer type": ({"layer_types": ["full_atention"] * 2}, "'full_atention'", "Did you mean 'full_attention'?"),
-    "null": ({"hidden_size": None}, "hidden_size in config.json is null; expected a positive integer"),
 }
 
 

@@ -93,8 +93,7 @@ def test_what_engines_read_in_place_of_config_json_stays_behind(ropecli, source,
     for folder in (tmp_path / "out", tmp_path / "again"):
         written = {path.name for path in folder.iterdir()}
         assert written == {path.name for path in source.iterdir()} - set(names.split(", ")) | {"ropecli.yaml"}
-    reverted = ropecli("revert", tmp_path / "again", "-o", tmp_path / "before").succeeds()
-    assert f"the patch skipped {names}, which are only in the checkpoint before it: not restored" in reverted.said
+    ropecli("revert", tmp_path / "again", "-o", tmp_path / "before").succeeds()
     assert not (tmp_path / "before" / "ropecli.yaml").exists()
     (source / "model.safetensors").unlink()
     ropecli("patch", source, *YARN, "-o", tmp_path / "none").is_refused("is in Mistral's own format")

@@ -137,17 +137,13 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     # checkpoints that cannot be used
     (PATCH, "config.json cannot be read", write(CONFIG, b"\xff\xfe")),
     (PATCH, "expected an object", write(CONFIG, [1, 2])),
-    (PATCH, "'gpt2' has no rotary position embedding to configure: it has a table of 64 learned positions, which",
+    (PATCH, "'gpt2' has no rotary position embedding to configure, so no scaling applies",
      write(CONFIG, GPT2)),
     *((command, "no layer sees further than 16 tokens (its window in config.json), so yarn has no effect on distant",
        edit(CONFIG, model_type="cohere2", sliding_window=16))
       for command in (PATCH, EVAL + "--method yarn --factor 2", COMPARE + "--methods yarn --factors 2")),
     *((command, "16 pairs rotate in stock transformers, but 8 in ropecli", edit(CONFIG, partial_rotary_factor=0.5))
       for command in (PATCH, PATCH + "--dry-run", EVAL + "--method yarn --factor 2", COMPARE + "--factors 2")),
-    ("inspect source", "it has ALiBi, biases that grow with the distance. No scaling applies; its training and the",
-     write(CONFIG, {"model_type": "bloom"})),
-    ("inspect source", "it has 3 recurrent layers and 1 with attention without positions. No scaling applies",
-     write(CONFIG, {"model_type": "jamba", "attn_layer_period": 4, "num_hidden_layers": 4})),
     (PATCH, "no *.safetensors weights", remove(WEIGHTS)),
     (PATCH, "weight_map is None; expected the file of each tensor", write(INDEX, {})),
     (PATCH, "has the weights twice: transformers reads model.safetensors",
@@ -185,8 +181,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH, "lists /etc/passwd, which is not in", write(INDEX, {"weight_map": {"b": "/etc/passwd"}})),
     (PATCH, f"lists ../{PRIVATE}, which is not in", write(INDEX, {"weight_map": {"b": f"../{PRIVATE}"}})),
     (PATCH, "config.json cannot be read", write(CONFIG, '{"a":' * 10**5 + "1" + "}" * 10**5)),
-    ("inspect source", "transformers reads one of the configuration_files",
-     edit(CONFIG, configuration_files=["config.4.0.0.json"])),
     (EVAL, "requests attention code from the Hub", edit(CONFIG, _attn_implementation="owner/kernel")),
     (EVAL, "requests attention code from the Hub",
      edit(CONFIG, text_config={"attn_implementation": "paged|owner/kernel@main:run"})),

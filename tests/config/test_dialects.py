@@ -102,7 +102,6 @@ def test_other_keys_of_config_json_are_unchanged(llama, edited, patched, config_
         ("rope_parameters", {"rope_theta": 1e4, "rope_type": "yran", "factor": 2.0}, "yran"),
         ("rope_parameters", {"rope_theta": 1e4, "rope_type": "linear", "factor": 0}, "factor"),
         ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.01}, "an even number from 2 to"),
-        ("max_position_embeddings", None, "max_position_embeddings"),
         ("head_dim", "32", "head_dim"),
     ],
 )

@@ -88,7 +88,7 @@ def test_flat_fields_of_layer_types_are_patched_and_come_back(
         return
     folder = patched(source, method, 4.0, **params)
     revert_to(plan_reversal(open_checkpoint(folder)), tmp_path / "reverted", link=True, say=print)
-    assert list(config_of(tmp_path / "reverted").items()) == list(config_of(source).items())
+    assert config_of(tmp_path / "reverted") == config_of(source)
     (folder / "ropecli.yaml").unlink()
     assert_inspection_is_live(folder)
 

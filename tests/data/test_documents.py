@@ -65,7 +65,7 @@ class Characters:
 def test_the_special_tokens_are_the_tokenizers_own(before, after):
     documents = read_documents([("a", "text")], Characters(before, after), 4)
     (document,), special = documents.kept, documents.special
-    assert special == SpecialTokens(before, bos=1, eos=None, suffix=after)
+    assert special == SpecialTokens(before, after)
     assert special.bare(document.ids).tolist() == [*map(ord, "text")]
     assert special.bare(document.ids[: len(before) + 3]).tolist() == [*map(ord, "tex")]
 

@@ -45,7 +45,7 @@ def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget,
     assert (np.diff(chosen.documents) > 0).all()
     whole = lengths[chosen.documents]
     assert ((chosen.lengths > 0) & (chosen.lengths <= whole)).all()
-    assert (chosen.lengths < whole).sum() == chosen.cut <= 1
+    assert (chosen.lengths < whole).sum() <= 1
     assert len(chosen.documents) + sum(chosen.skipped.values()) == len(lengths)
     assert chosen.skipped["too short"] == (lengths < least).sum()
 

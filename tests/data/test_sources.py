@@ -14,7 +14,6 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from ropecli.data import tables as tables_of_rows
 from ropecli.data.formats import Conversation
 from ropecli.data.sources import TO_TRAIN, Source
 from ropecli.errors import DataError
@@ -132,7 +131,7 @@ def test_other_formats_are_refused_with_the_names_and_an_example(tmp_path, row, 
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=reason):
         list(Source(str(tmp_path / "a.jsonl")).rows())
-    assert not list(Source(str(tmp_path / "a.jsonl"), skip_faulty=True).rows())
+    assert texts_of(tmp_path / "a.jsonl", skip_faulty=True) == []
 
 
 def zstd(content: bytes) -> bytes:
@@ -201,14 +200,6 @@ def test_further_tables_and_names_in_capitals_are_read(tmp_path, name, write):
     assert texts_of(tmp_path) == texts_of(tmp_path / name) == ROWS
 
 
-@pytest.mark.parametrize("piece", [1, 7])  # 1: a piece ends after each value
-def test_a_long_array_is_read_in_pieces(piece, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables_of_rows, "_PIECE", piece)
-    rows = [{"n": [1.5, {"x": index}], "text": "ü]} " + "long " * index} for index in range(9)]
-    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
-    assert texts_of(tmp_path / "a.json") == [row["text"] for row in rows]
-
-
 ODD: dict[str, tuple[object, str]] = {
     "null": ({"text": None}, "text is null; expected text or a conversation"),
     "a number": ({"text": 2023}, "text is 2023"),
@@ -246,7 +237,7 @@ def test_a_damaged_arrow_file_is_refused(tmp_path):
             texts_of(tmp_path / "a.arrow")
     write_arrow_stream(tmp_path / "a.arrow", {"text": ROWS})
     (tmp_path / "a.arrow").write_bytes((tmp_path / "a.arrow").read_bytes() + bytes(64))
-    with pytest.raises(DataError, match=r"a\.arrow, row 3: the stream ends before the file does"):
+    with pytest.raises(DataError, match=r"after row 3: the stream ends before the file does"):
         texts_of(tmp_path / "a.arrow")
 
 
@@ -401,13 +392,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
     assert texts_of(tmp_path / name) == ["some text"]
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.txt", b"a\0b\0"), ("a.jsonl", b'{"text": "a\\u0000b"}')])
-def test_nul_characters_are_worth_a_warning(tmp_path, caplog, name, content):
-    (tmp_path / name).write_bytes(content)
-    texts_of(tmp_path / name)
-    assert "has NUL characters: it may be UTF-16" in caplog.text
-
-
 WRONG = {
     "a folder that datasets takes for a pattern": ("a[1]/a.jsonl", b'{"text": "a"}', r"a\[1\] has \[ in its name"),
     "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
@@ -421,14 +405,13 @@ WRONG = {
         b"version https://git-lfs.github.com/spec/v1\n",
         r"x\.jsonl\.gz is a pointer of Git LFS",
     ),
-    "more after an array": ("x.json", b'[{"text": "a"}]\n[{"text": "b"}]', r"x\.json, row 1: not JSON: more follows"),
-    "a fault early in an array": (
-        "x.json",
-        b'[{"text": "a" "b"}' + b" " * 99,
-        r"x\.json, row 1: not JSON: Expecting ','",
-    ),
+    "a fault in an array": ("x.json", b'[{"text": "a" "b"}]', r"x\.json cannot be read as a table.*Expecting ','"),
     "too many values": ("x.csv", b"id,text\n1,Hello, world\n", r"x\.csv, line 2: more values than"),
-    "a quote that does not end": ("x.csv", b'text\na\n"b\nc', r"x\.csv, line 4: not CSV: unexpected end"),
+    "a quote that does not end": (
+        "x.csv",
+        b'text\na\n"b\nc',
+        r"x\.csv.* after line 2: unexpected end",
+    ),
     "a list of texts": ("x.jsonl", b'{"text": ["a", "b"]}', r"x\.jsonl, line 1: text is \['a', 'b'\]; expected text"),
     "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl, line 2: not JSON"),
     "not a parquet file": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),

@@ -215,6 +215,16 @@ def test_what_was_tokenized_before_a_fault_is_kept_by_shard(tmp_path, cache, tok
     assert open_store(source, tokenizer, None).digest == whole.digest
 
 
+def test_conversations_that_cannot_be_trained_on_are_counted_before_they_are_refused(
+    cache, tmp_path, chat_template, tokenizer
+):
+    chatting = copy.deepcopy(tokenizer)
+    chatting.chat_template = chat_template
+    (tmp_path / "a.jsonl").write_text('{"messages": []}\n' * 2)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the conversation is empty\. 2 rows have such faults"):
+        open_store(Source(str(tmp_path / "a.jsonl")), chatting, None)
+
+
 def test_columns_and_keys_that_nothing_reads_are_named_once(
     cache, tmp_path, chat_template, tokenizer, caplog, monkeypatch
 ):

@@ -36,7 +36,7 @@ def uneven(corpus, tokenizer):
             ends = np.concatenate([np.zeros(len(prefix), dtype=np.int64), one.ends])[:count]
             kept.append(Document(one.name, ids, ends))
         assert [len(one.ids) for one in kept] == list(tokens)
-        return Documents(tuple(kept), 0, SpecialTokens(tuple(prefix), 0, 0))
+        return Documents(tuple(kept), 0, SpecialTokens(tuple(prefix)))
 
     return make
 

@@ -35,9 +35,9 @@ def sliding(ids: Sequence[int], prefix: Sequence[int], length: int, stride: int)
         yield [*begun, *ids[start + len(prefix) : scored[-1]]], [ids[index] for index in scored]
 
 
-BOS, EOS = 1, 2
+BOS = 1
 PREFIXES = [(), (BOS,), (BOS, 7), (7, 8, BOS)]
-specials = st.sampled_from(PREFIXES).map(lambda prefix: SpecialTokens(prefix, BOS, EOS))
+specials = st.sampled_from(PREFIXES).map(lambda prefix: SpecialTokens(prefix))
 
 
 NONE = SpecialTokens()
@@ -90,14 +90,14 @@ def test_tail_scores_the_same_tokens_at_every_length(special, lengths, targets):
 
 
 def test_prefix_is_the_documents_beginning():
-    (window,) = windows_of(Protocol("prefix"), SpecialTokens((BOS,), BOS, EOS), 90, 24, 64)
+    (window,) = windows_of(Protocol("prefix"), SpecialTokens((BOS,)), 90, 24, 64)
     assert window.ids.tolist() == [BOS, *range(1000, 1023)]
     assert (window.targets, window.stop, window.read) == (23, 24, 24)
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "recall"])
 def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
-    special = SpecialTokens((BOS,), BOS, EOS)
+    special = SpecialTokens((BOS,))
     scored = []
     for length in (24, 64, 300):
         resolved = Protocol(name).for_lengths([24, 64, 300], special)
@@ -116,4 +116,4 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
 )
 def test_unsuitable_settings_are_refused(arguments, lengths, message):
     with pytest.raises(DataError, match=message):
-        Protocol(*arguments).for_lengths(lengths, SpecialTokens((5, 6, BOS), BOS, EOS))
+        Protocol(*arguments).for_lengths(lengths, SpecialTokens((5, 6, BOS)))

@@ -78,22 +78,13 @@ def test_a_text_config_with_only_what_differs_from_the_defaults(written, live):
 UNKNOWN = {**TINY, "model_type": "lama", "rope_theta": 1e4, "head_dim": 32}
 
 
-@pytest.mark.parametrize(
-    ("fields", "advice"),
-    [
-        ({"transformers_version": "99.1.0"}, "was written by transformers 99.1.0: install that"),
-        ({"auto_map": {"AutoConfig": "own.Own"}}, "Its own code (auto_map) is not run"),
-        ({}, "Install a release that does"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_an_unknown_type_is_refused_and_patched_only_without_the_proof(fields, advice, ropecli, written):
-    source = written({**UNKNOWN, **fields})
+def test_an_unknown_type_is_refused_and_patched_only_without_the_proof(ropecli, written):
+    source = written({**UNKNOWN, "transformers_version": "99.1.0"})
     command = ["patch", source, "--method", "yarn", "--factor", "4", "--output", source / "out"]
     refused = ropecli(*command)
     assert refused.code == 2
     assert "does not know model_type 'lama'" in refused.err
-    assert advice in refused.err
+    assert "Install a release that does (config.json is by 99.1.0)" in refused.err
     assert not (source / "out").exists()
     done = ropecli(*command, "--no-verify")
     assert done.code == 0, done.err

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ropecli.analysis.wavelengths import critical_dimension
+from ropecli.analysis.summary import critical_dimension
 from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
 from ropecli.evaluation.protocols import SAME_TOKENS
