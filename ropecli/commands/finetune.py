@@ -107,24 +107,19 @@ def finetune(
 
 def _first_sequences(opened: "Checkpoint", stage: "Stage", count: int) -> list[list[Span]]:
     """The first sequences of a stage."""
-    from ropecli.data.stream import open_stream
     from ropecli.live.loading import load_tokenizer
-    from ropecli.training.refusals import weighed_from
 
     with progress_bar("tokenizing", None):
-        tokenizer = load_tokenizer(opened)
-        stream = open_stream(stage.recipe, tokenizer, stage.length, stage.position_span, unpackable=stage.unpackable)
-    weighed = weighed_from(stage.recipe, stage.pretraining_length)
-    for sentence in stream.summary(stage.pretraining_length, stage.context_length, weighed):
+        stream = stage.open_data(load_tokenizer(opened))
+    for sentence in stage.describe_data(stream):
         say(sentence)
     return stream.shown(count)
 
 
 def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
     from ropecli.evaluation.processes import among_processes
-    from ropecli.training.finetuning import Listener
+    from ropecli.training.finetuning import Listener, run_stages
     from ropecli.training.launch import leave_processes
-    from ropecli.training.stages import run_stages
 
     again, start = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None

@@ -7,9 +7,9 @@ import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import DataError, RecipeError, RopecliError
-from ropecli.training.finetuning import Listener
+from ropecli.training.finetuning import Listener, run_stages
 from ropecli.training.recipe_schema import make_recipe
-from ropecli.training.stages import plan_stages, run_stages
+from ropecli.training.stages import plan_stages
 
 KEYS = {
     "steps": 2,
@@ -135,7 +135,7 @@ def test_another_checkpoint_and_changed_stages_are_refused_on_resume(staged, fin
     one, two = STAGES
     with pytest.raises(RecipeError, match=r"source\.digest"):
         staged(finished, resume=True, checkpoint=large)
-    with pytest.raises(RecipeError, match=r"stages\.1\.steps: 3 then, 4 now"):
+    with pytest.raises(RecipeError, match=r"recipe\.steps: 3 then, 4 now"):
         staged(finished, resume=True, stages=[one, {**two, "steps": 4}])
-    with pytest.raises(RecipeError, match=r"stages\.2\.length: .* then, 160 now"):
+    with pytest.raises(RecipeError, match=r"recipe\.seed: 1 then, 2 now"):
         staged(finished, resume=True, stages=[one, two, two])

@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import launch_faults
 from ropecli.training.sharded_weights import is_converted
 
-_CHANGES: tuple[dict[str, Any], ...] = (
+CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"gradient_checkpointing": True},
     {"optimizer": "adamw-8bit"},
@@ -30,6 +30,8 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
 """Changes of the recipe, tried in this order. The last takes the least memory."""
+PLAIN_CHANGES = tuple(changes for changes in CHANGES if "optimizer" not in changes)
+"""Those that need no further library."""
 _GPUS_PER_HOST = 8
 _CONFIGS = {
     "one": "1-gpu",
@@ -72,7 +74,7 @@ def find_setups(
             for launch in _launches(estimator, recipe, gpus):
                 step(text=f"adapter {adapter}, {TRAINING_ENGINES[launch.name]}")
                 adapted = recipe.model_copy(update=changes)
-                setup = _with_fewest_changes(estimator, adapted, length, launch, memory, host)
+                setup = find_setup(estimator, adapted, length, launch, memory, host)
                 setups.append(replace(setup, changes=changes | setup.changes))
             if any(setup.fits for setup in setups):
                 break
@@ -96,31 +98,34 @@ def best_setup(setups: list[Setup]) -> Setup | None:
     return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
 
 
-def _with_fewest_changes(
-    estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch, memory: int, host: int
+def find_setup(
+    estimator: MemoryEstimator,
+    recipe: Recipe,
+    length: int,
+    launch: Launch,
+    memory: int,
+    host: int = sys.maxsize,
+    *,
+    changes: Sequence[dict[str, Any]] = CHANGES,
 ) -> Setup:
-    """The first of _CHANGES that fits, or else the last. memory, host: bytes."""
+    """The setup with the first of the changes that fits, or else with the last. memory, host: bytes."""
     if refused := next(refusals(estimator, recipe, length, launch), ""):
         return Setup(launch, recipe, {}, MemoryEstimate(), 0, False, refused)
 
-    def setup_with(changes: dict[str, Any], recipe: Recipe) -> Setup:
-        changes = {key: value for key, value in changes.items() if getattr(recipe, key) != value}
-        recipe = recipe.model_copy(update=changes)
+    def setup_with(keys: dict[str, Any], recipe: Recipe) -> Setup:
+        keys = {key: value for key, value in keys.items() if getattr(recipe, key) != value}
+        recipe = recipe.model_copy(update=keys)
         estimate = estimator.estimate(recipe, length, launch)
         needed = host_memory(estimator, estimate, recipe, launch)
-        return Setup(launch, recipe, changes, estimate, needed, estimate.total <= memory and needed <= host)
+        return Setup(launch, recipe, keys, estimate, needed, estimate.total <= memory and needed <= host)
 
-    allowed = [
-        changes
-        for changes in _CHANGES
-        if not any(refusals(estimator, recipe.model_copy(update=changes), length, launch))
-    ]
+    changes = [keys for keys in changes if not any(refusals(estimator, recipe.model_copy(update=keys), length, launch))]
     auto = recipe.gradient_checkpointing == "auto"
-    last = setup_with(allowed[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
+    last = setup_with(changes[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
     if last.estimate.total > memory:  # then so do all others
         return last
     recipe = estimator.resolve_checkpointing(recipe, length, launch, memory)
-    return next((setup for changes in allowed if (setup := setup_with(changes, recipe)).fits), last)
+    return next((setup for keys in changes if (setup := setup_with(keys, recipe)).fits), last)
 
 
 def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> int:
