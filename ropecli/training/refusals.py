@@ -27,30 +27,25 @@ def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, 
             "flash attention separates packed documents in a batch of one sequence only. Use --batch-size 1, and "
             "--gradient-accumulation for the rest."
         )
-    integers = any(not parameter.is_floating_point() for parameter in model.parameters())
-    context_length = getattr(model.config.get_text_config(), "max_position_embeddings", 1)
-    varies = launch.sequence_ranks > 1 and bool(varying_tables(model, max(length, context_length)))
-    faults += launch_faults(launch, model, recipe, length, integers=integers, varies=varies)
+    faults += launch_faults(launch, model, recipe, length)
     if faults:
         raise RecipeError(
             "\n  ".join(["This recipe cannot be trained with this model and launch configuration:", *faults])
         )
 
 
-def launch_faults(
-    launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int, *, integers: bool, varies: bool
-) -> Iterator[str]:
+def launch_faults(launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int) -> Iterator[str]:
     """Yield why a recipe cannot train with sharded weights or shared sequences, one sentence each.
 
-    model: may be on the meta device. integers: whether some weights are integers, such as 4-bit weights. varies:
-    whether rotary frequencies depend on the length.
+    model: may be on the meta device.
     """
     if launch.shards and recipe.optimizer == "adamw-8bit":
         # its kernels do not support sharded tensors: bitsandbytes issue 1633, illegal memory access
         yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw."
-    if launch.shards and integers:
+    quantized = recipe.adapter == "qlora" or any(not weight.is_floating_point() for weight in model.parameters())
+    if launch.shards and quantized:
         # peft's guide to FSDP: bnb_4bit_quant_storage must be a floating dtype
         hint = "Use DDP (MULTI_GPU), or --adapter lora."
         yield f"--adapter {recipe.adapter} stores weights as integers, which FSDP2 cannot shard. {hint}"
     if launch.sequence_ranks > 1:
-        yield from sharing_faults(launch.sequence_ranks, model, recipe, length, varies=varies)
+        yield from sharing_faults(launch.sequence_ranks, model, recipe, length)

@@ -7,6 +7,7 @@ the length would use each process's part of it. So what would silently train som
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,7 +17,8 @@ from ropecli.config.layers import SLIDING
 from ropecli.config.saved_remapping import method_of
 from ropecli.config.settings import read_settings
 from ropecli.data.stream import Batch
-from ropecli.errors import RecipeError
+from ropecli.errors import PatchError, RecipeError
+from ropecli.live.rotary import FOLLOWS_LENGTH, RotaryTable, rotary_tables
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -103,14 +105,17 @@ def for_every_rank(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
     return tensor.repeat_interleave(math.lcm(heads, ranks) // heads, dim=1) if heads % ranks else tensor
 
 
-def sharing_faults(size: int, model: "PreTrainedModel", recipe: Recipe, length: int, *, varies: bool) -> Iterator[str]:
+def sharing_faults(size: int, model: "PreTrainedModel", recipe: Recipe, length: int) -> Iterator[str]:
     """Yield why `size` processes cannot share the sequences of a recipe."""
     name, hint = f"context_parallel_size {size}", "Set context_parallel_size to 1."
     if length % size:
         yield f"--length is {length}; expected a multiple of {size} for {name}."
     if recipe.loss == "longce":
         yield f"loss: longce needs whole sequences on each process, but {name} splits them. {hint}"
-    if varies:
+    tables: list[RotaryTable] = []
+    with suppress(PatchError):  # no rotary tables at all
+        tables = rotary_tables(model)
+    if any(table.rope_type in FOLLOWS_LENGTH for table in tables):
         # every process would use the largest position of its own part
         yield f"the model's rotary frequencies depend on the length, which {name} splits over processes. {hint}"
     config: Any = model.config.get_text_config()

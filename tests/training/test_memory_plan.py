@@ -144,11 +144,11 @@ def test_shared_attention_takes_the_memory_of_ringmasters(keys):
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    module = SimpleNamespace(is_causal=True, sliding_window=None)
+    module = SimpleNamespace(is_causal=True, sliding_window=None, num_key_value_groups=8 // keys)
 
     def peaks(attend):
         """Most bytes in the forward and in the backward pass."""
-        heads = [torch.zeros(1, count, 128, 32, requires_grad=True) for count in (8, keys, keys)]
+        heads = [torch.zeros(2, count, 128, 32, requires_grad=True) for count in (8, keys, keys)]
         with AllocationCounter(heads) as counter:
             counter.phase = "forward"
             output = attend(*heads)

@@ -109,7 +109,8 @@ def find_setup(
     changes: Sequence[dict[str, Any]] = CHANGES,
 ) -> Setup:
     """The setup with the first of the changes that fits, or else with the last. memory, host: bytes."""
-    if refused := next(refusals(estimator, recipe, length, launch), ""):
+    model = estimator.model
+    if refused := next(launch_faults(launch, model, recipe, length), ""):
         return Setup(launch, recipe, {}, MemoryEstimate(), 0, False, refused)
 
     def setup_with(keys: dict[str, Any], recipe: Recipe) -> Setup:
@@ -119,7 +120,9 @@ def find_setup(
         needed = host_memory(estimator, estimate, recipe, launch)
         return Setup(launch, recipe, keys, estimate, needed, estimate.total <= memory and needed <= host)
 
-    changes = [keys for keys in changes if not any(refusals(estimator, recipe.model_copy(update=keys), length, launch))]
+    changes = [
+        keys for keys in changes if not any(launch_faults(launch, model, recipe.model_copy(update=keys), length))
+    ]
     auto = recipe.gradient_checkpointing == "auto"
     last = setup_with(changes[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
     if last.estimate.total > memory:  # then so do all others
@@ -146,12 +149,6 @@ def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Re
     else:
         loading = (4 if recipe.adapter == "none" else 2) * total * processes
     return max(loading, estimate.host * processes)
-
-
-def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch) -> Iterator[str]:
-    """Yield the messages with which `finetune` would refuse a setup."""
-    integers = recipe.adapter == "qlora"
-    yield from launch_faults(launch, estimator.model, recipe, length, integers=integers, varies=estimator.varies)
 
 
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Path | None, given: dict[str, Any]) -> str:
