@@ -31,6 +31,7 @@ from ropecli.training.memory_plan.setups import PLAIN_CHANGES, find_setup, memor
 from ropecli.training.recipe_files import recipe_path
 from ropecli.training.recipe_schema import Recipe, make_recipe
 from ropecli.training.run_folder import metrics_until
+from ropecli.training.stages import plan_stages
 from ropecli.training.validation import TIMED_STEPS, Scored, Scoring
 
 RECIPE = Path("extend")
@@ -132,11 +133,9 @@ class Training:
             keys["patch"] = {"method": spec.method.name, "factor": spec.factor, "target_length": self.length}
             keys["patch"] |= {"params": dict(spec.params)}
         scoring = TwoLosses(self.steps, *losses, most_cost, self.seconds, remember)
-        recipe = make_recipe(None, keys)
         resume = (output / RUN).exists()
-        run_stages(
-            self.checkpoint, recipe, output, resume=resume, listener=listener, scoring=scoring, stream=self.stream
-        )
+        stages = plan_stages(self.checkpoint, make_recipe(None, keys))
+        run_stages(stages, output, resume=resume, listener=listener, scoring=scoring, stream=self.stream)
         for line in metrics_until(output, _UNKNOWN_STEPS):  # of a run that was finished before
             scoring.follow(line)
         return scoring

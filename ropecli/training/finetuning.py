@@ -10,7 +10,7 @@ All processes run this code; only the main process prints and writes.
 import math
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -50,7 +50,7 @@ from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.sharded_weights import UnreadModel, all_finite, build_unread, gather_state
-from ropecli.training.stages import Stage, heading, plan_patch, plan_stages
+from ropecli.training.stages import Stage, heading, plan_patch
 from ropecli.training.validation import TIMED_STEPS, Scoring, make_validation
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ _START_OVER = "Start over in another --output with a"
 
 
 def run_stages(
-    checkpoint: Checkpoint,
-    recipe: Recipe,
+    stages: Sequence[Stage],
     output: Path,
     *,
     resume: bool = False,
@@ -83,13 +82,13 @@ def run_stages(
     scoring: Scoring | None = None,
     stream: Stream | None = None,
 ) -> None:
-    """Run all stages of a recipe into the folder `output`, which stock transformers can then load.
+    """Run the stages of plan_stages into the folder `output`, which stock transformers can then load.
 
     scoring: instead of the recipe's eval_data. stream: the training data, if they are open already. With several
     processes `output` must be on a disk that they share. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143
-    or 129, or KeyboardInterrupt. Raises the errors of plan_stages before anything is trained, and RopecliError.
+    or 129, or KeyboardInterrupt. Raises RopecliError.
     """
-    stages = plan_stages(checkpoint, recipe)
+    checkpoint = stages[0].checkpoint
     folders = [output / STAGES / str(stage.number) for stage in stages[:-1]] + [output]
     first = read_ranks().rank == 0
     listener = listener if first else SILENT

@@ -56,11 +56,6 @@ class NextTokenLoss(torch.nn.Module):
         self._split: SplitModel = self.split_model(model, like=like._split if like else None)
         self._chunk = max(1, min(_CHUNK, _LOGITS // self._split.vocabulary))
 
-    @property
-    def config(self) -> Any:
-        """The model's config. Engines read it from the module that they wrap."""
-        return self.model.config
-
     def forward(
         self,
         ids: torch.Tensor,

@@ -175,8 +175,8 @@ def make_validation(
     if uneven := [length for length in lengths if length % launch.sequence_ranks]:
         raise RecipeError(f"eval_lengths has {uneven[0]} tokens; expected multiples of {launch.sequence_ranks}.")
     try:
-        source = Source(recipe.eval_data, recipe.eval_text_column or recipe.text_column, recipe.eval_split)
-        documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
+        texts = Source(recipe.eval_data, recipe.text_column).texts()
+        documents = read_documents(texts, tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
     except DataError as error:
         raise DataError(f"--eval-data: {error}") from error
     if recipe.eval_data in [source.data for source in recipe.sources]:

@@ -46,9 +46,8 @@ def staged(recipe_of, llama):
 
     def run(output, *, checkpoint=llama, resume=False, on_step=lambda progress: None, said=None, **keys):
         say = said.append if said is not None else lambda message: None
-        run_stages(
-            open_checkpoint(checkpoint), recipe_of(**keys), output, resume=resume, listener=Listener(say, on_step)
-        )
+        stages = plan_stages(open_checkpoint(checkpoint), recipe_of(**keys))
+        run_stages(stages, output, resume=resume, listener=Listener(say, on_step))
         return output
 
     return run
@@ -86,7 +85,7 @@ def test_stages_equal_patching_and_training_by_hand(finished, llama, recipe_of, 
     for number, run in enumerate(recipe_of().runs, 1):
         patched, trained = tmp_path / f"{number}-patched", tmp_path / f"{number}"
         patch_to(make_plan(open_checkpoint(source), make_spec("yarn", 2.0 * number)), patched)
-        run_stages(open_checkpoint(patched), run, trained)
+        run_stages(plan_stages(open_checkpoint(patched), run), trained)
         source = trained
     assert weights_of(finished) == weights_of(source)
     assert weights_of(finished / "stages" / "1") == weights_of(tmp_path / "1")

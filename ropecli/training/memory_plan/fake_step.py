@@ -293,7 +293,7 @@ class _WatchedLoss(NextTokenLoss):
         dimensions = {size for weight in self.model.parameters() for size in weight.shape}
         # more tokens take the head no more memory
         chunks = self._chunk * (1 if self._split.plain_head else _CHUNKS)
-        block = getattr(self.config.get_text_config(), "block_size", _BLOCK)
+        block = getattr(self.model.config.get_text_config(), "block_size", _BLOCK)
         least = max(chunks, block * block // 32)  # long against the block × block scores of a block
         shorts = range(block, sys.maxsize, block)
         return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
