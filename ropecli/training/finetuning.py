@@ -35,7 +35,7 @@ from ropecli.live.loading import load_tokenizer
 from ropecli.messages import size
 from ropecli.ranks import read_ranks
 from ropecli.training import adapters, run_folder
-from ropecli.training.finished_weights import clear_finished, is_finished, write_result
+from ropecli.training.finished_weights import is_finished, write_result
 from ropecli.training.interrupt import Interrupt, stop_on_signals
 from ropecli.training.launch import Launch, leave_processes, start_launch
 from ropecli.training.loop import TrainingProgress, make_optimizer, rate_factor, train_steps
@@ -131,7 +131,7 @@ def _clear(stage: Stage, folder: Path, patched: Path) -> None:
     """Remove what a finished stage, or one that never began, no longer needs."""
     finished = is_finished(folder)
     if finished:
-        clear_finished(folder)
+        shutil.rmtree(folder / run_folder.CHECKPOINTS, ignore_errors=True)
     # an adapter's base is the patched folder
     if not (folder / RUN).exists() or (finished and stage.recipe.save != "adapter"):
         shutil.rmtree(patched, ignore_errors=True)
@@ -312,7 +312,7 @@ def _train(run: _Run, interrupt: Interrupt) -> None:
     checkpoints = run_folder.TrainingCheckpoints(launch, run.output / run_folder.CHECKPOINTS, recipe.keep_checkpoints)
     if done := checkpoints.restore():
         say(f"Resuming after step {done}.")
-    log = run_folder.RunLog(launch, run.output, done or None, run.settings)
+    log = run_folder.RunLog(launch, run.output, done, run.settings)
     if scoring:
         for line in launch.from_main(lambda: run_folder.metrics_until(run.output, done)):
             scoring.follow(line)

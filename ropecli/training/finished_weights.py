@@ -25,7 +25,6 @@ from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weig
 from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
 from ropecli.messages import warn
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
-from ropecli.training.run_folder import CHECKPOINTS
 from ropecli.training.sharded_weights import FileTensor, write_gathered
 
 if TYPE_CHECKING:
@@ -137,12 +136,6 @@ def _not_finite(paths: Iterable[Path]) -> list[str]:
                 if file.get_slice(name).get_dtype() in _DTYPES and not file.get_tensor(name).isfinite().all():
                     names.append(name)
     return names
-
-
-def clear_finished(output: Path) -> None:
-    """Remove the training checkpoints and temporary files of a finished run."""
-    for name in (CHECKPOINTS, _PARTIAL):
-        shutil.rmtree(output / name, ignore_errors=True)
 
 
 def is_finished(output: Path) -> bool:

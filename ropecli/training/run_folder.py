@@ -92,22 +92,22 @@ def choose_tracker(name: str) -> str | None:
 class RunLog:
     """Writes metrics.jsonl, and the same numbers to the tracker. All processes call it.
 
-    done: steps whose lines a resumed run keeps; None for a new run, which starts with an empty log. run_values: the
-    run's settings, for the tracker.
+    done: steps whose lines a resumed run keeps; 0 for a new run, which starts with an empty log. run_values: the run's
+    settings, for the tracker.
     """
 
-    def __init__(self, launch: Launch, output: Path, done: int | None, run_values: Mapping[str, Any]) -> None:
+    def __init__(self, launch: Launch, output: Path, done: int, run_values: Mapping[str, Any]) -> None:
         self._launch = launch
         self._path = output / METRICS
         if launch.is_main:
-            kept = metrics_until(output, -1 if done is None else done)
+            kept = metrics_until(output, done or -1)
             with new_file(self._path) as partial:
                 partial.write_text("".join(f"{json.dumps(values)}\n" for values in kept), encoding="utf-8")
         if launch.accelerator.log_with:
             (output / LOGS).mkdir(exist_ok=True)
             options = {
                 # hides what was logged earlier for steps that run again
-                "tensorboard": {"purge_step": 0 if done is None else done + 1},
+                "tensorboard": {"purge_step": done + 1 if done else 0},
                 # set WANDB_RUN_ID and WANDB_RESUME to resume the same run in Weights & Biases
                 "wandb": {"name": output.name, "dir": str(output / LOGS), "config": dict(run_values)},
             }

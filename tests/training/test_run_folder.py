@@ -26,10 +26,10 @@ def test_only_settings_that_do_not_affect_the_weights_may_change(tmp_path):
 
 @pytest.fixture
 def open_log(tmp_path):
-    """open_log(done=None, tracker=None) -> the log of a run in tmp_path."""
+    """open_log(done=0, tracker=None) -> the log of a run in tmp_path."""
     from accelerate import Accelerator
 
-    def begin(done=None, tracker=None):
+    def begin(done=0, tracker=None):
         accelerator = Accelerator(cpu=True, log_with=tracker, project_dir=str(tmp_path / LOGS))
         return RunLog(Launch.of(accelerator), tmp_path, done, {"length": 48})
 
