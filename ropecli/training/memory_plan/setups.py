@@ -31,13 +31,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 """Changes of the recipe, tried in this order. The last takes the least memory."""
 PLAIN_CHANGES = tuple(changes for changes in CHANGES if "optimizer" not in changes)
-"""Those that need no further library."""
+"""The changes that need no other library."""
 _GPUS_PER_HOST = 8
-_CONFIGS = {
-    "one": "1-gpu",
-    "fsdp2": "8-gpu-fsdp2",
-    "fsdp2-cp": "8-gpu-fsdp2",
-}
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     for key, value in {**given, **setup.changes, **shared}.items():
         if key != "length":
             words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(launch.name)})"'
+    config = f'--config_file "$(ropecli recipe --path {"8-gpu-fsdp2" if launch.shards else "1-gpu"})"'
     options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
     options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     # the large tensors of long sequences find no room between others: TRL's guide long_context_training
