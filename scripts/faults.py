@@ -104,7 +104,7 @@ FAULTS: list[tuple[str, str]] = [
     # finetune
     ("clamp(max=math.log(self._cap)).exp()", "exp()"),
     ("short[:, chunk] - losses.detach()", "short[:, chunk] - losses"),
-    ("scale = self.launch.world * len(batches) / weight", "scale = self.launch.world / weight"),
+    ("scale = launch.world * len(current) / weight", "scale = launch.world / weight"),
     ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),
     ("np.add.at(labels, self._documents(sequence)[scored], 1)", "np.add.at(labels, self._documents(sequence), 1)"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),

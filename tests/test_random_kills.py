@@ -15,7 +15,7 @@ TIMES = ("seconds", "tokens_per_second", "command")
 
 def live(arguments):
     """The command line, which says when its work begins."""
-    import ropecli.training.stages  # noqa: F401
+    import ropecli.training.finetuning  # noqa: F401
 
     print("begun", flush=True)
     forked.ropecli(arguments)

@@ -225,7 +225,7 @@ def test_recipe_fits_on_eight_gpus(name, tmp_path):
 
     from ropecli.training.launch import Launch
     from ropecli.training.memory_plan.estimate import MemoryEstimator
-    from ropecli.training.memory_plan.setups import refusals
+    from ropecli.training.refusals import launch_faults
 
     path = ROOT / "finetune" / f"{name}.yaml"
     config = EXPECTED[name][0]
@@ -233,7 +233,7 @@ def test_recipe_fits_on_eight_gpus(name, tmp_path):
     estimator = MemoryEstimator(AutoConfig.from_pretrained(tmp_path))
     for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
         launch = Launch("fsdp2", 8, stage.recipe.context_parallel_size)
-        assert list(refusals(estimator, stage.recipe, stage.length, launch)) == []
+        assert list(launch_faults(launch, estimator.model, stage.recipe, stage.length)) == []
         assert estimator.estimate(stage.recipe, stage.length, launch).total < 80 * 10**9
 
 

@@ -17,9 +17,7 @@ from ropecli.signature import Flag, Interval, command
 from ropecli.training.recipe_options import RecipeFile, RecipeKeys
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.opening import Checkpoint
     from ropecli.training.loop import TrainingProgress
-    from ropecli.training.recipe_schema import Recipe
     from ropecli.training.stages import Stage
 
 
@@ -88,13 +86,13 @@ def finetune(
     say_opening(checkpoint)
     from ropecli.training.stages import describe, plan_stages
 
-    total = sum(run.steps for run in full_recipe.runs)
-    stages = plan_stages(opened, full_recipe) if dry_run or show_data else []
-    sequences = _first_sequences(opened, stages[0], show_data) if show_data and read_ranks().rank == 0 else ()
+    stages = plan_stages(opened, full_recipe)
+    total = sum(stage.recipe.steps for stage in stages)
+    sequences = _first_sequences(stages[0], show_data) if show_data and read_ranks().rank == 0 else ()
     if not dry_run:
         for spans in sequences:
             show(spans)
-        return _run(opened, full_recipe, as_path(output), resume, total)
+        return _run(stages, as_path(output), resume, total)
     for stage in stages:
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
         for warning in stage.warnings:
@@ -103,26 +101,21 @@ def finetune(
     return FinetuneResult(checkpoint, None, total, tuple(sentences), tuple(sequences))
 
 
-def _first_sequences(opened: "Checkpoint", stage: "Stage", count: int) -> list[list[Span]]:
+def _first_sequences(stage: "Stage", count: int) -> list[list[Span]]:
     """The first sequences of a stage."""
-    from ropecli.data.stream import open_stream
     from ropecli.live.loading import load_tokenizer
-    from ropecli.training.refusals import weighed_from
 
     with progress_bar("tokenizing", None):
-        tokenizer = load_tokenizer(opened)
-        stream = open_stream(stage.recipe, tokenizer, stage.length, stage.position_span, unpackable=stage.unpackable)
-    weighed = weighed_from(stage.recipe, stage.pretraining_length)
-    for sentence in stream.summary(stage.pretraining_length, stage.context_length, weighed):
+        stream = stage.open_data(load_tokenizer(stage.checkpoint))
+    for sentence in stage.describe_data(stream):
         say(sentence)
     return stream.shown(count)
 
 
-def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
+def _run(stages: Sequence["Stage"], output: Path, resume: bool, total: int) -> FinetuneResult:
     from ropecli.evaluation.processes import among_processes
-    from ropecli.training.finetuning import Listener
+    from ropecli.training.finetuning import Listener, run_stages
     from ropecli.training.launch import leave_processes
-    from ropecli.training.stages import run_stages
 
     again, start = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None
@@ -138,10 +131,10 @@ def _run(opened: "Checkpoint", recipe: "Recipe", output: Path, resume: bool, tot
         def on_phase(phase: str) -> None:
             step(phase=phase)
 
-        run_stages(opened, recipe, output, resume=resume, listener=Listener(say, on_step, on_phase))
+        run_stages(stages, output, resume=resume, listener=Listener(say, on_step, on_phase))
         leave_processes()
     return FinetuneResult(
-        opened.name,
+        stages[0].checkpoint.name,
         output,
         total,
         new_steps=new_steps,

@@ -102,9 +102,6 @@ class Stream:
         self.packed = "packed" in kinds
         self._recipe, self._context_length, self._parts, self._made_of = recipe, context_length, parts, made_of
         self._kinds, self._tokenizer = kinds, tokenizer
-        self.chose_packing = any(
-            source.sequences is None and kind == "packed" for source, kind in zip(recipe.sources, kinds, strict=True)
-        )
         self._mixture = Mixture([source.weight for source in recipe.sources], recipe.seed)
 
     def __len__(self) -> int:
@@ -230,13 +227,13 @@ def open_stream(
     length: int,
     context_length: int,
     *,
-    unpackable: str = "",
+    why_unpackable: Callable[[], str] = lambda: "",
     held_out: Sequence[np.ndarray] = (),
     first: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
-    length: of a sequence, tokens. context_length: range of positions with gaps. unpackable: why
+    length: of a sequence, tokens. context_length: range of positions with gaps. why_unpackable: tells why
     conversations cannot be packed; empty if they can. held_out: token ids; documents that begin so are not used.
     first: a context that lets the main process run first, so that it tokenizes and the other processes reuse the
     tokens.
@@ -252,7 +249,7 @@ def open_stream(
         end = end_of_text(tokenizer, source.end_token) if has_ends or source.end_token else None
         with first():
             store = open_store(text, tokenizer, source.train_on, end=end if has_ends else None, **options)
-            kind = _layout_of(source, store, unpackable)
+            kind = _layout_of(source, store, why_unpackable)
             if kind in _WITH_ENDS and not has_ends and store.has_texts:  # beside conversations, which are packed
                 end = end_of_text(tokenizer, source.end_token)
                 store = open_store(text, tokenizer, source.train_on, end=end, **options)
@@ -303,7 +300,7 @@ def end_of_text(tokenizer, choice: str | None) -> int | None:
     return None if vocabulary[choice] in special.suffix else vocabulary[choice]
 
 
-def _layout_of(source: Any, store: TokenStore, unpackable: str) -> str:
+def _layout_of(source: Any, store: TokenStore, why_unpackable: Callable[[], str]) -> str:
     """The layout of a source, as asked for or by default. Says what it chooses for conversations."""
     if not store.has_conversations:
         return source.sequences or "long"
@@ -314,9 +311,11 @@ def _layout_of(source: Any, store: TokenStore, unpackable: str) -> str:
         )
     if source.sequences:
         return source.sequences
-    why = f": {unpackable}" if unpackable else ", each attending to itself"
-    say(f"{source.data}: {'one conversation per sequence' if unpackable else 'packing conversations'}{why}.")
-    return "single" if unpackable else "packed"
+    if why := why_unpackable():
+        say(f"{source.data}: one conversation per sequence: {why.removesuffix('.')}.")
+        return "single"
+    say(f"{source.data}: packing conversations, each attending to itself.")
+    return "packed"
 
 
 def _refuse_without_effect(source: Any, store: TokenStore, kind: str) -> None:

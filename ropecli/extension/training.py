@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, expm1
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ropecli.checkpoint.files import RUN
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.data.stream import open_stream
+from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import DataError, RecipeError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.subject import Subject
@@ -24,14 +24,14 @@ from ropecli.live.loading import load_tokenizer
 from ropecli.live.stock_transformers import read_stock_config
 from ropecli.messages import duration, size
 from ropecli.names import ADAPTERS, DEMO, DEMO_TRAIN
-from ropecli.training.finetuning import Listener
+from ropecli.training.finetuning import Listener, run_stages
 from ropecli.training.launch import Launch, start_launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator
-from ropecli.training.memory_plan.setups import memory_of
+from ropecli.training.memory_plan.setups import PLAIN_CHANGES, find_setup, memory_of
 from ropecli.training.recipe_files import recipe_path
 from ropecli.training.recipe_schema import Recipe, make_recipe
 from ropecli.training.run_folder import metrics_until
-from ropecli.training.stages import run_stages
+from ropecli.training.stages import plan_stages
 from ropecli.training.validation import TIMED_STEPS, Scored, Scoring
 
 RECIPE = Path("extend")
@@ -62,7 +62,7 @@ class Training:
         steps: int | None,
         seconds: float | None,
     ) -> None:
-        self.checkpoint, self.length, self.measured = checkpoint, length, measured
+        self.checkpoint, self.length = checkpoint, length
         self.steps, self.seconds = steps, seconds
         keys = {key: texts[key] for key in ("text_column", "split", "skip_faulty") if texts[key]}
         keys |= {"data": DEMO_TRAIN if texts["data"] == DEMO else texts["data"], "length": length}
@@ -73,19 +73,19 @@ class Training:
         ranks = self.launch.data_ranks
         warmup = min(recipe.warmup_steps, recipe.steps // 4)
         keys = {"batch_size": max(1, _STEP_TOKENS // length // ranks), "warmup_steps": warmup}
-        recipe = recipe.model_copy(update=keys)
+        recipe, self.stream = self._open_data(recipe.model_copy(update=keys), measured)
         self.sequences = recipe.batch_size * ranks
-        self.recipe = make_recipe(None, self.launch.from_main(lambda: self._fitted(self._filled(recipe)).record()))
+        self.recipe = self.launch.from_main(lambda: self._fitted(recipe))
 
-    def _filled(self, recipe: Recipe) -> Recipe:
-        """The recipe, which joins documents if none that is left has the length."""
-        tokenizer = load_tokenizer(self.checkpoint)
+    def _open_data(self, recipe: Recipe, measured: Sequence[np.ndarray]) -> tuple[Recipe, Stream]:
+        """The recipe, which joins documents if none that is left has the length, and its data."""
+        options: Any = {"held_out": measured, "first": self.launch.local_main_first}
+        opened = load_tokenizer(self.checkpoint), self.length, self.length
         try:
-            open_stream(recipe, tokenizer, self.length, self.length, held_out=self.measured)
+            return recipe, open_stream(recipe, *opened, **options)
         except DataError:
             recipe = recipe.model_copy(update={"sequences": "concat", "end_token": "none"})
-            open_stream(recipe, tokenizer, self.length, self.length, held_out=self.measured)
-        return recipe
+            return recipe, open_stream(recipe, *opened, **options)
 
     def _fitted(self, recipe: Recipe) -> Recipe:
         """The recipe for all parameters if they fit the memory of this machine, else for LoRA."""
@@ -94,17 +94,15 @@ class Training:
         estimator = MemoryEstimator(config, gpu=device.type == "cuda")
         rate = recipe.learning_rate * (_PARAMETERS / estimator.shape.total) ** _GROWTH
         memory = memory_of(device)
-        for changes in ({"learning_rate": rate}, {"learning_rate": _OF_LORA * rate, "adapter": "lora"}):
-            for offload in (False, True):
-                fitted = recipe.model_copy(update={**changes, "offload_activations": offload})
-                resolved = estimator.resolve_checkpointing(fitted, self.length, self.launch, memory)
-                needed = estimator.estimate(resolved, self.length, self.launch).total
-                if needed <= memory:
-                    return fitted
+        for keys in ({"learning_rate": rate}, {"learning_rate": _OF_LORA * rate, "adapter": "lora"}):
+            fitted = recipe.model_copy(update=keys)
+            setup = find_setup(estimator, fitted, self.length, self.launch, memory, changes=PLAIN_CHANGES)
+            if setup.fits:
+                return setup.recipe
         raise RecipeError(
-            f"Training on {self.length:,} tokens needs {size(needed)} even with LoRA, and a device here has "
-            f"{size(memory)}. `ropecli plan {self.checkpoint.name} --recipe {RECIPE} --length {self.length}` says "
-            "what fits where."
+            f"Training on {self.length:,} tokens needs {size(setup.estimate.total)} even with LoRA, and a device here "
+            f"has {size(memory)}. `ropecli plan {self.checkpoint.name} --recipe {RECIPE} --length {self.length}` "
+            "says what fits where."
         )
 
     def sentence(self) -> str:
@@ -134,10 +132,10 @@ class Training:
             spec = candidate.plan.spec
             keys["patch"] = {"method": spec.method.name, "factor": spec.factor, "target_length": self.length}
             keys["patch"] |= {"params": dict(spec.params)}
-        scoring = TwoLosses(self.steps, *losses, most_cost, self.measured, self.seconds, remember)
-        recipe = make_recipe(None, keys)
+        scoring = TwoLosses(self.steps, *losses, most_cost, self.seconds, remember)
         resume = (output / RUN).exists()
-        run_stages(self.checkpoint, recipe, output, resume=resume, listener=listener, scoring=scoring)
+        stages = plan_stages(self.checkpoint, make_recipe(None, keys))
+        run_stages(stages, output, resume=resume, listener=listener, scoring=scoring, stream=self.stream)
         for line in metrics_until(output, _UNKNOWN_STEPS):  # of a run that was finished before
             scoring.follow(line)
         return scoring
@@ -154,15 +152,15 @@ class TwoLosses(Scoring):
     """The far loss and the cost of the trained model, on the measured documents.
 
     far: passes of recall. short: texts within the pretraining length. base: their loss by the base, nats per token.
-    most_cost: allowed relative change of perplexity. measured: token ids of the documents. seconds: the time of the
-    training, if that decides its steps. remember: called with them.
+    most_cost: allowed relative change of perplexity. seconds: the time of the training, if that decides its steps.
+    remember: called with them.
     """
 
+    remedy: ClassVar[str] = "Use a shorter --length."
     far: Sequence[Scored]
     short: Sequence[Scored]
     base: float
     most_cost: float
-    measured: Sequence[np.ndarray]
     seconds: float | None
     remember: Callable[[int], None]
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -170,11 +168,7 @@ class TwoLosses(Scoring):
 
     @property
     def texts(self) -> Mapping[str, Sequence[Scored]]:
-        return {"far": self.far, "short": self.short}
-
-    @property
-    def held_out(self) -> Sequence[np.ndarray]:
-        return self.measured
+        return {"far text": self.far, "text within the pretraining length": self.short}
 
     def run(self, launch: Launch, wrapped: Any, step: int) -> dict[str, Any]:
         started = time.monotonic()
@@ -191,12 +185,9 @@ class TwoLosses(Scoring):
     def due(self, step: int) -> bool:
         return step in (0, self.steps) or (self.steps is not None and step % ceil(self.steps / _SCORINGS) == 0)
 
-    def line(self, losses: Mapping[str, float]) -> dict[str, Any]:
-        return {"far_nll": losses["far"], "cost": expm1(losses["short"] - self.base)}
-
-    def described(self, name: str) -> tuple[str, str]:
-        what = {"far": "far text", "short": "text within the pretraining length"}[name]
-        return f"The loss of {what}", "Use a shorter --length."
+    def line(self, losses: Sequence[float]) -> dict[str, Any]:
+        far, short = losses
+        return {"far_nll": far, "cost": expm1(short - self.base)}
 
     def words(self, line: Mapping[str, Any]) -> str:
         return f"loss of far text {line['far_nll']:.3f}, cost {100 * line['cost']:+.1f}%"

@@ -41,12 +41,6 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
 
     config = _make_lora_config(model, recipe)
     model.requires_grad_(False)
-    trained_in_full: list[str] = []
-    if recipe.adapter == "lora-plus":
-        embeddings, norms = model.get_input_embeddings(), norm_modules(model)
-        trained_in_full = [
-            name for name, module in _decoder_modules(model).items() if module is embeddings or name in norms
-        ]
     with torch.random.fork_rng(devices=[]):  # same initial values on every process and when resuming
         torch.manual_seed(recipe.seed)
         inject_adapter_in_model(config, model, ADAPTER)
@@ -57,8 +51,8 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
     for module in model.modules():
         if getattr(module, switch, False):
             setattr(module, switch, False)
-    if trained_in_full:
-        _train_in_full(model, trained_in_full)
+    if recipe.adapter == "lora-plus":
+        _train_in_full(model)
     for _, parameter in trainable(model):
         parameter.data = parameter.data.float()
     return model
@@ -87,7 +81,7 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
     )
 
 
-def _train_in_full(model: "PreTrainedModel", names: list[str]) -> None:
+def _train_in_full(model: "PreTrainedModel") -> None:
     """Train embeddings and norms in full, in float32, and cast their outputs to the base's dtype.
 
     float32 outputs would double the memory of hidden states, and without autocast would meet weights of another dtype.
@@ -96,6 +90,7 @@ def _train_in_full(model: "PreTrainedModel", names: list[str]) -> None:
     dtype, lm_head = embeddings.weight.dtype, model.get_output_embeddings()
     tied = lm_head is not None and lm_head.weight is embeddings.weight
     head = [name for name, module in model.named_modules() if tied and module is lm_head]
+    names = [name for name, module in _decoder_modules(model).items() if module is embeddings or _is_norm(module)]
 
     def cast_output(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return output.to(dtype)
@@ -262,13 +257,9 @@ def _attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> li
     return [name for name, holder in holders.items() if "Attention" in holder or "MLA" in holder]
 
 
-def norm_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
-    """The decoder's norms that have parameters, by name."""
-    return {
-        name: module
-        for name, module in _decoder_modules(model).items()
-        if "norm" in type(module).__name__.lower() and list(module.parameters(recurse=False))
-    }
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether the module is a norm with parameters."""
+    return "norm" in type(module).__name__.lower() and bool(list(module.parameters(recurse=False)))
 
 
 def _matches(name: str, target: str) -> bool:

@@ -1,44 +1,56 @@
-"""Fine-tunes a checkpoint: prepares data, model and engine, trains, and writes the result.
+"""Runs the stages of a recipe in order. Each trains the previous stage's result, patched if it says so.
+
+OUTPUT/stages/N-patched/   input of stage N: hard links and its own config.json; removed after the stage
+OUTPUT/stages/N/           stage N, a run like any other (run_folder.py), kept as a checkpoint
+OUTPUT/                    the last stage
 
 All processes run this code; only the main process prints and writes.
 """
 
 import math
+import shutil
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ropecli.atomic import sole_use
 from ropecli.attention import load_model
 from ropecli.attention.loaded import check_tables
-from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import read_state
+from ropecli.attention.patching import patch_to
+from ropecli.checkpoint.files import RUN, STAGES
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.config.changes import get_path
-from ropecli.data.stream import Batch, Stream, open_stream
-from ropecli.errors import ProofError, RecipeError
+from ropecli.data.stream import Batch, Stream
+from ropecli.errors import NotFiniteError, ProofError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.loading import load_tokenizer
+from ropecli.messages import size
+from ropecli.ranks import read_ranks
 from ropecli.training import adapters, run_folder
-from ropecli.training.finished_weights import write_result
-from ropecli.training.launch import Launch, start_launch
-from ropecli.training.loop import Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
+from ropecli.training.finished_weights import is_finished, write_result
+from ropecli.training.interrupt import Interrupt, stop_on_signals
+from ropecli.training.launch import Launch, leave_processes, start_launch
+from ropecli.training.loop import TrainingProgress, make_optimizer, rate_factor, train_steps
 from ropecli.training.loss import (
     LongContextLoss,
     NextTokenLoss,
     enable_checkpointing,
     explain_out_of_memory,
-    prove_positions,
+    small_loss,
 )
 from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.refusals import refuse_unsuitable, weighed_from
-from ropecli.training.sharded_weights import UnreadModel, build_unread
+from ropecli.training.refusals import refuse_unsuitable
+from ropecli.training.sharded_weights import UnreadModel, all_finite, build_unread, gather_state
+from ropecli.training.stages import Stage, heading, plan_patch
 from ropecli.training.validation import TIMED_STEPS, Scoring, make_validation
 
 if TYPE_CHECKING:
@@ -48,7 +60,8 @@ if TYPE_CHECKING:
 class Listener(NamedTuple):
     """What a run calls, on its main process only.
 
-    say: with messages about the data and the model. on_step: after each step. on_phase: with the name of each phase.
+    say: with messages about the data and the model. on_step: after each step, counted over all stages. on_phase: with
+    the name of each phase.
     """
 
     say: Callable[[str], None] = lambda message: None
@@ -57,210 +70,211 @@ class Listener(NamedTuple):
 
 
 SILENT = Listener()
+_START_OVER = "Start over in another --output with a"
 
 
-def finetune_checkpoint(
-    open_source: Callable[[Launch], tuple[Checkpoint, dict[str, Any]]],
-    recipe: Recipe,
+def run_stages(
+    stages: Sequence[Stage],
+    output: Path,
+    *,
+    resume: bool = False,
+    listener: Listener = SILENT,
+    scoring: Scoring | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """Run the stages of plan_stages into the folder `output`, which stock transformers can then load.
+
+    scoring: instead of the recipe's eval_data. stream: the training data, if they are open already. With several
+    processes `output` must be on a disk that they share. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143
+    or 129, or KeyboardInterrupt. Raises RopecliError.
+    """
+    checkpoint = stages[0].checkpoint
+    folders = [output / STAGES / str(stage.number) for stage in stages[:-1]] + [output]
+    first = read_ranks().rank == 0
+    listener = listener if first else SILENT
+    if first:
+        run_folder.refuse_foreign(output, resume)
+        for stage, folder in zip(stages, folders, strict=True):
+            # the source of an unfinished one is compared when it begins
+            origin = {"source": checkpoint.origin()} if stage.number == 1 and is_finished(folder) else {}
+            run_folder.refuse_other_run(folder, {**origin, "recipe": stage.recipe.record()})
+    for stage in stages:
+        for warning in stage.warnings:
+            listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
+    with sole_use(output / run_folder.LOCK, output) if first else nullcontext():
+        if kept := len(stages) - 1:
+            weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
+            listener.say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
+        source, done = checkpoint, 0
+        for stage, folder in zip(stages, folders, strict=True):
+            if len(stages) > 1 or stage.plan:
+                listener.say(heading(stage, len(stages)))
+            patched = output / STAGES / f"{stage.number}-patched"
+            try:
+                if is_finished(folder):
+                    listener.say(f"{folder} is already finished.")
+                else:
+                    if stage.number > 1:
+                        source = open_checkpoint(folders[stage.number - 2], weights=True)
+                    _run_stage(stage, source, patched, folder, _counted_from(done, listener), scoring, stream)
+            finally:
+                if first:
+                    _clear(stage, folder, patched)
+            done += stage.recipe.steps
+
+
+def _counted_from(done: int, listener: Listener) -> Listener:
+    return listener._replace(on_step=lambda progress: listener.on_step(replace(progress, step=done + progress.step)))
+
+
+def _clear(stage: Stage, folder: Path, patched: Path) -> None:
+    """Remove what a finished stage, or one that never began, no longer needs."""
+    finished = is_finished(folder)
+    if finished:
+        shutil.rmtree(folder / run_folder.CHECKPOINTS, ignore_errors=True)
+    # an adapter's base is the patched folder
+    if not (folder / RUN).exists() or (finished and stage.recipe.save != "adapter"):
+        shutil.rmtree(patched, ignore_errors=True)
+        with suppress(OSError):  # earlier stages are kept
+            patched.parent.rmdir()
+
+
+def _run_stage(
+    stage: Stage,
+    source: Checkpoint,
+    patched: Path,
     output: Path,
     listener: Listener,
-    *,
-    whole: dict[str, Any],
-    length: int,
-    position_span: int,
-    unpackable: str,
-    scoring: Scoring | None = None,
+    scoring: Scoring | None,
+    stream: Stream | None,
 ) -> None:
-    """Train one stage, planned by plan_stages, into the folder `output`, or resume what it contains.
+    """Prepare, train and write a stage, or resume what the folder `output` contains."""
+    run = _prepare(stage, source, patched, output, listener, scoring, stream)
+    with stop_on_signals(listener.say) as interrupt:
+        if run.launch.is_main:
+            run_folder.begin_run(output, run.settings)
+        run.launch.wait()
+        listener.on_phase("fine-tuning")
+        run.wrap()
+        _train(run, interrupt)
+        _write(run)
 
-    open_source: opens the checkpoint to train, with its origin. whole: the recipe with all stages, to record. length:
-    tokens per sequence. position_span: tokens that positions with gaps may span. unpackable: see Stage. scoring:
-    instead of the recipe's eval_data. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or
-    KeyboardInterrupt. Raises RopecliError.
+
+@dataclass
+class _Run:
+    """A stage, prepared. recipe: the stage's, with what was left to this machine. settings: recorded with the run.
+
+    module: the loss, which the engine wraps. unread: the model, if its weights are read after that.
     """
-    say, given = listener.say, recipe
+
+    stage: Stage
+    recipe: Recipe
+    launch: Launch
+    checkpoint: Checkpoint
+    output: Path
+    listener: Listener
+    stream: Stream
+    scoring: Scoring | None
+    model: "PreTrainedModel"
+    unread: UnreadModel | None
+    module: torch.nn.Module
+    optimizer: Any
+    settings: dict[str, Any]
+
+    def wrap(self) -> None:
+        """Let the engine wrap the loss, read the weights if they are not, and check the rotary tables."""
+        self.module, self.optimizer = self.launch.prepare(self.module, self.optimizer)
+        if self.unread:
+            self.unread.read(self.launch)
+        if differences := check_tables(self.module, self.checkpoint).differences:  # of what the engine made of it
+            raise ProofError(" ".join(differences))
+        if self.recipe.adapter != "none":
+            adapters.save_only_trained(self.launch.accelerator)
+
+    def set_steps(self, steps: int) -> None:
+        """Set the number of steps, where the time decides."""
+        self.recipe = self.recipe.model_copy(update={"steps": steps})
+        self.settings["recipe"]["steps"] = steps
+
+    def rate(self, step: int) -> float:
+        return self.recipe.learning_rate * rate_factor(step, self.recipe)
+
+    def batches(self, step: int) -> list[Batch]:
+        """This process's batches of a step, one per pass. Sequences are numbered by step, pass, process and row."""
+        passes, size, launch = self.recipe.gradient_accumulation, self.recipe.batch_size, self.launch
+        starts = [((step * passes + part) * launch.data_ranks + launch.data_rank) * size for part in range(passes)]
+        return [self.stream.batch(range(start, start + size)) for start in starts]
+
+    def ended(self, done: int) -> bool:
+        return done >= self.recipe.steps or (self.scoring is not None and self.scoring.ended)
+
+
+def _prepare(
+    stage: Stage,
+    source: Checkpoint,
+    patched: Path,
+    output: Path,
+    listener: Listener,
+    scoring: Scoring | None,
+    stream: Stream | None,
+) -> _Run:
+    """Start the engine, open data and model, and refuse what cannot be trained."""
+    say, recipe = listener.say, stage.recipe
     if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
         say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
         recipe = recipe.model_copy(update={"mixed_precision": "none"})
     launch = start_launch(
         recipe, log_with=run_folder.choose_tracker(recipe.tracker), project_dir=str(output / run_folder.LOGS)
     )
-    checkpoint, origin = open_source(launch)
-    main = launch.is_main
-    sequences = launch.data_ranks * recipe.batch_size * recipe.gradient_accumulation
-    processes = f"{launch.world} process{'es'[: 2 * (launch.world > 1)]}"
-    say(f"Training with {processes}: {sequences} sequence{'s'[: sequences > 1]} of {length:,} tokens per step.")
+    origin = source.origin() if launch.is_main else {}  # only compared and written there
+    checkpoint = _patch(launch, source, stage, patched, output, say) if stage.recipe.patch else source
+    sequences, processes = stage.sequences_per_step(launch.world), "process" if launch.world == 1 else "processes"
+    say(
+        f"Training with {launch.world} {processes}: {sequences} sequence{'s'[: sequences > 1]} of {stage.length:,} "
+        "tokens per step."
+    )
     tokenizer = load_tokenizer(checkpoint)
     listener.on_phase("tokenizing")
-
-    def open_data(unpackable: str) -> Stream:
-        first = launch.local_main_first
-        held_out = scoring.held_out if scoring else ()
-        return open_stream(
-            recipe, tokenizer, length, position_span, unpackable=unpackable, held_out=held_out, first=first
-        )
-
-    stream = open_data(unpackable)
+    stream = stream or stage.open_data(tokenizer, first=launch.local_main_first)
     listener.on_phase("loading")
     model, unread = _load(checkpoint, recipe, launch)
     launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
     recorded = launch.from_main(lambda: get_path(run_folder.read_run(output), "resolved.gradient_checkpointing"))
-    recipe = resolve_checkpointing(launch, model.config, recipe, length, recorded, say)
-    positions = read_state(checkpoint).positions
-    try:
-        loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
-    except RecipeError as error:
-        if not stream.chose_packing:
-            raise
-        stream = open_data(str(error))
-        loss_of = _make_loss(model, recipe, stream.packed, unread, positions.pretraining_length)
-    refuse_unsuitable(launch, model, recipe, length)
-    optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
-    longest = length if recipe.positions == "full" else position_span
-    scoring = scoring or make_validation(recipe, checkpoint, tokenizer, longest, launch, say)
-    weighed = weighed_from(recipe, positions.pretraining_length)
-    for sentence in stream.summary(positions.pretraining_length, positions.context_length, weighed):
+    recipe = resolve_checkpointing(launch, model.config, recipe, stage.length, recorded, say)
+    refuse_unsuitable(launch, model, recipe, stage.length)
+    loss_of = _make_loss(model, recipe, unread, stage)
+    scoring = scoring or make_validation(recipe, checkpoint, tokenizer, stage.longest, launch, say)
+    for sentence in stage.describe_data(stream):
         say(sentence)
     if recipe.adapter != "none":
         trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
         say(f"{recipe.adapter} trains {trained:,} of {total:,} parameters ({trained / total:.2%}).")
     settings = {
         "source": origin,
-        "recipe": given.record(),
+        "recipe": stage.recipe.record(),
         "data": stream.fingerprint(),
-        "length": length,
-        "window": position_span,
+        "length": stage.length,
+        "window": stage.position_span,
         "processes": launch.world,
         "resolved": recipe.model_dump(mode="json", include={"mixed_precision", "gradient_checkpointing"}),
     }
-    with stop_on_signals(say) as interrupt:
-        if main:
-            run_folder.begin_run(output, {**settings, "recipe": whole})
-        launch.wait()
-        listener.on_phase("fine-tuning")
-        wrapped, optimizer = _prepare(checkpoint, launch, loss_of, optimizer, unread)
-        _train(
-            *(launch, recipe, stream, scoring, output, listener),
-            wrapped=wrapped,
-            optimizer=optimizer,
-            interrupt=interrupt,
-            settings=settings,
-        )
-        if unread and unread.files and recipe.adapter == "none":
-            tensors = unread.gathered()
-            try:
-                if main:
-                    write_result(checkpoint, model, output, settings, gathered=tensors)
-            finally:
-                deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
-        else:
-            state = launch.state_to_save(wrapped, only_trained=recipe.adapter != "none")
-            if state is not None:
-                write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
-        launch.wait()
+    optimizer = make_optimizer(loss_of, recipe)
+    opened = (launch, checkpoint, output, listener, stream, scoring, model, unread)
+    return _Run(stage, recipe, *opened, loss_of, optimizer, settings)
 
 
-def _prepare(
-    checkpoint: Checkpoint, launch: Launch, loss_of: NextTokenLoss, optimizer: Any, unread: UnreadModel | None
-) -> tuple[torch.nn.Module, Any]:
-    """The loss module and the optimizer as the engine wraps them, with the weights read and their tables checked."""
-    wrapped, optimizer = launch.prepare(loss_of, optimizer)
-    if unread:
-        unread.read(launch)
-    if differences := check_tables(wrapped, checkpoint).differences:  # of what the engine made of it
-        raise ProofError(" ".join(differences))
-    if hasattr(loss_of.model, "peft_config"):
-        adapters.save_only_trained(launch.accelerator)
-    return wrapped, optimizer
-
-
-def _train(
-    launch: Launch,
-    recipe: Recipe,
-    stream: Stream,
-    scoring: Scoring | None,
-    output: Path,
-    listener: Listener,
-    *,
-    wrapped: torch.nn.Module,
-    optimizer: Any,
-    interrupt: Interrupt,
-    settings: dict[str, Any],
-) -> None:
-    """Train from the newest checkpoint, or from the start, with the log and validation."""
-    checkpoints = run_folder.TrainingCheckpoints(
-        launch, output / run_folder.CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=listener.say
-    )
-    if scoring:
-        checkpoints.best = lambda: scoring.best
-    done = checkpoints.restore()
-    if done:
-        listener.say(f"Resuming after step {done}.")
-    log = run_folder.RunLog(launch, output, done or None, settings)
-
-    def fix(steps: int) -> None:
-        """Set the number of steps, where the time decides."""
-        nonlocal recipe
-        recipe = recipe.model_copy(update={"steps": steps})
-        settings["recipe"]["steps"] = steps
-
-    if scoring:
-        for line in launch.from_main(lambda: run_folder.metrics_until(output, done) if done else []):
-            scoring.follow(line)
-        if scoring.steps:
-            fix(scoring.steps)
-
-    def validate(step: int) -> None:
-        if scoring and scoring.due(step):
-            measured = scoring.run(launch, wrapped, step)
-            log.write(measured)
-            scoring.follow(measured)
-            listener.say(f"Step {step}: {scoring.words(measured)}.")
-
-    def report(progress: TrainingProgress) -> None:
-        log.write(asdict(progress))
-        if scoring and scoring.steps is None and progress.step >= TIMED_STEPS:
-            scoring.steps = launch.from_main(lambda: scoring.affordable(progress.tokens / progress.tokens_per_second))
-            fix(scoring.steps)
-        listener.on_step(progress)
-        validate(progress.step)
-
-    def batches(step: int) -> list[Batch]:
-        """This process's batches of a step, one per pass. Sequences are numbered by step, pass, process and row."""
-        passes, size = recipe.gradient_accumulation, recipe.batch_size
-        starts = [((step * passes + part) * launch.data_ranks + launch.data_rank) * size for part in range(passes)]
-        return [stream.batch(range(start, start + size)) for start in starts]
-
-    loop = TrainingLoop(
-        launch,
-        wrapped,
-        list(wrapped.parameters()),
-        optimizer,
-        schedule=lambda step: [recipe.learning_rate * rate_factor(step, recipe)] * len(optimizer.param_groups),
-        batches=batches,
-        ended=lambda done: done >= recipe.steps or (scoring is not None and scoring.ended),
-        max_grad_norm=recipe.max_grad_norm,
-        seed=recipe.seed,
-        on_step=report,
-        checkpoints=checkpoints,
-        interrupt=interrupt,
-        advice=(
-            f"Checkpoints from before that stay in {checkpoints.folder}. Start over in another --output with a lower "
-            "--learning-rate or more warmup_steps."
-        ),
-    )
-    pass_size = f"A pass over {recipe.batch_size} × {stream.length} tokens"
-    remedy = (
-        "Start over in another --output with a smaller --batch-size, an --adapter or a shorter --length. "
-        "`ropecli plan` shows what fits."
-    )
-    with closing(log), explain_out_of_memory(pass_size, remedy):
-        if not done:
-            validate(0)
-        loop.train(done)
-        if scoring and scoring.best is not None:
-            listener.say(f"Keeping step {checkpoints.restore(scoring.best)}, the best.")
+def _patch(
+    launch: Launch, source: Checkpoint, stage: Stage, patched: Path, output: Path, say: Callable[[str], None]
+) -> Checkpoint:
+    """The patched checkpoint, which the main process writes unless it is there."""
+    if launch.is_main:
+        if not (output / RUN).exists():  # what a run with another recipe may have left
+            shutil.rmtree(patched, ignore_errors=True)
+        if not patched.exists():  # if it exists, it is complete
+            patch_to(plan_patch(source, stage.recipe.patch), patched, say=say)
+    launch.wait()
+    return open_checkpoint(patched, weights=True)
 
 
 def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreTrainedModel", UnreadModel | None]:
@@ -278,53 +292,107 @@ def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreT
     return adapters.attach(model, recipe), None
 
 
-def _make_loss(
-    model: "PreTrainedModel", recipe: Recipe, packed: bool, unread: UnreadModel | None, pretraining_length: int
-) -> NextTokenLoss:
-    """Create the loss and check that it suits the model, on a small model of the architecture for an unread one."""
-    small = NextTokenLoss(unread.small()) if unread else None
-    options: dict[str, Any] = {"offload": recipe.offload_activations, "like": small}
+def _make_loss(model: "PreTrainedModel", recipe: Recipe, unread: UnreadModel | None, stage: Stage) -> NextTokenLoss:
+    """Create the loss in training mode. A small model tells what the head of an unread one does."""
+    like = small_loss(model.config, recipe.attn) if unread else None
+    options: dict[str, Any] = {"offload": recipe.offload_activations, "like": like}
     loss_of = NextTokenLoss(model, **options)
     if recipe.loss == "longce":
-        loss_of = LongContextLoss(model, short_context(pretraining_length), recipe.longce_cap, **options)
-    if packed or recipe.positions != "full":
-        prove_positions(small or loss_of, recipe.positions, packed)
+        short = short_context(stage.positions.pretraining_length)
+        loss_of = LongContextLoss(model, short, recipe.longce_cap, **options)
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
     return loss_of
 
 
-def make_optimizer(
-    parameters_by_name: Iterable[tuple[str, torch.nn.Parameter]], recipe: Recipe
-) -> torch.optim.Optimizer:
-    """Create AdamW (arXiv:1711.05101) for the trained parameters; weight decay applies only to matrices.
+def _train(run: _Run, interrupt: Interrupt) -> None:
+    """Train from the newest checkpoint, or from the start, with the log and validation."""
+    launch, recipe, scoring, say = run.launch, run.recipe, run.scoring, run.listener.say
+    checkpoints = run_folder.TrainingCheckpoints(launch, run.output / run_folder.CHECKPOINTS, recipe.keep_checkpoints)
+    if done := checkpoints.restore():
+        say(f"Resuming after step {done}.")
+    log = run_folder.RunLog(launch, run.output, done, run.settings)
+    if scoring:
+        for line in launch.from_main(lambda: run_folder.metrics_until(run.output, done)):
+            scoring.follow(line)
+        if scoring.steps:
+            run.set_steps(scoring.steps)
+    steps = train_steps(
+        *(launch, run.module, run.optimizer, run.rate, run.batches, done),
+        max_grad_norm=recipe.max_grad_norm,
+        seed=recipe.seed,
+    )
+    too_large = (
+        f"A pass over {recipe.batch_size} × {run.stream.length} tokens",
+        f"{_START_OVER} smaller --batch-size, an --adapter or a shorter --length. `ropecli plan` shows what fits.",
+    )
+    with closing(log), closing(steps), explain_out_of_memory(*too_large):
+        if not done:
+            _validate(run, log, 0)
+        while not run.ended(done):
+            progress = next(steps)
+            done = progress.step
+            loss, norm = progress.loss, progress.grad_norm
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                what = f"The loss is {loss:g} and the gradient norm {norm:g} at step {done}; both must be finite."
+                raise _not_finite(what, checkpoints)
+            log.write(asdict(progress))
+            if scoring and scoring.steps is None and done >= TIMED_STEPS:
+                seconds = progress.tokens / progress.tokens_per_second
+                scoring.steps = launch.from_main(partial(scoring.affordable, seconds))
+                run.set_steps(scoring.steps)
+            run.listener.on_step(progress)
+            _validate(run, log, done)
+            stopping = interrupt.agreed(launch)
+            _save(run, checkpoints, done, stopping=stopping)
+            if stopping:
+                launch.accelerator.free_memory()
+                leave_processes()
+                interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")
+        if scoring and scoring.best is not None:
+            say(f"Keeping step {checkpoints.restore(scoring.best)}, the best.")
 
-    adamw-8bit: bitsandbytes keeps the state in 8 bits (Dettmers et al. 2022, arXiv:2110.02861); tensors with fewer than
-    4,096 values stay in float32. Raises RecipeError if bitsandbytes is not installed.
-    """
-    parameters = [parameter for _, parameter in parameters_by_name if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    rates: dict[str, Any] = {"lr": recipe.learning_rate, "betas": recipe.betas}
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, **rates, fused=True)  # fused makes no temporary copies
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise RecipeError("optimizer: adamw-8bit needs bitsandbytes. Run `pip install bitsandbytes`.") from error
-    return AdamW8bit(groups, **rates)
+
+def _validate(run: _Run, log: run_folder.RunLog, step: int) -> None:
+    if run.scoring and run.scoring.due(step):
+        measured = run.scoring.run(run.launch, run.module, step)
+        log.write(measured)
+        run.scoring.follow(measured)
+        run.listener.say(f"Step {step}: {run.scoring.words(measured)}.")
 
 
-def rate_factor(step: int, recipe: Recipe) -> float:
-    """Factor of the learning rate at step 0, 1, ...: linear warm-up, then 1, a cosine down to 0.1, or a line to 0."""
-    warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
-    if recipe.schedule == "constant":
-        return warm
-    if recipe.schedule == "linear":  # zero after the last step
-        return min(warm, (recipe.steps - step) / max(1, recipe.steps - recipe.warmup_steps))
-    past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
-    return warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))
+def _save(run: _Run, checkpoints: run_folder.TrainingCheckpoints, step: int, *, stopping: bool) -> None:
+    """Save a training checkpoint if it is due after this step."""
+    ended, best = run.ended(step), run.scoring.best if run.scoring else None
+    if stopping or ended or step % run.recipe.save_every == 0 or step == best:
+        if not all_finite(run.launch, run.model):  # of other steps, the next loss tells
+            raise _not_finite(f"Step {step} gave weights that are not finite.", checkpoints)
+        path = checkpoints.save(step, best)
+        if stopping or not ended:
+            run.listener.say(f"Saved {path}.")
+
+
+def _not_finite(what: str, checkpoints: run_folder.TrainingCheckpoints) -> NotFiniteError:
+    return NotFiniteError(
+        f"{what} Checkpoints from before that stay in {checkpoints.folder}. {_START_OVER} lower --learning-rate or "
+        "more warmup_steps."
+    )
+
+
+def _write(run: _Run) -> None:
+    """Write the result. All processes take part, since they hold its shards."""
+    launch, whole = run.launch, run.recipe.adapter == "none"
+    written = (run.checkpoint, run.model, run.output, run.settings)
+    if run.unread and run.unread.files and whole:
+        tensors = run.unread.gathered()
+        try:
+            if launch.is_main:
+                write_result(*written, gathered=tensors)
+        finally:
+            deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
+    else:
+        state = gather_state(launch, run.model, only_trained=not whole) if launch.shards else None
+        if launch.is_main:
+            write_result(*written, save=run.recipe.save, state=state)
+    launch.wait()

@@ -3,10 +3,9 @@
 A whole checkpoint has the source's files with the trained weights.
 """
 
-import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,13 +25,10 @@ from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weig
 from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
 from ropecli.messages import warn
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
-from ropecli.training.run_folder import CHECKPOINTS
 from ropecli.training.sharded_weights import FileTensor, write_gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 _RECORD = "finetuned"
 _PARTIAL = ".weights.partial"
@@ -49,7 +45,7 @@ def write_result(
     state: Tensors | None = None,
     gathered: Iterable[FileTensor] = (),
 ) -> None:
-    """Write a trained model as a whole checkpoint or as an adapter, then remove the run's training checkpoints.
+    """Write a trained model as a whole checkpoint or as an adapter.
 
     checkpoint: the source. settings: recorded in ropecli.yaml. state: full tensors on the CPU under the model's own
     names, if the model holds shards. gathered: instead of state, (source file, name, full tensor) of all.
@@ -69,7 +65,6 @@ def write_result(
         merged = merge_adapter(checkpoint, base, lora_config(model), adapter_tensors(model, state))
         write = partial(save_weights, checkpoint, merged)
     _write_folder(output, write, checkpoint, _small_files(checkpoint), checkpoint.folder, notes)
-    clear_finished(output)
 
 
 def _small_files(checkpoint: Checkpoint) -> list[Path]:
@@ -97,9 +92,11 @@ def _write_folder(
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
-        with explain_full_disk(output):
+        try:
             write(staging)
-        refuse_not_finite(_tensors(staging.glob("*.safetensors")), lambda: _tensors(source.weight_files()))
+        except SafetensorError as error:  # not an OSError
+            raise OutputError(f"{output} could not be written: {error}. Free disk space.") from error
+        _refuse_not_finite(staging.glob("*.safetensors"), source)
         for file in files:
             place(file, output / file.name, link=False)
         for file in [*staging.glob("*.safetensors*"), *staging.glob(ADAPTER_CONFIG)]:
@@ -116,21 +113,12 @@ def _write_folder(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def explain_full_disk(output: Path) -> Iterator[None]:
-    """Raise OutputError if safetensors cannot write inside the block. Its error is not an OSError."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise OutputError(f"{output} could not be written: {error}. Free disk space.") from error
-
-
-def refuse_not_finite(tensors: NamedTensors, before: Callable[[], NamedTensors]) -> None:
-    """Raise NotFiniteError for tensors that are not finite, unless they were not before."""
-    names = [name for name, tensor in tensors if not tensor.isfinite().all()]
+def _refuse_not_finite(files: Iterable[Path], source: Checkpoint) -> None:
+    """Raise NotFiniteError for tensors that are not finite, unless those of the source are not."""
+    names = _not_finite(files)
     if names:
-        known = {name for name, tensor in before() if not tensor.isfinite().all()}
-        names = [name for name in names if name not in known]
+        before = _not_finite(source.weight_files())
+        names = [name for name in names if name not in before]
     if names:
         more = f" and {len(names) - 1} more tensors are" if len(names) > 1 else " is"
         raise NotFiniteError(
@@ -139,19 +127,15 @@ def refuse_not_finite(tensors: NamedTensors, before: Callable[[], NamedTensors])
         )
 
 
-def _tensors(paths: Iterable[Path]) -> NamedTensors:
-    """The tensors of dtypes that are written."""
+def _not_finite(paths: Iterable[Path]) -> list[str]:
+    """The names of tensors that are not finite, of dtypes that are written."""
+    names = []
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if file.get_slice(name).get_dtype() in _DTYPES:
-                    yield name, file.get_tensor(name)
-
-
-def clear_finished(output: Path) -> None:
-    """Remove the training checkpoints and temporary files of a finished run."""
-    for name in (CHECKPOINTS, _PARTIAL):
-        shutil.rmtree(output / name, ignore_errors=True)
+                if file.get_slice(name).get_dtype() in _DTYPES and not file.get_tensor(name).isfinite().all():
+                    names.append(name)
+    return names
 
 
 def is_finished(output: Path) -> bool:

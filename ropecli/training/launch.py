@@ -1,16 +1,13 @@
-"""How processes share a run, by DDP or FSDP2, and a long sequence, by its parts.
+"""How processes share a run, by DDP or FSDP2, and wait for one another.
 
-Accelerate provides both, configured by `accelerate launch`. Processes meet in the methods of Launch.
-axolotl-ringmaster shares sequences: around attention, processes exchange parts of the sequence for heads (Ulysses,
-Jacobs et al. 2023, arXiv:2309.14509).
+Accelerate provides the engines, configured by `accelerate launch`. Processes meet in the methods of Launch.
 """
 
 import contextlib
 import functools
 import gc
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
@@ -19,14 +16,12 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed.tensor import DTensor
 
-from ropecli.config.layers import SLIDING
-from ropecli.config.settings import read_settings
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, reason_of
 from ropecli.evaluation.processes import meet
 from ropecli.training.recipe_schema import Recipe
+from ropecli.training.shared_sequences import part_of, share_attention
 
 Engine = Literal["ddp", "fsdp2"]
 T = TypeVar("T")
@@ -34,9 +29,6 @@ _TIMEOUT = timedelta(minutes=15)
 """The timeout of a collective operation in a step, in which all processes take part together."""
 _PATIENCE = timedelta(hours=24)
 """Timeout of a process that waits until others have tokenized, searched, loaded or saved."""
-_WINDOW = "sliding_window"
-_SHARED = "ropecli_shared"
-"""Name in transformers of attention that processes share."""
 
 
 @dataclass(frozen=True)
@@ -132,75 +124,27 @@ class Launch:
                     param_dtype=torch.bfloat16, reduce_dtype=torch.float32
                 )
         if self.sequence_ranks > 1:
-            self._share_attention(model)
+            share_attention(model, self.sequence_ranks, self.data_ranks, accelerator.device.type)
         return accelerator.prepare(loss_of, optimizer)
-
-    def _share_attention(self, model: Any) -> None:
-        """Let attention see whole sequences. It raises RecipeError when it is called with what would be lost."""
-        import ringmaster
-        from torch.distributed.device_mesh import init_device_mesh
-        from transformers import AttentionInterface
-
-        text, size, device = model.config.get_text_config(), self.sequence_ranks, self.accelerator.device.type
-        mesh = init_device_mesh(device, (self.data_ranks, size), mesh_dim_names=("data", "cp"))
-        runtime = ringmaster.setup(
-            ringmaster.RingmasterConfig(size, ringmaster.Backend.ULYSSES),
-            device_mesh=mesh,
-            device_type=device,
-            inner_attn=text._attn_implementation,
-        )
-        shared = AttentionInterface()[cast(str, runtime.attn_implementation)]
-        layers = read_settings(model.config.to_dict()).layers
-        windows = [layer.window if layer.attention == SLIDING else None for layer in layers]
-
-        def attend(
-            module: Any, query: Any, key: Any, value: Any, mask: Any, position_ids: Any = None, **arguments: Any
-        ) -> Any:
-            # without positions, in whose gaps flash attention sees document boundaries
-            tokens, passed = query.shape[2] * size, arguments.get("sliding_window") or getattr(module, _WINDOW, None)
-            # ringmaster 0.2.7 loses other arguments of attention, and windows that are only in the mask
-            lost = [name for name in ("s_aux", "softcap", "position_bias") if arguments.get(name) is not None]
-            if len({min(window or tokens, tokens) for window in (passed, windows[module.layer_idx])}) > 1:
-                lost.append(_WINDOW)
-            if lost:
-                raise RecipeError(
-                    f"context_parallel_size {size} would lose {lost[0]} of {type(module).__name__}. Set it to 1."
-                )
-            if key.shape[1] % size:
-                key, value = (for_every_rank(tensor, size) for tensor in (key, value))
-                module.num_key_value_groups = query.shape[1] // key.shape[1]  # transformers repeats wide heads by it
-            return shared(module, query, key, value, mask, **arguments)
-
-        AttentionInterface.register(_SHARED, attend)
-        model.set_attn_implementation(_SHARED if text is model.config else {"text_config": _SHARED})
 
     def take(self, batch: Batch[np.ndarray]) -> Batch[torch.Tensor]:
         """This process's part of a batch, on its device, to be passed forward and backward before the next is taken.
 
-        Processes that share a sequence pass the same batch; its length must divide evenly among them. Their parts are
-        packed, since that attention takes no mask.
+        Processes that share a sequence pass the same batch; its length must divide evenly among them.
         """
-        positions, packed, part = batch.positions, batch.packed, slice(None)
-        if self.sequence_ranks > 1:
-            from ringmaster.runtime import get_runtime
-            from ringmaster.shard import varlen_meta
-
-            if positions is None:
-                positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
-            # attention reads it, also when the backward pass recomputes it
-            get_runtime().varlen = varlen_meta(torch.tensor(positions), batch.ids.shape[1]) if packed else None
-            tokens = batch.ids.shape[1] // self.sequence_ranks
-            first = self.rank % self.sequence_ranks * tokens
-            packed, part = True, slice(first, first + tokens)
         device = self.accelerator.device
 
         def placed(array: np.ndarray | None) -> Any:
             if array is None:
                 return None
-            tensor = torch.tensor(array[:, part])
+            tensor = torch.tensor(array)
             return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
-        return Batch(placed(batch.ids), placed(batch.labels), placed(positions), packed, placed(batch.document_labels))
+        if self.sequence_ranks > 1:
+            batch = part_of(batch, self.rank % self.sequence_ranks, self.sequence_ranks)
+        arrays = (batch.ids, batch.labels, batch.positions, batch.document_labels)
+        ids, labels, positions, document_labels = map(placed, arrays)
+        return Batch(ids, labels, positions, batch.packed, document_labels)
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float | torch.Tensor:
         """Clip the gradient norm over all parameters and processes. Returns the norm before clipping."""
@@ -208,34 +152,11 @@ class Launch:
         full = getattr(norm, "full_tensor", None)  # FSDP2 returns a sharded tensor
         return full() if full else norm
 
-    @torch.no_grad()
-    def all_finite(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
-        """Return whether all trained parameters are finite, on all processes, which call it together."""
-        parts = [local_part(parameter) for parameter in parameters if parameter.requires_grad]
-        finite = [part.isfinite().all() for part in parts]
-        return self.total(~torch.stack(finite).all()) == [0]
-
     def least(self, number: int) -> int:
         """The smallest of the processes' numbers."""
         if self.world == 1:
             return number
         return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).min())
-
-    def state_to_save(self, wrapped: torch.nn.Module, *, only_trained: bool = False) -> dict[str, torch.Tensor] | None:
-        """The inner model's full state on the CPU, on the main process; None on others. All processes must call it.
-
-        only_trained: omit frozen parameters, if FSDP2 shards them.
-        """
-        if only_trained and self.engine == "fsdp2":
-            parameters: Any = wrapped.named_parameters()
-            trained = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
-            state: dict[str, Any] = {name: shard.full_tensor().cpu() for name, shard in trained.items()}
-        else:
-            state = self.accelerator.get_state_dict(wrapped)
-        if not self.is_main:
-            return None
-        inner = {name: value for name, value in state.items() if name.startswith("model.")}
-        return {name.removeprefix("model."): value.detach().cpu() for name, value in inner.items()}
 
 
 @functools.cache
@@ -311,15 +232,3 @@ def refuse_engine(launch: Launch) -> None:
         )
     if launch.sequence_ranks > 1 and find_spec("ringmaster") is None:
         raise RecipeError("context_parallel_size needs axolotl-ringmaster. Run `pip install 'ropecli[ringmaster]'`.")
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor, which may be written to."""
-    part = tensor.detach()
-    return part.to_local() if isinstance(part, DTensor) else part
-
-
-def for_every_rank(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Repeat the heads of keys or values, shape (batch, heads, tokens, width), until each process has as many."""
-    heads = tensor.shape[1]
-    return tensor.repeat_interleave(math.lcm(heads, ranks) // heads, dim=1) if heads % ranks else tensor

@@ -20,6 +20,7 @@ from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, RopecliError
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.live.lm_head import SplitModel
+from ropecli.live.skeleton import make_small_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,11 +55,6 @@ class NextTokenLoss(torch.nn.Module):
         self.offload = offload
         self._split: SplitModel = self.split_model(model, like=like._split if like else None)
         self._chunk = max(1, min(_CHUNK, _LOGITS // self._split.vocabulary))
-
-    @property
-    def config(self) -> Any:
-        """The model's config. Engines read it from the module that they wrap."""
-        return self.model.config
 
     def forward(
         self,
@@ -241,9 +237,21 @@ def enable_checkpointing(model: Any) -> None:
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
 
+def small_loss(config: Any, attn: str) -> NextTokenLoss:
+    """The loss of a small model of the same architecture with random weights, on the CPU. Raises CheckpointError.
+
+    attn: of the recipe. Flash attention, which runs only on a GPU, is replaced.
+    """
+    model, _ = make_small_model(config)
+    if attn == "auto" or "flash" in attn:
+        attn = "sdpa" if model._supports_sdpa else "eager"
+    model.set_attn_implementation(attn)
+    return NextTokenLoss(model)
+
+
 @torch.no_grad()
 def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:
-    """Check on the loaded model that it follows gaps and restarts in position_ids.
+    """Check that a model follows gaps and restarts in position_ids.
 
     transformers finds the boundaries of packed documents by position_ids, and only some models and attention
     implementations support it; others would silently train something else. Reads sixteen tokens with a gap, or a

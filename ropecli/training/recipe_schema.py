@@ -172,12 +172,8 @@ class Recipe(_Text):
 
     save_every: int = _may_change(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = _may_change(2, ge=1, description="number of checkpoints to keep during the run")
-    eval_data: str | None = _may_change(None, description="source on which to measure perplexity while training")
-    eval_text_column: Annotated[str | None, _VALIDATED] = _may_change(
-        None, description="column of its tables that holds the text; default: text_column"
-    )
-    eval_split: Annotated[str | None, _VALIDATED] = _may_change(
-        None, description="its split; default: test, validation or train"
+    eval_data: str | None = _may_change(
+        None, description="source on which to measure perplexity while training: its split test, validation or train"
     )
     eval_every: Annotated[int, _VALIDATED] = _may_change(50, ge=1, description="steps between measurements")
     eval_lengths: Annotated[tuple[Tokens, ...], _VALIDATED] = _may_change(

@@ -1,6 +1,6 @@
 """The folder of a training run: its settings, metrics and training checkpoints.
 
-OUTPUT/run.yaml              recipe with all stages, source, and what follows; resuming requires the same
+OUTPUT/run.yaml              recipe, source, and what follows; resuming requires the same
 OUTPUT/metrics.jsonl         one line per step and per validation
 OUTPUT/logs/                 the same numbers for TensorBoard or Weights & Biases, through Accelerate
 OUTPUT/checkpoints/000040/   Accelerate's state after 40 steps (ropecli/resume.py); removed when the run is finished
@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ METRICS = "metrics.jsonl"
 LOGS = "logs"
 LOCK = ".lock"
 # where the source is may change (its digest may not)
-_MAY_CHANGE = rf"source\.(checkpoint|revision|commit)|((recipe|resolved)\.)?(stages\.\d+\.)?({'|'.join(MAY_CHANGE)})"
+_MAY_CHANGE = rf"source\.(checkpoint|revision|commit)|((recipe|resolved)\.)?({'|'.join(MAY_CHANGE)})"
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:
@@ -91,22 +92,22 @@ def choose_tracker(name: str) -> str | None:
 class RunLog:
     """Writes metrics.jsonl, and the same numbers to the tracker. All processes call it.
 
-    done: steps whose lines a resumed run keeps; None for a new run, which starts with an empty log. run_values: the
-    run's settings, for the tracker.
+    done: steps whose lines a resumed run keeps; 0 for a new run, which starts with an empty log. run_values: the run's
+    settings, for the tracker.
     """
 
-    def __init__(self, launch: Launch, output: Path, done: int | None, run_values: Mapping[str, Any]) -> None:
+    def __init__(self, launch: Launch, output: Path, done: int, run_values: Mapping[str, Any]) -> None:
         self._launch = launch
         self._path = output / METRICS
         if launch.is_main:
-            kept = metrics_until(output, -1 if done is None else done)
+            kept = metrics_until(output, done or -1)
             with new_file(self._path) as partial:
                 partial.write_text("".join(f"{json.dumps(values)}\n" for values in kept), encoding="utf-8")
         if launch.accelerator.log_with:
             (output / LOGS).mkdir(exist_ok=True)
             options = {
                 # hides what was logged earlier for steps that run again
-                "tensorboard": {"purge_step": 0 if done is None else done + 1},
+                "tensorboard": {"purge_step": done + 1 if done else 0},
                 # set WANDB_RUN_ID and WANDB_RESUME to resume the same run in Weights & Biases
                 "wandb": {"name": output.name, "dir": str(output / LOGS), "config": dict(run_values)},
             }
@@ -147,57 +148,41 @@ def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
 class TrainingCheckpoints:
     """Saves and restores Accelerate's state. All processes call it together, and fail together.
 
-    every: steps between checkpoints. keep: number of latest checkpoints to keep. best: a step to save and keep besides.
+    keep: number of latest checkpoints to keep.
     """
 
     launch: Launch
     folder: Path
-    every: int
     keep: int = 1
-    best: Callable[[], int | None] = lambda: None
-    say: Callable[[str], None] = lambda message: None
 
-    def due(self, step: int) -> bool:
-        return step % self.every == 0 or step == self.best()
-
-    def save(self, step: int, *, last: bool = False) -> None:
-        """Raises OutputError and keeps the earlier checkpoints if it fails. last: say nothing."""
+    def save(self, step: int, best: int | None = None) -> Path:
+        """Raises OutputError and keeps the earlier checkpoints if it fails. best: a step to keep besides."""
         path = snapshot_path(self.folder, step)
-        partial = path.with_name(f"{path.name}.partial")
-
-        def write() -> None:
-            with quiet_transformers():
-                self.launch.accelerator.save_state(str(partial))
-
+        unfinished = path.with_name(f"{path.name}.partial")
         failure = (
             self._fault_of(lambda: begin_snapshot(self.folder, step), on_main=True)
-            or self._fault_of(write)
-            or self._fault_of(lambda: complete_snapshot(partial), on_main=True)
+            or self._fault_of(lambda: self.launch.accelerator.save_state(str(unfinished)))
+            or self._fault_of(lambda: complete_snapshot(unfinished), on_main=True)
         )
         main = self.launch.is_main
         if failure:
             if main:
-                shutil.rmtree(partial, ignore_errors=True)
-            why = failure.replace(str(partial), str(path))
+                shutil.rmtree(unfinished, ignore_errors=True)
+            why = failure.replace(str(unfinished), str(path))
             raise OutputError(f"{path} could not be written ({why}). Check the disk space, then use --resume.")
         if main:
-            if not last:
-                self.say(f"Saved {path}.")
-            prune_snapshots(self.folder, step, self.keep, self.best())
+            prune_snapshots(self.folder, step, self.keep, best)
+        return path
 
     def restore(self, step: int | None = None) -> int:
         """Restore the checkpoint of a step, by default the newest, and return its step; 0 if there is none.
 
-        Call it after `prepare`.
-        Raises OutputError if it is damaged.
+        Call it after `prepare`. Raises OutputError if it is damaged.
         """
 
-        def load(path: Path) -> None:
-            with quiet_transformers():
-                self.launch.accelerator.load_state(str(path))
-
         def fault_of(path: Path) -> str | None:
-            return self.launch.from_main(lambda: manifest_fault(path)) or self._fault_of(lambda: load(path))
+            load = partial(self.launch.accelerator.load_state, str(path))
+            return self.launch.from_main(lambda: manifest_fault(path)) or self._fault_of(load)
 
         saved = self.launch.from_main(lambda: list_snapshots(self.folder))
         return restore_newest([each for each in saved if step in (None, each[0])], fault_of)
@@ -209,7 +194,8 @@ class TrainingCheckpoints:
         failure = None
         try:
             if self.launch.is_main or not on_main:
-                action()
+                with quiet_transformers():
+                    action()
         except Exception as error:  # a full disk or a mismatched state raises many types of errors
             failure = reason_of(error)
         self.launch.wait()

@@ -25,9 +25,10 @@ from ropecli.attention import load_model
 from ropecli.checkpoint.files import indexed_weights
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, RopecliError
-from ropecli.live.skeleton import build_model, make_small_model
+from ropecli.live.skeleton import build_model
 from ropecli.live.stock_transformers import read_stock_config
-from ropecli.training.launch import Launch, local_part
+from ropecli.training.adapters import trainable
+from ropecli.training.launch import Launch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,12 +49,6 @@ class UnreadModel:
     model: "PreTrainedModel"
     files: dict[str, Path] = field(default_factory=dict)
 
-    def small(self) -> "PreTrainedModel":
-        """A small model of the same architecture and attention, to test what needs values. Raises CheckpointError."""
-        small, _ = make_small_model(self.model.config)
-        small.set_attn_implementation(self.model.config.get_text_config()._attn_implementation)
-        return small
-
     def read(self, launch: Launch) -> None:
         """Fill this process's part of all tensors. All processes call it, after sharding. Raises CheckpointError."""
         targets = _tensors_of(self.model)
@@ -70,8 +65,7 @@ class UnreadModel:
         """Yield all tensors in the order of the files. All processes exhaust it together."""
         targets = {name: target for names, target in _tensors_of(self.model) for name in names}
         for name, file in sorted(self.files.items(), key=lambda item: (item[1], item[0])):
-            tensor = targets[name].detach()
-            yield file, name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield file, name, _full(targets[name].detach())
 
 
 def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadModel:
@@ -188,3 +182,32 @@ def write_gathered(
     index = checkpoint.folder / "model.safetensors.index.json"
     if name != "model.safetensors" and index.is_file():
         shutil.copy(index, folder / index.name)  # the same tensors, dtypes and files
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, which may be written to."""
+    part = tensor.detach()
+    return part.to_local() if isinstance(part, DTensor) else part
+
+
+@torch.no_grad()
+def all_finite(launch: Launch, model: torch.nn.Module) -> bool:
+    """Return whether all trained parameters are finite, on all processes, which call it together."""
+    finite = [local_part(parameter).isfinite().all() for _, parameter in trainable(model)]
+    return launch.total(~torch.stack(finite).all()) == [0]
+
+
+def gather_state(launch: Launch, model: "PreTrainedModel", *, only_trained: bool) -> dict[str, torch.Tensor]:
+    """The full tensors of a sharded model, on the CPU of the main process. All processes call it together."""
+    tensors = trainable(model) if only_trained else model.state_dict().items()
+    state = {}
+    for name, tensor in tensors:
+        full = _full(tensor.detach())
+        if launch.is_main:
+            state[name] = full.cpu()
+    return state
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a sharded tensor. All processes call it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

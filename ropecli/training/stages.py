@@ -1,46 +1,31 @@
-"""Plans a recipe's stages and runs them in order. Each stage trains the previous stage's result, patched if it says so.
-
-OUTPUT/stages/N-patched/   input of stage N: hard links and its own config.json; removed after the stage
-OUTPUT/stages/N/           stage N, a run like any other (run_folder.py), kept as a checkpoint
-OUTPUT/                    the last stage
+"""Plans a recipe's stages from configs only: lengths, patches, and what can be packed.
 
 Staged training follows YaRN, which trains s = 32 from s = 16 (arXiv:2309.00071, section 4.1), and EasyContext and
 ProLong (arXiv:2410.02660), which raise base and length step by step.
 """
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ropecli.atomic import sole_use
-from ropecli.attention.patching import patch_to, with_layout
+from ropecli.attention.patching import with_layout
 from ropecli.checkpoint.advice import how_to_read
-from ropecli.checkpoint.files import RUN, STAGES
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.state import read_state
+from ropecli.checkpoint.state import Positions, read_state
 from ropecli.config.fields import section_of
+from ropecli.config.saved_remapping import SavedRemapping
 from ropecli.data.sampling import refuse_impossible_positions
+from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import MethodError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
-from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
-from ropecli.messages import size
+from ropecli.live.stock_transformers import read_stock_config, refuse_encoder, stock_config_of
 from ropecli.names import LENGTH_ONLY, refuse_held_out
-from ropecli.ranks import read_ranks
-from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.training.finetuning import SILENT, Listener, finetune_checkpoint
-from ropecli.training.finished_weights import clear_finished, is_finished
-from ropecli.training.launch import Launch
+from ropecli.scaling.spec import make_spec
+from ropecli.training.loss import prove_positions, small_loss
 from ropecli.training.recipe_schema import Patch, Recipe
-from ropecli.training.refusals import refuse_method_conflicts, why_unpackable
-from ropecli.training.run_folder import LOCK, refuse_foreign, refuse_other_run
-from ropecli.training.validation import Scoring
 
 
 @dataclass(frozen=True)
@@ -48,23 +33,30 @@ class Stage:
     """One run of a recipe, with the lengths that follow from the checkpoint.
 
     number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
-    stage's; None for an unchanged checkpoint. length: tokens per sequence. position_span: tokens that positions
-    with gaps may span. pretraining_length: tokens. context_length: tokens that the checkpoint reads. spec: the scaling
-    that it trains with. unpackable: why conversations cannot be packed; empty if they can. warnings: shown before it
-    runs.
+    stage's; None for an unchanged checkpoint. positions: with that patch. remapping: of a distance method. length:
+    tokens per sequence. position_span: tokens that positions with gaps may span. warnings: shown before it runs.
     """
 
     number: int
     recipe: Recipe
+    checkpoint: Checkpoint
     plan: PatchPlan | None
     in_effect: PatchPlan | None
+    positions: Positions
+    remapping: SavedRemapping | None
     length: int
     position_span: int
-    pretraining_length: int
-    context_length: int
-    spec: ScalingSpec
-    unpackable: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the positions of a sequence span."""
+        return self.length if self.recipe.positions == "full" else self.position_span
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json as it is trained."""
+        return self.in_effect.config if self.in_effect else self.checkpoint.config
 
     def sequences_per_step(self, processes: int = 1) -> int:
         groups = max(1, processes // self.recipe.context_parallel_size)
@@ -72,6 +64,37 @@ class Stage:
 
     def tokens_per_step(self, processes: int = 1) -> int:
         return self.sequences_per_step(processes) * self.length
+
+    def open_data(self, tokenizer: Any, **options: Any) -> Stream:
+        """Tokenize and lay out the training data. options: of open_stream. Raises its errors."""
+        return open_stream(
+            self.recipe, tokenizer, self.length, self.position_span, why_unpackable=self._why_unpackable, **options
+        )
+
+    def describe_data(self, stream: Stream) -> list[str]:
+        """A sentence per source, and what the training reaches. The first may be a warning."""
+        read = self.positions
+        weighed = short_context(read.pretraining_length).tokens if self.recipe.loss == "longce" else None
+        return stream.summary(read.pretraining_length, read.context_length, weighed)
+
+    def _why_unpackable(self) -> str:
+        """Why conversations cannot stand side by side in a sequence; empty if they can."""
+        if self.recipe.positions != "full":
+            return f"--positions {self.recipe.positions}"
+        if self.remapping:
+            return f"{self.remapping.method} does not support packed documents"
+        if self.recipe.context_parallel_size > 1 and "flash" not in self.recipe.attn:
+            return f"with attn: {self.recipe.attn}, shared sequences need a mask of tokens × tokens"
+        try:
+            self.prove_positions(packed=True)
+        except RopecliError as error:
+            return str(error)
+        return ""
+
+    def prove_positions(self, *, packed: bool) -> None:
+        """Check on a small model that the model follows gaps, or boundaries of packed documents, in its positions."""
+        config = stock_config_of(self.config, self.checkpoint.name)
+        prove_positions(small_loss(config, self.recipe.attn), self.recipe.positions, packed)
 
 
 def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
@@ -91,7 +114,7 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
                 raise RecipeError(
                     "save: adapter does not write the whole checkpoint that the next stage needs. Use save: merged."
                 )
-            plan = _plan_patch(checkpoint, run.patch) if run.patch else None
+            plan = plan_patch(checkpoint, run.patch) if run.patch else None
             in_effect = plan or in_effect
             stages.append(_plan_stage(checkpoint, run, number, plan, in_effect))
         except RopecliError as error:
@@ -99,7 +122,7 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
     return stages
 
 
-def _plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
+def plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
     if patch.factor is None and patch.target_length is None and patch.method not in LENGTH_ONLY:
         raise MethodError(f"patch: {patch.method} needs factor or target_length.")
     spec = make_spec(patch.method, 1.0 if patch.factor is None else patch.factor, patch.params)
@@ -121,6 +144,7 @@ def _plan_stage(
         refuse_held_out(source.data)
     state = read_state(checkpoint)
     positions = (in_effect or state).positions
+    remapping = in_effect.remapping if in_effect else state.saved_remapping
     pretraining_length, context_length = positions.pretraining_length, positions.context_length
     position_span = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
@@ -129,31 +153,51 @@ def _plan_stage(
         raise RecipeError(
             f"--length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
-    method = in_effect.remapping if in_effect else state.saved_remapping
-    refuse_method_conflicts(recipe, method)
-    longest = length if recipe.positions == "full" else position_span
-    of_patch = [finding.message for finding in plan.findings] if plan else []
-    warnings = [*of_patch, *_warnings(checkpoint, recipe, longest, context_length)]
-    if method:
-        last, keys = np.array([length - 1]), np.arange(length)
-        if np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
-            warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Use a greater --length.")
-    config = in_effect.config if in_effect else checkpoint.config
-    unpackable = why_unpackable(recipe, config, method)
-    lengths = (length, position_span, pretraining_length, context_length)
-    return Stage(number, recipe, plan, in_effect, *lengths, positions.main.spec, unpackable, tuple(warnings))
+    if remapping:
+        _refuse_method_conflicts(recipe, remapping.method)
+    stage = Stage(number, recipe, checkpoint, plan, in_effect, positions, remapping, length, position_span, ())
+    if recipe.packs or recipe.positions != "full":
+        stage.prove_positions(packed=recipe.packs)
+    return replace(stage, warnings=tuple(_warnings(stage)))
 
 
-def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_length: int) -> Iterator[str]:
-    """longest: tokens that a sequence's positions span."""
-    if longest > context_length:
+def _refuse_method_conflicts(recipe: Recipe, method: str) -> None:
+    """Raise RecipeError for settings that a distance method would ignore or silently break.
+
+    A distance method counts the tokens of a row, ignores position_ids, and needs its own attention.
+    """
+    faults = []
+    if recipe.positions != "full":
+        faults.append(f"--positions {recipe.positions} has no effect, since {method} ignores position_ids. Use full.")
+    if recipe.packs:
+        faults.append(
+            f"--sequences packed needs separate documents in a row, which {method} does not support. Use long or "
+            "concat."
+        )
+    if recipe.attn != "auto":
+        faults.append(f"attn: {recipe.attn} would replace {method}'s own attention. Use attn: auto.")
+    if faults:
+        raise RecipeError("\n  ".join([f"{method} cannot be trained with these settings:", *faults]))
+
+
+def _warnings(stage: Stage) -> Iterator[str]:
+    recipe, context_length = stage.recipe, stage.positions.context_length
+    if stage.plan:
+        yield from (finding.message for finding in stage.plan.findings)
+    if stage.longest > context_length:
+        longest = stage.longest
         what = f"sequences of {longest} tokens" if recipe.positions == "full" else f"positions up to {longest}"
-        more = how_to_read(read_state(checkpoint), longest)
+        more = how_to_read(read_state(stage.checkpoint), longest)
         yield f"{what} exceed the checkpoint's context length, {context_length}. {more}".rstrip()
     if recipe.warmup_steps >= recipe.steps:
         yield f"warmup_steps is {recipe.warmup_steps} of {recipe.steps} steps: the peak learning rate is never reached."
-    if section_of(checkpoint.config).get("router_aux_loss_coef"):
+    if section_of(stage.checkpoint.config).get("router_aux_loss_coef"):
         yield "training uses only the next-token loss, without the routers' load-balancing loss."
+    if stage.remapping:
+        last, keys = np.array([stage.length - 1]), np.arange(stage.length)
+        if np.array_equal(stage.remapping.remapping().distances(last, keys), last[:, None] - keys):
+            method = stage.remapping.method
+            yield f"{method} has no effect on sequences of {stage.length} tokens. Use a greater --length."
 
 
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
@@ -169,124 +213,17 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
             for source in run.sources
         )
         sentences.append(
-            f"{_heading(stage, len(stages))}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} "
+            f"{heading(stage, len(stages))}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} "
             f"steps of {stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens per step, "
             f"{run.steps * tokens:,} in total"
         )
     return sentences
 
 
-def _heading(stage: Stage, count: int) -> str:
+def heading(stage: Stage, count: int) -> str:
+    """The scaling of a stage. count: of all stages."""
     number = f"stage {stage.number} of {count}: " if count > 1 else ""
-    if stage.plan is None:
-        label = "unscaled" if stage.spec.method.name == "none" else stage.spec.label
-        return f"{number}as it is: {label}, {stage.context_length:,} tokens"
-    spec = stage.plan.spec
-    return f"{number}{spec.label} to {stage.plan.positions.context_length:,} tokens"
-
-
-def run_stages(
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    output: Path,
-    *,
-    resume: bool = False,
-    listener: Listener = SILENT,
-    scoring: Scoring | None = None,
-) -> None:
-    """Run all stages of a recipe into the folder `output`, which stock transformers can then load.
-
-    listener: its steps are counted over all stages. scoring: instead of the recipe's eval_data. With several
-    processes `output` must be on a disk that they share.
-    Raises the errors of plan_stages, before anything is trained, and those of patch_to and finetune_checkpoint.
-    """
-    stages = plan_stages(checkpoint, recipe)
-    first = read_ranks().rank == 0
-    listener = listener if first else SILENT
-    if first:
-        refuse_foreign(output, resume)
-    for stage in stages:
-        for warning in stage.warnings:
-            listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
-    with sole_use(output / LOCK, output) if first else nullcontext():
-        if first:
-            refuse_foreign(output, resume)  # another run may have used it until now
-        if kept := len(stages) - 1:
-            weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
-            listener.say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
-        _run_in_turn(checkpoint, recipe, stages, output, first, listener, scoring)
-
-
-def _run_in_turn(
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    stages: list[Stage],
-    output: Path,
-    first: bool,
-    listener: Listener,
-    scoring: Scoring | None,
-) -> None:
-
-    def after(steps: int) -> Listener:
-        """Counts on from these steps."""
-        return listener._replace(
-            on_step=lambda progress: listener.on_step(replace(progress, step=steps + progress.step))
-        )
-
-    steps, source = 0, checkpoint
-    whole = recipe.record()
-    for stage in stages:
-        folder = output if stage is stages[-1] else output / STAGES / str(stage.number)
-        patched = output / STAGES / f"{stage.number}-patched"
-        finished = is_finished(folder)
-        if len(stages) > 1 or stage.plan:
-            listener.say(_heading(stage, len(stages)))
-        if stage.number > 1 and not finished:
-            source = open_checkpoint(output / STAGES / str(stage.number - 1), weights=True)
-        if first:
-            # finetune_checkpoint compares the source of an unfinished one
-            origin = {"source": checkpoint.origin()} if finished and stage.number == 1 else {}
-            refuse_other_run(folder, {**origin, "recipe": whole})
-        try:
-            if finished:
-                listener.say(f"{folder} is already finished.")
-            else:
-                finetune_checkpoint(
-                    partial(_open_source, source, stage.recipe.patch, patched, folder, listener.say),
-                    stage.recipe,
-                    folder,
-                    after(steps),
-                    whole=whole,
-                    length=stage.length,
-                    position_span=stage.position_span,
-                    unpackable=stage.unpackable,
-                    scoring=scoring,
-                )
-            if first:
-                clear_finished(folder)
-        finally:
-            # an adapter's base is the patched folder
-            if first and (not (folder / RUN).exists() or (is_finished(folder) and stage.recipe.save != "adapter")):
-                shutil.rmtree(patched, ignore_errors=True)
-                with suppress(OSError):  # earlier stages are kept
-                    patched.parent.rmdir()
-        steps += stage.recipe.steps
-
-
-def _open_source(
-    source: Checkpoint, patch: Patch | None, patched: Path, folder: Path, say: Callable[[str], None], launch: Launch
-) -> tuple[Checkpoint, dict[str, Any]]:
-    """The checkpoint to train, which the main process writes if there is a patch, and where it came from.
-
-    folder: of the stage.
-    """
-    origin = source.origin() if launch.is_main else {}  # only compared and written there
-    if patch is None:
-        return source, origin
-    if launch.is_main:
-        if not (folder / RUN).exists():  # what a run with another recipe may have left
-            shutil.rmtree(patched, ignore_errors=True)
-        if not patched.exists():  # if it exists, it is complete
-            patch_to(_plan_patch(source, patch), patched, say=say)
-    launch.wait()
-    return open_checkpoint(patched, weights=True), origin
+    spec, context_length = stage.positions.main.spec, f"{stage.positions.context_length:,} tokens"
+    if stage.plan:
+        return f"{number}{stage.plan.spec.label} to {context_length}"
+    return f"{number}as it is: {'unscaled' if spec.method.name == 'none' else spec.label}, {context_length}"

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,23 +40,20 @@ Scored = tuple[np.ndarray, np.ndarray]
 class Scoring(ABC):
     """Scores texts with the training loss, so that the engine splits them between processes like batches.
 
-    steps: of the run; None while the time of a step is not known.
+    steps: of the run; None while the time of a step is not known. remedy: what to do if memory does not suffice.
     """
 
+    remedy: ClassVar[str]
     steps: int | None
 
     @property
     @abstractmethod
     def texts(self) -> Mapping[str, Sequence[Scored]]:
-        """By name: of a length, or of a kind of text."""
+        """By what they are, in words."""
 
     @abstractmethod
-    def line(self, losses: Mapping[str, float]) -> dict[str, Any]:
-        """What metrics.jsonl says of losses by name, nats per token."""
-
-    @abstractmethod
-    def described(self, name: str) -> tuple[str, str]:
-        """What is measured on the texts of this name, and what to do if it fails, as a sentence."""
+    def line(self, losses: Sequence[float]) -> dict[str, Any]:
+        """What metrics.jsonl says of the losses of the texts, nats per token."""
 
     @abstractmethod
     def words(self, line: Mapping[str, Any]) -> str:
@@ -65,11 +62,6 @@ class Scoring(ABC):
     def affordable(self, seconds: float) -> int:
         """The steps for which there is time, if one takes these seconds. Called on the main process."""
         raise NotImplementedError
-
-    @property
-    def held_out(self) -> Sequence[np.ndarray]:
-        """Token ids; documents that begin so are not trained on."""
-        return ()
 
     def follow(self, line: Mapping[str, Any]) -> None:  # noqa: B027
         """Take note of a line of metrics.jsonl, also of the run that is resumed."""
@@ -96,14 +88,14 @@ class Scoring(ABC):
         """
         longest = max(len(ids) for texts in self.texts.values() for ids, _ in texts)
         with _evaluation_mode(launch, wrapped, longest) as reset:
-            losses = {}
+            losses = []
             for name, texts in self.texts.items():
-                with explain_out_of_memory(*self.described(name)):
-                    losses[name] = _mean_loss(launch, wrapped, texts, reset)
-        for name, nll in losses.items():
-            if not math.isfinite(nll):
-                what, remedy = self.described(name)
-                raise NotFiniteError(f"{what} is {nll:g} nats after step {step}. Lower --learning-rate. {remedy}")
+                with explain_out_of_memory(f"The loss of {name}", self.remedy):
+                    losses.append(nll := _mean_loss(launch, wrapped, texts, reset))
+                if not math.isfinite(nll):
+                    raise NotFiniteError(
+                        f"The loss of {name} is {nll:g} nats after step {step}. Lower --learning-rate."
+                    )
         return {"step": step, **self.line(losses)}
 
 
@@ -129,6 +121,7 @@ class Validation(Scoring):
     every: steps between measurements. lengths: tokens, ascending. documents: each as long as the longest length.
     """
 
+    remedy: ClassVar[str] = "Use shorter eval_lengths."
     every: int
     documents: Documents
     lengths: tuple[int, ...]
@@ -140,7 +133,7 @@ class Validation(Scoring):
     @cached_property
     def texts(self) -> Mapping[str, Sequence[Scored]]:
         return {
-            str(length): [
+            f"held-out text at {length} tokens": [
                 (window.ids, window.scored)
                 for document in self.documents.kept
                 for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1])
@@ -148,16 +141,14 @@ class Validation(Scoring):
             for length in self.lengths
         }
 
-    def line(self, losses: Mapping[str, float]) -> dict[str, Any]:
+    def line(self, losses: Sequence[float]) -> dict[str, Any]:
+        perplexities = (math.exp(min(nll, LARGEST_NLL)) for nll in losses)
         return {
-            "ppl": {length: math.exp(min(nll, LARGEST_NLL)) for length, nll in losses.items()},
+            "ppl": dict(zip(map(str, self.lengths), perplexities, strict=True)),
             "protocol": self.protocol.name,
             "documents": len(self.documents.kept),
             "tokens": len(self.documents.kept) * (self.protocol.targets or 0),
         }
-
-    def described(self, name: str) -> tuple[str, str]:
-        return f"The loss on held-out text at {name} tokens", f"Remove {name} from eval_lengths."
 
     def words(self, line: Mapping[str, Any]) -> str:
         perplexities = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in line["ppl"].items())
@@ -184,8 +175,8 @@ def make_validation(
     if uneven := [length for length in lengths if length % launch.sequence_ranks]:
         raise RecipeError(f"eval_lengths has {uneven[0]} tokens; expected multiples of {launch.sequence_ranks}.")
     try:
-        source = Source(recipe.eval_data, recipe.eval_text_column or recipe.text_column, recipe.eval_split)
-        documents = read_documents(source.texts(), tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
+        texts = Source(recipe.eval_data, recipe.text_column).texts()
+        documents = read_documents(texts, tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
     except DataError as error:
         raise DataError(f"--eval-data: {error}") from error
     if recipe.eval_data in [source.data for source in recipe.sources]:

@@ -83,7 +83,7 @@ def train(
 
     import ropecli.attention  # noqa: F401  (registers the methods' attention)
     from ropecli.training.adapters import attach
-    from ropecli.training.finetuning import make_optimizer
+    from ropecli.training.loop import make_optimizer
     from ropecli.training.loss import NextTokenLoss
 
     recipe = recipe_of(case)
@@ -97,7 +97,7 @@ def train(
     model.train()
     if recipe.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    optimizer = make_optimizer(loss_of.named_parameters(), recipe)
+    optimizer = make_optimizer(loss_of, recipe)
     ids = torch.randint(case["vocab"], (recipe.batch_size, case["length"] + 1), device=device)
     packed = recipe.sequences == "packed"  # documents of a quarter
     positions = (torch.arange(case["length"], device=device) % (case["length"] // 4)).expand_as(ids[:, 1:])

@@ -37,15 +37,14 @@ def build(folder: Path, vocabulary: int, layers: int, tokens: int) -> None:
 
 def ours(folder: Path, output: Path, tokens: int, meter: Meter, **keys: Any) -> None:
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.finetuning import Listener
+    from ropecli.training.finetuning import Listener, run_stages
     from ropecli.training.recipe_schema import make_recipe
-    from ropecli.training.stages import run_stages
+    from ropecli.training.stages import plan_stages
 
     settings = {"steps": STEPS, "length": tokens, "gradient_accumulation": 1, "warmup_steps": 0, "tracker": "none"}
     recipe = make_recipe(None, {"data": str(folder / "text.txt"), "mixed_precision": "none", **settings, **keys})
     run_stages(
-        open_checkpoint(str(folder)),
-        recipe,
+        plan_stages(open_checkpoint(str(folder)), recipe),
         output / "ours",
         listener=Listener(on_step=lambda progress: meter(progress.loss)),
     )

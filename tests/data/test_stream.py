@@ -177,8 +177,8 @@ def chatting(tokenizer, chat_template):
 
 @pytest.fixture(scope="module")
 def chat_stream(stream_of, source, chatting):
-    def make(data, *, length=600, tokenizer=chatting, positions="full", unpackable="", **keys):
-        options = {"length": length, "tokenizer": tokenizer, "positions": positions, "unpackable": unpackable}
+    def make(data, *, length=600, tokenizer=chatting, positions="full", why="", **keys):
+        options = {"length": length, "tokenizer": tokenizer, "positions": positions, "why_unpackable": lambda: why}
         return stream_of(source(data, **keys), window=max(200, length), **options)
 
     return make
@@ -188,9 +188,7 @@ def chat_stream(stream_of, source, chatting):
     ("sequences", "positions"), [("packed", "full"), ("single", "full"), ("single", "pose"), (None, "randomized")]
 )
 def test_every_sequence_of_conversations_has_tokens_to_train_on(chat_stream, chat, sequences, positions):
-    stream = chat_stream(
-        chat, sequences=sequences, positions=positions, length=150, unpackable="gaps" * (not sequences)
-    )
+    stream = chat_stream(chat, sequences=sequences, positions=positions, length=150, why="gaps" * (not sequences))
     batch = stream.batch(range(2 * len(stream)))
     scored = batch.labels != UNSCORED
     assert scored.any(axis=1).all()

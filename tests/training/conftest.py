@@ -45,14 +45,15 @@ def text_and_chat(corpus, chat):
 def tune_into(corpus):
     """tune_into(checkpoint, output, resume=..., on_step=..., key=value, ...) -> output, when the run is done."""
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.finetuning import Listener
+    from ropecli.training.finetuning import Listener, run_stages
     from ropecli.training.recipe_schema import make_recipe
-    from ropecli.training.stages import run_stages
+    from ropecli.training.stages import plan_stages
 
     def run(checkpoint: Path, output: Path, *, resume=False, on_step=lambda progress: None, **keys):
         data = {} if "mixture" in keys else {"data": str(corpus)}
         recipe = make_recipe(None, {**data, **KEYS, **keys})
-        run_stages(open_checkpoint(checkpoint), recipe, output, resume=resume, listener=Listener(on_step=on_step))
+        stages = plan_stages(open_checkpoint(checkpoint), recipe)
+        run_stages(stages, output, resume=resume, listener=Listener(on_step=on_step))
         return output
 
     return run

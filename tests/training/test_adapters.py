@@ -12,8 +12,8 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
-from ropecli.training.finetuning import make_optimizer
 from ropecli.training.finished_weights import write_result
+from ropecli.training.loop import make_optimizer
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe_schema import make_recipe
 
@@ -50,7 +50,7 @@ def trained(checkpoint, recipe, steps=3):
     model = adapters.attach(load_model(checkpoint, dtype="float32", device="cpu"), recipe)
     loss_of = NextTokenLoss(model)
     model.train()
-    optimizer = make_optimizer(adapters.trainable(model), recipe)
+    optimizer = make_optimizer(model, recipe)
     for _ in range(steps):
         loss_of(IDS, torch.roll(IDS, -1, 1)).backward()
         optimizer.step()

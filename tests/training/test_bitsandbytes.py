@@ -8,8 +8,8 @@ pytest.importorskip("bitsandbytes")
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
-from ropecli.training.finetuning import make_optimizer
 from ropecli.training.finished_weights import write_result
+from ropecli.training.loop import make_optimizer
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe_schema import make_recipe
 
@@ -39,7 +39,7 @@ def loss(loss_of):
 def train(model, recipe, steps=12):
     loss_of = NextTokenLoss(adapters.attach(model, recipe))
     model.train()
-    optimizer = make_optimizer(adapters.trainable(model), recipe)
+    optimizer = make_optimizer(model, recipe)
     losses = []
     for _ in range(steps):
         value = loss(loss_of)
@@ -109,7 +109,7 @@ def test_qlora_run_resumes_to_the_same_bits(checkpoint, tmp_path):
         adapters.save_only_trained(accelerator)
         model = adapters.attach(quantized(checkpoint, recipe), recipe).train()
         loss_of = NextTokenLoss(model)
-        return accelerator, *accelerator.prepare(loss_of, make_optimizer(adapters.trainable(loss_of), recipe))
+        return accelerator, *accelerator.prepare(loss_of, make_optimizer(loss_of, recipe))
 
     def steps(accelerator, loss_of, optimizer, number):
         for _ in range(number):

@@ -1,6 +1,7 @@
 """What engines are refused, what each process reads, and the launch configurations that are shipped."""
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from ropecli.errors import RecipeError
 from ropecli.training.launch import Launch, refuse_engine, start_launch
 from ropecli.training.recipe_schema import make_recipe
 from ropecli.training.refusals import refuse_unsuitable
+from ropecli.training.shared_sequences import share_attention
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
 LENGTH = 48
@@ -172,7 +174,7 @@ def test_window_that_is_only_in_the_mask_is_refused_in_the_first_pass(model_of):
     try:
         for model_type, refused in (("phimoe", True), ("mistral", False)):
             model = model_of(model_type, sliding_window=16)
-            sharing()._share_attention(model)
+            share_attention(model, 2, 1, "cpu")
             with pytest.raises(RecipeError, match="would lose sliding_window") if refused else nullcontext():
                 model(torch.ones(1, LENGTH // 2, dtype=torch.long))
     finally:
@@ -198,12 +200,11 @@ def test_launch_configurations_are_valid_for_accelerate(path):
 
 
 def test_a_step_reads_the_device_at_its_end_however_many_passes_it_has(llama, monkeypatch):
-    """Each read of a value waits for a GPU. A step reads loss and gradient norm; the last, whether all is finite."""
+    """Each read of a value waits for a GPU. A step reads loss and gradient norm."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from transformers import AutoModelForCausalLM, masking_utils
 
-    from ropecli.training.finetuning import make_optimizer
-    from ropecli.training.loop import TrainingLoop
+    from ropecli.training.loop import make_optimizer, train_steps
     from ropecli.training.loss import NextTokenLoss
 
     # transformers reads the positions of every pass
@@ -220,21 +221,11 @@ def test_a_step_reads_the_device_at_its_end_however_many_passes_it_has(llama, mo
         recipe = recipe_of(gradient_accumulation=passes, gradient_checkpointing=False)
         launch = start_launch(recipe)
         loss_of = NextTokenLoss(AutoModelForCausalLM.from_pretrained(llama)).train()
-        wrapped, optimizer = launch.prepare(loss_of, make_optimizer(loss_of.named_parameters(), recipe))
+        wrapped, optimizer = launch.prepare(loss_of, make_optimizer(loss_of, recipe))
         ids = np.arange(2, 34).reshape(1, 32)
-        loop = TrainingLoop(
-            launch,
-            wrapped,
-            list(wrapped.parameters()),
-            optimizer,
-            schedule=lambda step: [group["lr"] for group in optimizer.param_groups],
-            batches=lambda step: [Batch(ids, ids)] * passes,
-            ended=lambda done: done == 3,
-            max_grad_norm=1.0,
-            seed=0,
-        )
-        with Reads() as counted:
-            loop.train()
+        given = (launch, wrapped, optimizer, lambda step: 1e-3, lambda step: [Batch(ids, ids)] * passes)
+        with Reads() as counted, closing(train_steps(*given, max_grad_norm=1.0, seed=0)) as steps:
+            assert len([*islice(steps, 3)]) == 3
         return counted.number
 
-    assert reads(passes=4) == reads(passes=1) == 2 * 3 + 1
+    assert reads(passes=4) == reads(passes=1) == 2 * 3

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ropecli.errors import RecipeError
-from ropecli.training.finetuning import make_optimizer, rate_factor
+from ropecli.training.loop import make_optimizer, rate_factor
 from ropecli.training.recipe_schema import Recipe, make_recipe
 
 
@@ -28,7 +28,7 @@ def model():
 def test_step_is_that_of_adamw(model):
     """One step from rest moves each value by the rate, against its gradient's sign, after the decay."""
     recipe = recipe_of(learning_rate=1e-2, weight_decay=0.1, betas=[0.8, 0.9])
-    optimizer = make_optimizer(model.named_parameters(), recipe)
+    optimizer = make_optimizer(model, recipe)
     weight = model[0].weight
     before, gradient = weight.detach().clone(), torch.randn(4, 6)
     for parameter in model.parameters():
@@ -42,7 +42,7 @@ def test_step_is_that_of_adamw(model):
 def test_missing_bitsandbytes_is_refused(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(RecipeError, match="pip install bitsandbytes"):
-        make_optimizer(model.named_parameters(), recipe_of(optimizer="adamw-8bit"))
+        make_optimizer(model, recipe_of(optimizer="adamw-8bit"))
 
 
 @pytest.mark.parametrize(

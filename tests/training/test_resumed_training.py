@@ -11,8 +11,8 @@ import pytest
 from ropecli import signals
 from ropecli.errors import OutputError, RecipeError
 from ropecli.signals import Terminated, terminated_by_signals
+from ropecli.training.interrupt import stop_on_signals
 from ropecli.training.launch import Launch
-from ropecli.training.loop import stop_on_signals
 
 LONG = {"steps": 30, "save_every": 10, "gradient_accumulation": 4}
 """Long enough to be killed on its way."""

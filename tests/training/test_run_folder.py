@@ -1,7 +1,6 @@
 """The folder of a run: its settings, its metrics, and checkpoints that all processes save and restore together."""
 
 import json
-import shutil
 
 import pytest
 
@@ -23,17 +22,14 @@ def test_only_settings_that_do_not_affect_the_weights_may_change(tmp_path):
     other["source"]["digest"] = "def"
     with pytest.raises(RecipeError, match=r"source\.digest: 'abc' then, 'def' now"):
         begin_run(output, other)
-    shutil.rmtree(output)
-    begin_run(output, settings(stages=[{"steps": 1, "save_every": 2}]))
-    begin_run(output, settings(stages=[{"steps": 1, "save_every": 3}]))
 
 
 @pytest.fixture
 def open_log(tmp_path):
-    """open_log(done=None, tracker=None) -> the log of a run in tmp_path."""
+    """open_log(done=0, tracker=None) -> the log of a run in tmp_path."""
     from accelerate import Accelerator
 
-    def begin(done=None, tracker=None):
+    def begin(done=0, tracker=None):
         accelerator = Accelerator(cpu=True, log_with=tracker, project_dir=str(tmp_path / LOGS))
         return RunLog(Launch.of(accelerator), tmp_path, done, {"length": 48})
 
@@ -88,7 +84,7 @@ from ropecli.training.run_folder import TrainingCheckpoints
 accelerator = Accelerator(cpu=True)
 model = torch.nn.Linear(4, 8)
 wrapped, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-checkpoints, first = TrainingCheckpoints(Launch.of(accelerator), folder, every=1, keep=3), accelerator.is_main_process
+checkpoints, first = TrainingCheckpoints(Launch.of(accelerator), folder, keep=3), accelerator.is_main_process
 checkpoints.save(1)
 checkpoints.save(2)
 

@@ -14,7 +14,7 @@ from ropecli.attention import load_model
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.training.adapters import attach
 from ropecli.training.launch import Launch
-from ropecli.training.loss import NextTokenLoss
+from ropecli.training.loss import NextTokenLoss, small_loss
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.sharded_weights import build_unread, write_gathered
 
@@ -97,7 +97,7 @@ def test_small_model_shows_what_the_head_does(model_type, build):
     checkpoint = open_checkpoint(build(model_type, head_dim=32), weights=True)
     unread = build_unread(checkpoint, dtype="float32", attn="auto")
     real = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
-    unread_loss = NextTokenLoss(unread.model, like=NextTokenLoss(unread.small()))
+    unread_loss = NextTokenLoss(unread.model, like=small_loss(unread.model.config, "auto"))
     assert unread_loss._split.plain_head == real._split.plain_head
 
 

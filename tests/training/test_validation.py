@@ -47,19 +47,15 @@ def test_perplexity_is_that_of_eval_ppl(prepared, patched_llama, corpus, lengths
     json.dumps(measured, allow_nan=False)
 
 
-def test_eval_data_has_a_column_and_a_split_of_its_own(prepared, patched_llama, tmp_path):
+def test_eval_data_are_the_test_split_and_their_faults_are_named(prepared, patched_llama, tmp_path):
     for split in ("train", "test", "dev"):
         row = {"body": "ba de fi go ku " * 60, "text": None}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
-    keys = {"eval_data": str(tmp_path), "eval_text_column": "body", "eval_documents": 1, "eval_lengths": [32]}
-    for chosen, split in (({}, "test"), ({"eval_split": "validation"}, "dev")):
-        evaluation, *_ = prepared(patched_llama, **keys, **chosen)
-        assert [document.name for document in evaluation.documents.kept] == [f"{split}.jsonl:1"]
-
-
-def test_faults_of_eval_data_are_not_answered_with_lengths(prepared, patched_llama, corpus):
-    with pytest.raises(DataError, match=r"^--eval-data: .* has no splits\. Remove the split 'dev'\.$"):
-        prepared(patched_llama, eval_data=str(corpus), eval_split="dev")
+    keys = {"eval_data": str(tmp_path), "eval_documents": 1, "eval_lengths": [32]}
+    evaluation, *_ = prepared(patched_llama, text_column="body", **keys)
+    assert [document.name for document in evaluation.documents.kept] == ["test.jsonl:1"]
+    with pytest.raises(DataError, match=r"^--eval-data: "):
+        prepared(patched_llama, text_column="nowhere", **keys)
 
 
 def test_measured_model_trains_to_the_same_bits(build, prepared, corpus):

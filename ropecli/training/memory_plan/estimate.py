@@ -5,7 +5,6 @@ fake_step.py counts what a step allocates. The memory of the optimizer and the e
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,8 @@ from torch.nn import Linear
 
 from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING
 from ropecli.config.settings import read_settings
-from ropecli.errors import CheckpointError, PatchError, shown
+from ropecli.errors import CheckpointError, shown
 from ropecli.evaluation.protocols import short_context
-from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
 from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS, build_model, decoder_layers
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps
@@ -100,8 +98,7 @@ class MemoryEstimate:
 class MemoryEstimator:
     """Estimates the memory of training a model. Raises CheckpointError if it cannot.
 
-    gpu: whether training runs on one, where an adapter's base is in bfloat16. model: on the meta device. varies:
-    whether rotary frequencies depend on the length.
+    gpu: whether training runs on one, where an adapter's base is in bfloat16. model: on the meta device.
     """
 
     def __init__(self, config: Any, *, gpu: bool = True) -> None:
@@ -110,9 +107,6 @@ class MemoryEstimator:
         if not isinstance(dtype, torch.dtype | None):
             raise CheckpointError(f"dtype in config.json is {shown(dtype)}; expected a name, such as 'bfloat16'.")
         self.model = build_model(config, dtype=torch.float32)
-        self.varies = False
-        with torch.device("meta"), suppress(PatchError):  # no rotary tables at all
-            self.varies = any(table.rope_type in FOLLOWS_LENGTH for table in rotary_tables(self.model))
         self.shape = model_shape(self.model)
         layers = decoder_layers(self.model)
         self._layer = max(_values(layer.parameters()) for layer in layers)

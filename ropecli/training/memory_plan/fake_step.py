@@ -4,8 +4,8 @@ The step is the model's own forward and backward pass with our loss, under torch
 dtypes and what autograd saves, without computing values. No per-architecture tables are needed. Workspace inside an
 operation is not counted.
 
-Memory is linear in the number of layers of each kind. So the step runs with one layer of each. A further one adds as
-much as that one holds: its input, and what its forward pass allocated and something still needs.
+Memory is linear in the number of layers of each kind. So the step runs with one layer of each kind. Every other layer
+adds as much as the one of its kind holds: its input, and what its forward pass allocated and something still needs.
 
 Recurrent layers loop over the tokens in Python, which takes too long for a long sequence: the gated delta rule of
 Qwen3.5 in blocks of 64. Their step runs on a short one, and every tensor counts as large as it would be at the full
@@ -37,9 +37,9 @@ from ropecli.live.lm_head import SplitModel
 from ropecli.live.skeleton import build_model, decoder_layers, few_layers
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
-from ropecli.training.launch import for_every_rank
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.recipe_schema import Recipe
+from ropecli.training.shared_sequences import for_every_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,8 +79,8 @@ class FakeSteps:
     def __init__(self, model: "PreTrainedModel") -> None:
         self.model = model
         self.config, places = few_layers(_independent_of_length(model.config))
-        self.further = [count - 1 for _, count in sorted(Counter(places).items())]
-        """For each layer that runs, the number of further layers of its kind."""
+        self.others = [count - 1 for _, count in sorted(Counter(places).items())]
+        """For each layer that runs, the number of other layers of its kind."""
         settings = read_settings(json.loads(model.config.to_json_string(use_diff=False)))
         self.loops = any(layer.attention == RECURRENT for layer in settings.layers)
 
@@ -130,8 +130,8 @@ class FakeSteps:
     def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, length: int, shards: int) -> FakeStep:
         """Run a step on `tokens` tokens, and count the memory of one on `length` tokens."""
         trained = [parameter for _, parameter in trainable(loss_of.model)]
-        further = self._further(_values(trainable(layer)) for layer in decoder_layers(loss_of.model))
-        all_trained = _values(trainable(loss_of.model)) + further
+        trained_in_others = self._of_others(_values(trainable(layer)) for layer in decoder_layers(loss_of.model))
+        all_trained = _values(trainable(loss_of.model)) + trained_in_others
         accumulates = recipe.gradient_accumulation > 1  # an earlier pass has left all gradients
         ids = torch.zeros(recipe.batch_size, tokens, dtype=torch.long)
         counter = loss_of.watch(ids, length)
@@ -153,21 +153,21 @@ class FakeSteps:
         for hook in hooks:
             hook.remove()
         peaks = counter.peaks
-        gradients = 0 if accumulates else 4 * further // shards
+        gradients = 0 if accumulates else 4 * trained_in_others // shards
         return FakeStep(
             # the backward pass of the layers begins with all activations, and ends with all gradients
             peaks=[
-                peaks["loss"].plus("activations", self._further(loss_of.held_in_loss)),
-                *(peaks[phase].plus("activations", self._further(held)) for phase in ("head", "layers")),
+                peaks["loss"].plus("activations", self._of_others(loss_of.held_in_loss)),
+                *(peaks[phase].plus("activations", self._of_others(held)) for phase in ("head", "layers")),
                 *(peaks[phase].plus("gradients", gradients) for phase in ("layers", "embeddings")),
             ],
-            host=loss_of.moved + self._further(loss_of.moved_by_layer),
+            host=loss_of.moved + self._of_others(loss_of.moved_by_layer),
             trained=all_trained,
         )
 
-    def _further(self, of_layers: Iterable[int]) -> int:
-        """The sum over the layers that do not run. of_layers: of those that do."""
-        return sum(times * size for times, size in zip(self.further, of_layers, strict=True))
+    def _of_others(self, sizes: Iterable[int]) -> int:
+        """The sum over the layers that do not run. sizes: of those that do."""
+        return sum(count * size for count, size in zip(self.others, sizes, strict=True))
 
 
 def _values(parameters: Iterable[tuple[str, Tensor]]) -> int:
@@ -293,7 +293,7 @@ class _WatchedLoss(NextTokenLoss):
         dimensions = {size for weight in self.model.parameters() for size in weight.shape}
         # more tokens take the head no more memory
         chunks = self._chunk * (1 if self._split.plain_head else _CHUNKS)
-        block = getattr(self.config.get_text_config(), "block_size", _BLOCK)
+        block = getattr(self.model.config.get_text_config(), "block_size", _BLOCK)
         least = max(chunks, block * block // 32)  # long against the block × block scores of a block
         shorts = range(block, sys.maxsize, block)
         return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
@@ -301,12 +301,12 @@ class _WatchedLoss(NextTokenLoss):
     def watch(self, ids: Tensor, length: int) -> AllocationCounter:
         """Start to count the memory of a step on `length` tokens. ids: those that it runs on."""
         weights, tokens = list(self.model.parameters()), ids.shape[1]
-        constant = {_dimensions(weight) for weight in weights}
+        of_weights = {_dimensions(weight) for weight in weights}  # which do not grow with the length
 
         def size_of(tensor: Tensor) -> int:
             size = tensor.untyped_storage().nbytes()
             # the head computes logits of as many tokens at any length
-            if self._split.vocabulary in tensor.shape or _dimensions(tensor) in constant:
+            if self._split.vocabulary in tensor.shape or _dimensions(tensor) in of_weights:
                 return size
             return round(size * (length / tokens) ** (2 if tensor.shape.count(tokens) > 1 else 1))
 
@@ -356,7 +356,7 @@ class _WatchedLoss(NextTokenLoss):
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
-        """Run only a few chunks, since further ones take the same memory."""
+        """Run only a few chunks, since all take the same memory."""
         return super()._chunks(hidden)[:_CHUNKS]
 
 
@@ -401,9 +401,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe, ranks: int) -> None
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
     ) -> tuple[Tensor, None]:
         if ranks > 1:
-            windowed = arguments.get("sliding_window") or getattr(module, "sliding_window", None)
-            masked = attention == "sdpa" and bool(recipe.packs or windowed)
-            return _shared(module, query, key, value, ranks, masked, **arguments), None
+            return _shared(query, key, value, ranks), None
         if query.shape[-1] == value.shape[-1]:
             return sdpa_attention_forward(module, query, key, value, mask, **arguments)
         return _memory_efficient(query, key, value, mask, arguments.get("scaling"))
@@ -424,52 +422,33 @@ def _memory_efficient(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _shared(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, ranks: int, masked: bool, **arguments: Any
-) -> Tensor:
+def _shared(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Tensor:
     """Attention of `ranks` processes that exchange tokens for heads, as ringmaster 0.2.7's strategies/ulysses.py.
 
-    masked: whether it has a mask.
+    It sees this process's tokens and all heads, which takes as much as all tokens and a share of the heads.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    def exchanged(*tensors: Tensor) -> Tensor:
-        count, batch, heads, tokens, width = len(tensors), *tensors[0].shape
-        stacked = torch.stack(tensors) if count > 1 else tensors[0][None]
-        return Exchange.apply(stacked, (count, batch, heads // ranks, tokens * ranks, width))
-
     key, value = (for_every_rank(tensor, ranks) for tensor in (key, value))
-    if query.shape[1] == key.shape[1]:
-        query, key, value = exchanged(query, key, value)
+    grouped = query.shape[1] != key.shape[1]
+    if grouped:
+        (query,), (key, value) = Exchange.apply(query[None]), Exchange.apply(torch.stack([key, value]))
     else:
-        query, (key, value) = exchanged(query)[0], exchanged(key, value)
-    if masked:
-        pairs = (len(query), 1, query.shape[2], query.shape[2])
-        # of documents and order, distances, and those within the window
-        mask, *others = (torch.empty(pairs, dtype=dtype) for dtype in (torch.bool, torch.int64, torch.bool))
-        del others
-        grouped = query.shape[1] != key.shape[1]
-        output = scaled_dot_product_attention(query, key, value, mask, enable_gqa=grouped).transpose(1, 2)
-    else:
-        output = sdpa_attention_forward(module, query, key, value, None, **arguments)[0]
-    batch, tokens, heads, width = output.shape
-    return Exchange.apply(output, (batch, tokens // ranks, heads * ranks, width))
+        query, key, value = Exchange.apply(torch.stack([query, key, value]))
+    output = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return Exchange.apply(output.transpose(1, 2).contiguous())
 
 
 class Exchange(torch.autograd.Function):
     """Allocates what ringmaster's comm.py does: the tensor ordered by process, the one received, and the result."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        ctx.shape = tensor.shape
-        ordered, received = (torch.empty_like(tensor) for _ in range(2))
-        result = tensor.new_empty(shape)
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ordered, received, result = (torch.empty_like(tensor) for _ in range(3))
         del ordered, received
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return Exchange.forward(ctx, gradients[0], ctx.shape), None
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return Exchange.forward(ctx, gradients[0])
 
 
 def _last_block(name: str) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from ropecli.config.fields import section_of
 from ropecli.config.layers import kv_cache_bytes
 from ropecli.config.settings import read_settings
 from ropecli.errors import RecipeError
-from ropecli.live.stock_transformers import read_stock_config, stock_config_of
+from ropecli.live.stock_transformers import stock_config_of
 from ropecli.messages import size
 from ropecli.names import ADAPTERS
 from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
@@ -38,18 +38,15 @@ def make_report(
 ) -> dict[str, Any]:
     """memory, host: bytes of a GPU, of a machine. flops: per second, of a GPU. given: recipe keys set by the user."""
     recipe, length = stage.recipe, stage.length
-    patch = stage.in_effect  # of the recipe; None to train the checkpoint as it is
-    config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
-    estimator = MemoryEstimator(config)
+    estimator = MemoryEstimator(stock_config_of(stage.config, opened.name))
     setups = find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
     best = best_setup(setups)
     if best is None:
         raise RecipeError(f"Nothing fits: {_shortage(estimator.model, setups, length, gpus, memory, host)}")
     step_tokens = recipe.batch_size * recipe.gradient_accumulation * best.launch.data_ranks * length
-    step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens, stage.pretraining_length)
+    step_flops = flops_of(estimator.shape, best.recipe, length, step_tokens, stage.positions.pretraining_length)
     step_seconds = step_flops / (gpus * flops * mfu)
-    estimate, written = best.estimate, patch.config if patch else opened.config
-    settings = read_settings(written)
+    estimate, settings = best.estimate, read_settings(stage.config)
     return {
         "checkpoint": opened.name,
         "length": length,
@@ -63,7 +60,7 @@ def make_report(
             "trained": estimate.trained,
             "active_per_token": estimator.shape.active,
         },
-        "kv_cache": kv_cache_bytes(section_of(written), settings.family, settings.layers, length),
+        "kv_cache": kv_cache_bytes(section_of(stage.config), settings.family, settings.layers, length),
         "setting": _name(best),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
         "tokens_per_step": step_tokens,
@@ -78,7 +75,7 @@ def make_report(
         "options": [_row(setup) for setup in setups],
         "command": launch_command(best, opened.name, length, recipe_name, given),
         # a patch writes new RoPE fields
-        "findings": [] if patch else [finding.as_json() for finding in faults_in_results(read_state(opened))],
+        "findings": [] if stage.in_effect else [finding.as_json() for finding in faults_in_results(read_state(opened))],
     }
 
 
@@ -99,7 +96,7 @@ def _shortage(
     model: "PreTrainedModel", setups: Sequence[Setup], length: int, gpus: int, memory: int, host: int | None
 ) -> str:
     """The memory that is missing, and the next step. memory, host: bytes of a GPU, of a machine."""
-    setups = [setup for setup in setups if not setup.refused]
+    setups = [setup for setup in setups if not setup.refused]  # one GPU and DDP are never refused
     on_gpu = [setup for setup in setups if setup.estimate.total <= memory]
     if host and on_gpu:
         least = min(on_gpu, key=lambda setup: setup.host)

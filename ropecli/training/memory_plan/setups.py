@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ropecli.training.recipe_schema import Recipe
 from ropecli.training.refusals import launch_faults
 from ropecli.training.sharded_weights import is_converted
 
-_CHANGES: tuple[dict[str, Any], ...] = (
+CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"gradient_checkpointing": True},
     {"optimizer": "adamw-8bit"},
@@ -30,12 +30,9 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
 """Changes of the recipe, tried in this order. The last takes the least memory."""
+PLAIN_CHANGES = tuple(changes for changes in CHANGES if "optimizer" not in changes)
+"""The changes that need no other library."""
 _GPUS_PER_HOST = 8
-_CONFIGS = {
-    "one": "1-gpu",
-    "fsdp2": "8-gpu-fsdp2",
-    "fsdp2-cp": "8-gpu-fsdp2",
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def find_setups(
             for launch in _launches(estimator, recipe, gpus):
                 step(text=f"adapter {adapter}, {TRAINING_ENGINES[launch.name]}")
                 adapted = recipe.model_copy(update=changes)
-                setup = _with_fewest_changes(estimator, adapted, length, launch, memory, host)
+                setup = find_setup(estimator, adapted, length, launch, memory, host)
                 setups.append(replace(setup, changes=changes | setup.changes))
             if any(setup.fits for setup in setups):
                 break
@@ -96,31 +93,37 @@ def best_setup(setups: list[Setup]) -> Setup | None:
     return min((setup for setup in setups if setup.fits), key=lambda setup: len(setup.changes), default=None)
 
 
-def _with_fewest_changes(
-    estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch, memory: int, host: int
+def find_setup(
+    estimator: MemoryEstimator,
+    recipe: Recipe,
+    length: int,
+    launch: Launch,
+    memory: int,
+    host: int = sys.maxsize,
+    *,
+    changes: Sequence[dict[str, Any]] = CHANGES,
 ) -> Setup:
-    """The first of _CHANGES that fits, or else the last. memory, host: bytes."""
-    if refused := next(refusals(estimator, recipe, length, launch), ""):
+    """The setup with the first of the changes that fits, or else with the last. memory, host: bytes."""
+    model = estimator.model
+    if refused := next(launch_faults(launch, model, recipe, length), ""):
         return Setup(launch, recipe, {}, MemoryEstimate(), 0, False, refused)
 
-    def setup_with(changes: dict[str, Any], recipe: Recipe) -> Setup:
-        changes = {key: value for key, value in changes.items() if getattr(recipe, key) != value}
-        recipe = recipe.model_copy(update=changes)
+    def setup_with(keys: dict[str, Any], recipe: Recipe) -> Setup:
+        keys = {key: value for key, value in keys.items() if getattr(recipe, key) != value}
+        recipe = recipe.model_copy(update=keys)
         estimate = estimator.estimate(recipe, length, launch)
         needed = host_memory(estimator, estimate, recipe, launch)
-        return Setup(launch, recipe, changes, estimate, needed, estimate.total <= memory and needed <= host)
+        return Setup(launch, recipe, keys, estimate, needed, estimate.total <= memory and needed <= host)
 
-    allowed = [
-        changes
-        for changes in _CHANGES
-        if not any(refusals(estimator, recipe.model_copy(update=changes), length, launch))
+    changes = [
+        keys for keys in changes if not any(launch_faults(launch, model, recipe.model_copy(update=keys), length))
     ]
     auto = recipe.gradient_checkpointing == "auto"
-    last = setup_with(allowed[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
+    last = setup_with(changes[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
     if last.estimate.total > memory:  # then so do all others
         return last
     recipe = estimator.resolve_checkpointing(recipe, length, launch, memory)
-    return next((setup for changes in allowed if (setup := setup_with(changes, recipe)).fits), last)
+    return next((setup for keys in changes if (setup := setup_with(keys, recipe)).fits), last)
 
 
 def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> int:
@@ -143,12 +146,6 @@ def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Re
     return max(loading, estimate.host * processes)
 
 
-def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, launch: Launch) -> Iterator[str]:
-    """Yield the messages with which `finetune` would refuse a setup."""
-    integers = recipe.adapter == "qlora"
-    yield from launch_faults(launch, estimator.model, recipe, length, integers=integers, varies=estimator.varies)
-
-
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Path | None, given: dict[str, Any]) -> str:
     """The shell command that starts the training. recipe: name or file. given: recipe keys set by the user."""
     words = [checkpoint]
@@ -163,7 +160,7 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Pat
     for key, value in {**given, **setup.changes, **shared}.items():
         if key != "length":
             words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    config = f'--config_file "$(ropecli recipe --path {_CONFIGS.get(launch.name)})"'
+    config = f'--config_file "$(ropecli recipe --path {"8-gpu-fsdp2" if launch.shards else "1-gpu"})"'
     options = ["--multi_gpu --num_machines 1" if launch.name == "ddp" else config, f"--num_processes {launch.world}"]
     options.append(f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}")
     # the large tensors of long sequences find no room between others: TRL's guide long_context_training
