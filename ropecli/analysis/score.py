@@ -1,6 +1,7 @@
 """The score of a query and a key of ones, as a function of distance, and the distances that attention sees.
 
-Source: Men et al. 2024 (arXiv:2405.14591), section 4, for the first negative score.
+Sources: Men et al. 2024 (arXiv:2405.14591), section 4, for the first negative score; Su et al. 2021
+(arXiv:2104.09864), section 3.4.3, for the decay.
 """
 
 import math
@@ -48,6 +49,15 @@ def first_negative(inv_freq: np.ndarray, longest: int = FARTHEST_CHECKED) -> int
             return start + int(negative[0])
         start, wide = start + wide, 4 * wide
     return None
+
+
+def mean_rotation(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """The inner product at each distance, tokens, of a query and a key with equal weight in every pair and norm 1.
+
+    The mean of e^(imθ_i) over the pairs, complex, shape (distances,). Its real part is the score ÷ rotary_dim, its
+    magnitude what remains at most, whatever the angle between them.
+    """
+    return np.exp(1j * np.multiply.outer(distances, inv_freq)).mean(axis=-1)
 
 
 def largest_distance(rope: ScaledRope, target: int) -> int:

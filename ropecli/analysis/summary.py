@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.analysis.granularity import closest_images, distance_to_old_images, granularity
-from ropecli.analysis.score import first_negative, largest_distance
+from ropecli.analysis.score import first_negative, largest_distance, mean_rotation
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope
 
@@ -32,6 +32,12 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
     has_images = rope.remapping is None and target > 1
     closest, gap = closest_images(inv_freq, target) if has_images else (None, None)
     to_old = distance_to_old_images(pretrained, inv_freq, original_length, target) if has_images else None
+    distances = np.array([*(4**power for power in range(32) if 4**power < farthest), *[farthest] * (farthest > 0)])
+    means = mean_rotation(inv_freq, distances)
+    decay = [
+        {"distance": int(distance), "score": float(mean.real), "magnitude": float(abs(mean))}
+        for distance, mean in zip(distances, means, strict=True)
+    ]
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = inv_freq / pretrained
     return {
@@ -51,6 +57,7 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
         "longest_wavelength": float(finite.max()) if finite.size else math.nan,
         "largest_distance": farthest,
         "first_negative_score": first_negative(inv_freq),
+        "decay": decay,
         "granularity": granularity(inv_freq),
         "closest_images": closest,
         "closest_images_gap": gap,

@@ -53,7 +53,7 @@ def theory(
 ) -> Theory:
     """Show the quantities with which papers explain a scaling.
 
-    Wavelengths, granularity and base bounds.
+    Wavelengths, decay, granularity and base bounds.
     Reads only config.json. Compares each method with the pretrained frequencies.
     """
     from ropecli.checkpoint.inspection import compared_ropes, theory_report

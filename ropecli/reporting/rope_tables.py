@@ -91,7 +91,7 @@ def theory_tables(report: dict[str, Any]) -> list[Table]:
     """report: of theory_report."""
     pretrained, *methods = report["ropes"]
     forms = [_forms(methods)] if methods else []
-    return [*forms, _quantities(report), _bands(pretrained, methods)]
+    return [*forms, _quantities(report), _bands(pretrained, methods), _decay(report["ropes"][-1])]
 
 
 def _forms(methods: Sequence[Rope]) -> Table:
@@ -189,3 +189,9 @@ def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
     title = "pairs by number of rotations in the pretraining length, r = L/λ"
     title += "; per method, frequency relative to pretrained" if shares else ""
     return Table(title, ["rotations r", "pairs", "wavelength, tokens", *shares], rows, names=3)
+
+
+def _decay(rope: Rope) -> Table:
+    title = f"{rope['name']}: decay of the inner product of a query and a key with equal weight in every pair"
+    rows = [[tokens(row["distance"]), _digits(row["score"], 3), _digits(row["magnitude"], 3)] for row in rope["decay"]]
+    return Table(title, ["distance", "score", "magnitude"], rows, ["Attention factors are not included."])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.score import first_negative, largest_distance, scores
+from ropecli.analysis.score import first_negative, largest_distance, mean_rotation, scores
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
@@ -29,6 +29,15 @@ def test_a_grid_gives_the_sum(name, start, stop):
     inv_freq = TABLES[name]
     expected = np.array([by_hand(inv_freq, distance) for distance in range(start, stop)])
     np.testing.assert_allclose(scores(inv_freq, start, stop), expected, atol=1e-8)
+
+
+def test_the_decay_is_that_of_two_rotated_vectors():
+    distances = np.array([0, 1, 7, 4096])
+    rotated = np.exp(1j * np.multiply.outer(distances + 3, LLAMA_2)) / math.sqrt(len(LLAMA_2))
+    products = (rotated * np.exp(-3j * LLAMA_2) / math.sqrt(len(LLAMA_2))).sum(axis=-1)
+    np.testing.assert_allclose(mean_rotation(LLAMA_2, distances), products, atol=1e-12)
+    scored = [by_hand(LLAMA_2, distance) / 128 for distance in distances]
+    np.testing.assert_allclose(mean_rotation(LLAMA_2, distances).real, scored, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", TABLES)
