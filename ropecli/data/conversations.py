@@ -111,10 +111,11 @@ def tokenize_conversations(
                     f"{name}, answer {number}" if len(texts) > 1 else name for number in range(1, len(texts) + 1)
                 )
                 rendered += zip(answers, texts, strict=True)
-        whole, encoded = [text.text for _, text in rendered if isinstance(text, Rendered)], iter(())
+        whole = [text.text for _, text in rendered if isinstance(text, Rendered)]
+        tokens: Any = {"input_ids": [], "offset_mapping": []}
         if whole:  # the template has the special tokens
             tokens = encode(tokenizer, whole, add_special_tokens=False, return_offsets_mapping=True)
-            encoded = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
+        encoded = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
         for name, text in rendered:
             yield text if isinstance(text, Fault) else _document(name, text, *next(encoded), train_on)
 
