@@ -47,7 +47,7 @@ from ropecli.training.loss import (
     small_loss,
 )
 from ropecli.training.memory_plan.setups import resolve_checkpointing
-from ropecli.training.recipe_schema import Recipe
+from ropecli.training.recipe_schema import Patch, Recipe
 from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.sharded_weights import UnreadModel, all_finite, build_unread, gather_state
 from ropecli.training.stages import Stage, heading, plan_patch
@@ -227,7 +227,7 @@ def _prepare(
         recipe, log_with=run_folder.choose_tracker(recipe.tracker), project_dir=str(output / run_folder.LOGS)
     )
     origin = source.origin() if launch.is_main else {}  # only compared and written there
-    checkpoint = _patch(launch, source, stage, patched, output, say) if stage.recipe.patch else source
+    checkpoint = _patch(launch, source, recipe.patch, patched, output, say) if recipe.patch else source
     sequences, processes = stage.sequences_per_step(launch.world), "process" if launch.world == 1 else "processes"
     say(
         f"Training with {launch.world} {processes}: {sequences} sequence{'s'[: sequences > 1]} of {stage.length:,} "
@@ -265,14 +265,14 @@ def _prepare(
 
 
 def _patch(
-    launch: Launch, source: Checkpoint, stage: Stage, patched: Path, output: Path, say: Callable[[str], None]
+    launch: Launch, source: Checkpoint, patch: Patch, patched: Path, output: Path, say: Callable[[str], None]
 ) -> Checkpoint:
     """The patched checkpoint, which the main process writes unless it is there."""
     if launch.is_main:
         if not (output / RUN).exists():  # what a run with another recipe may have left
             shutil.rmtree(patched, ignore_errors=True)
         if not patched.exists():  # if it exists, it is complete
-            patch_to(plan_patch(source, stage.recipe.patch), patched, say=say)
+            patch_to(plan_patch(source, patch), patched, say=say)
     launch.wait()
     return open_checkpoint(patched, weights=True)
 
