@@ -13,7 +13,6 @@ from ropecli.data.conversations import tokenize_conversations
 from ropecli.data.formats import Conversation
 from ropecli.data.token_store import TokenStore
 from ropecli.errors import DataError
-from ropecli.evaluation.prompt_pieces import find_frame
 
 # In the shape of released templates. Qwen 2.5: with a default system prompt
 CHATML = """\
@@ -260,15 +259,9 @@ REFUSED = {
         CHATML, [*turns("Where?"), {"role": "assistant", "content": "Here.", "weight": 0.5}],
         "message 1 has the weight 0.5; expected 0 or 1",
     ),
-    "a weight as text": (
-        CHATML, [*turns("Where?"), {"role": "assistant", "content": "Here.", "weight": "0"}],
-        "message 1 has the weight '0'; expected 0 or 1",
-    ),
     "an unknown role": (CHATML, [{"role": "bot", "content": "Here."}], "message 0 has the role 'bot'; expected system"),
-    "a number": (CHATML, [{"role": "user", "content": 3}], "message 0 has the content 3; expected text"),
     "a picture": (CHATML, [{"role": "user", "content": [{"type": "image"}]}], "message 0 has the content .*image"),
     "no message": (CHATML, [], "the conversation is empty"),
-    "strings": (CHATML, ["Where?"], r"message 0 is 'Where\?'; expected a role and a content"),
 }  # fmt: skip
 
 
@@ -332,12 +325,6 @@ def test_an_answer_of_which_nothing_is_left_is_never_trained_on(tokenizer_of):
     for messages, fault in ((empty, "leaves out all of message 1"), (turns("Where?", " "), "an answer, is empty")):
         with pytest.raises(DataError, match=fault):
             list(tokenize_conversations([("row", Conversation(messages))], tokenizer, dropped=[]))
-
-
-def test_a_template_that_marks_no_text_is_refused(tokenizer_of):
-    marked = MARKED.replace("{%- generation %}{{ message.content +", "{{ message.content }}{% generation %}{{")
-    with pytest.raises(DataError, match="marks an answer without a text of it"):
-        list(tokenize_conversations([("row", Conversation(turns("Where?", "Here.")))], tokenizer_of(marked, IM)))
 
 
 def test_each_answer_is_a_document_that_ends_with_it_as_at_inference(tokenizer_of):
@@ -414,8 +401,9 @@ def test_a_system_prompt_in_the_row_and_another_in_the_messages_is_refused(token
         trained(tokenizers["chatml"], messages, system="Be long.")
 
 
-@pytest.mark.parametrize(("key", "no"), [("weight", 0), ("train", False), ("loss", False)])
-@shapes
+@pytest.mark.parametrize(
+    ("shape", "key", "no"), [("chatml", "weight", 0), ("mistral", "train", False), ("marked", "loss", False)]
+)
 def test_an_answer_of_weight_0_is_read_and_not_trained_on(tokenizers, shape, key, no):
     messages = turns(QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1])
     messages[1][key] = no
@@ -439,22 +427,11 @@ def test_turns_begin_with_a_question_after_an_answer(tokenizers):
                 assert whole.index(message["content"], start) - start < 60
 
 
-@pytest.mark.parametrize(
-    "render",
-    [
-        lambda tokenizer: list(tokenize_conversations([("row", Conversation(turns("Where?")))], tokenizer, "all")),
-        lambda tokenizer: find_frame(tokenizer, "auto"),
-    ],
-    ids=["conversations", "frame"],
-)
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_slow_template_gives_a_warning(tokenizer_of, monkeypatch, caplog, render, slow):
-    loop = ""
-    if slow:
-        monkeypatch.setattr(conversations, "_PATIENCE", 0.0)
-        loop = "{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
-    render(tokenizer_of(loop + CHATML, IM))
-    assert ("may never end" in caplog.text) == slow
+def test_a_slow_template_gives_a_warning(tokenizer_of, monkeypatch, caplog):
+    monkeypatch.setattr(conversations, "_PATIENCE", 0.0)
+    loop = "{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
+    list(tokenize_conversations([("row", Conversation(turns("Where?")))], tokenizer_of(loop + CHATML, IM), "all"))
+    assert "may never end" in caplog.text
 
 
 # Released templates, which TRL collects, with what each trains on, written by hand: special tokens, what stands before

@@ -184,20 +184,6 @@ def chat_stream(stream_of, source, chatting):
     return make
 
 
-@pytest.mark.parametrize(
-    ("sequences", "positions"), [("packed", "full"), ("single", "full"), ("single", "pose"), (None, "randomized")]
-)
-def test_every_sequence_of_conversations_has_tokens_to_train_on(chat_stream, chat, sequences, positions):
-    stream = chat_stream(
-        chat, sequences=sequences, positions=positions, length=150, unpackable="gaps" * (not sequences)
-    )
-    batch = stream.batch(range(2 * len(stream)))
-    scored = batch.labels != UNSCORED
-    assert scored.any(axis=1).all()
-    np.testing.assert_array_equal(batch.labels[:, :-1][scored[:, :-1]], batch.ids[:, 1:][scored[:, :-1]])
-    assert not scored[:, -1].any()
-
-
 def test_unusable_conversations_are_refused(chat_stream, chat, corpus, tokenizer, tmp_path):
     with pytest.raises(DataError, match=r"no chat template.*chat_template\.jinja"):
         chat_stream(chat, tokenizer=tokenizer)
@@ -268,24 +254,6 @@ def test_sequences_are_shown_as_the_model_gets_them(chat_stream, stream_of, sour
         assert remarks[0] == f"sequence {row + 1} of {len(stream)}"
     (spans,) = stream_of(source(corpus), positions="pose", window=10_000).shown(1)
     assert sum(span.text.startswith("position ") for span in spans) == 1
-
-
-def test_the_second_run_tokenizes_nothing(stream_of, source, corpus, tokenizer, monkeypatch, tmp_path):
-    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "cache"))
-    given = []
-
-    class Counting(type(tokenizer)):
-        def __call__(self, text, **options):
-            given.extend([] if isinstance(text, str) else text)  # without those that show the special tokens
-            return super().__call__(text, **options)
-
-    counting = Counting(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="<s>")
-    first = stream_of(source(corpus), tokenizer=counting)
-    assert len(given) == 12
-    other = stream_of(source(corpus, max_tokens=5000), length=100, seed=3, tokenizer=counting)
-    again = stream_of(source(corpus), tokenizer=counting)
-    assert len(given) == 12
-    assert other.fingerprint() != first.fingerprint() == again.fingerprint()
 
 
 def test_the_fingerprint_does_not_depend_on_where_the_text_is(stream_of, source, corpus, tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from ropecli.data import sources, token_store
 from ropecli.data.documents import Document
 from ropecli.data.sources import Source
 from ropecli.data.token_store import (
-    TokenStore,
     last_seen_files,
     open_documents,
     open_store,
@@ -58,19 +57,6 @@ def test_documents_are_kept_with_what_is_trained_on(cache):
         np.testing.assert_array_equal(trained, True if document.trained is None else document.trained[7:])
         assert (ids.dtype, trained.dtype) == (np.int64, bool)
     assert isinstance(store.ids, np.memmap)
-
-
-def test_the_digest_is_of_lengths_ids_and_mask():
-    def digest(lengths, ids, trained):
-        return TokenStore(np.array(lengths), np.array(ids, dtype="<i4"), np.array(trained, dtype=bool)).digest
-
-    digests = [
-        digest([2, 1], [1, 2, 3], [1, 1, 1]),
-        digest([1, 2], [1, 2, 3], [1, 1, 1]),
-        digest([2, 1], [1, 2, 4], [1, 1, 1]),
-        digest([2, 1], [1, 2, 3], [1, 0, 1]),
-    ]
-    assert len(set(digests)) == len(digests)
 
 
 def test_an_interrupt_leaves_nothing(cache):
