@@ -114,29 +114,6 @@ def test_an_absent_head_dim_that_transformers_reads_as_null_is_written(released,
     assert config_of(patched(released("Mixtral-8x7B"), "yarn"))["head_dim"] == 128
 
 
-ORIGINAL = {"Llama-3.1-8B": 8192, "Qwen2.5-7B-Instruct with yarn": 32768, "gpt-oss-20b": 4096, "Ministral-3-8B": 16384}
-
-
-@pytest.mark.parametrize("method", ["yarn", "ntk"])
-@pytest.mark.parametrize("name", ORIGINAL)
-def test_a_shipped_scaling_is_replaced_from_the_pretraining_length(name, method, released, patched, live, config_of):
-    """As for a model that was never scaled."""
-    source, window = released(name), ORIGINAL[name]
-    (rope,) = read_state(open_checkpoint(source)).positions.ropes.values()
-    assert rope.geometry.original_max_position_embeddings == window
-    default = {"rope_type": "default", "rope_theta": rope.geometry.rope_theta}
-    never = {"rope_theta": rope.geometry.rope_theta, "rope_scaling": None, "rope_parameters": default}
-    bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
-    pair = {"mscale": 1.0, "mscale_all_dim": 1.0}  # yarn keeps what the model was trained with
-    kept = {"Ministral-3-8B": pair, "gpt-oss-20b": {"truncate": False}}.get(name, {}) if method == "yarn" else {}
-    expected = make_plan(bare, make_spec(method, 64.0, kept)).positions.ropes[None]
-    folder = patched(source, method, 64.0)
-    table = live(folder)[None]
-    np.testing.assert_allclose(table.inv_freq, expected.inv_freq, rtol=2e-5)
-    assert table.attention_factor == pytest.approx(expected.attention_factor, rel=1e-6)
-    assert config_of(folder)["max_position_embeddings"] == 64 * window
-
-
 def test_the_query_scale_of_ministral_keeps_its_pretraining_length(build, tmp_path):
     """Its attention reads the length whatever the rope_type: queries grow with position // length."""
     yarn = {"rope_theta": 1e6, "factor": 2.0, "original_max_position_embeddings": 16}
