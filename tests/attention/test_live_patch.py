@@ -106,18 +106,6 @@ def test_a_softmax_scale_set_at_building_is_refused(build):
         live_patch(load(folder), plan_of(folder, "linear").positions.ropes)
 
 
-@pytest.mark.parametrize(("first", "second", "hooks"), [("dynamic", "linear", 0), ("yarn", "dynamic", 1)])
-def test_a_second_patch_replaces_the_first(first, second, hooks, folder):
-    model, fresh = load(folder), load(folder)
-    live_patch(model, plan_of(folder, first).positions.ropes)
-    logits(model, 200)
-    for each in (model, fresh):
-        live_patch(each, plan_of(folder, second).positions.ropes)
-    for length in (30, 200):
-        assert torch.equal(logits(model, length), logits(fresh, length))
-    assert {len(table.module._forward_pre_hooks) for table in rotary_tables(model)} == {hooks}
-
-
 def test_a_loaded_distance_method_is_restored_after_another_patch(llama, patched):
     model = load(patched(llama, "rerope"))
     before = logits(model)

@@ -1,6 +1,5 @@
 """A small model keeps what the attention depends on; and through it, what becomes of every causal-LM type."""
 
-import copy
 import importlib.metadata
 
 import pytest
@@ -63,7 +62,7 @@ REFUSED = {
 # All others take minutes together.
 AT_ONCE = {
     *("axk2", "bitnet", "doge", "ernie4_5", "gemma2", "glm", "got_ocr2", "granite_swa", "lfm2", "minicpm3"),
-    *("eurobert", "llava", "modernbert-decoder", "nanochat", "qwen2_vl", "olmoe", "smollm3", "youtu", "zaya"),
+    *("eurobert", "llava", "falcon", "modernbert-decoder", "nanochat", "qwen2_vl", "olmoe", "smollm3", "youtu", "zaya"),
 }
 
 
@@ -112,20 +111,6 @@ def test_the_counts_are_those_of_the_page():
 def llama(**settings):
     small = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50_000}
     return CONFIG_MAPPING["llama"](**{**small, "eos_token_id": [40_000, 40_001], "bos_token_id": 49_999, **settings})
-
-
-def test_the_attention_is_kept_and_the_rest_is_small():
-    config = llama(head_dim=24, num_hidden_layers=80, intermediate_size=30_000, attention_bias=True)
-    before = copy.deepcopy(config.to_dict())
-    small, _ = make_small_model(config)
-    attention = small.model.layers[0].self_attn
-    assert attention.q_proj.weight.shape == (4 * 24, 64)
-    assert attention.k_proj.weight.shape == (2 * 24, 64)
-    assert attention.q_proj.bias is not None
-    assert len(small.model.layers) == 1
-    assert sum(parameter.numel() for parameter in small.parameters()) < 70_000
-    assert config.to_dict() == before
-    assert not small.training
 
 
 def test_errors_of_transformers_are_reported():

@@ -9,7 +9,7 @@ from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import PatchError, ProofError
+from ropecli.errors import ProofError
 from ropecli.live.rotary import rotary_tables
 from ropecli.live.skeleton import build_without_weights
 from ropecli.scaling.spec import make_spec
@@ -56,15 +56,6 @@ def test_other_mrope_sections_are_refused(sections, build, tmp_path):
     with pytest.raises(ProofError, match="rotate by the axes"):
         patch_to(wrong, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-@SECTIONS
-def test_mrope_sections_that_do_not_fit_the_head_are_refused(build, edited, config_of, tmp_path):
-    source = build("qwen2_vl")
-    text = config_of(source)["text_config"]
-    text["rope_parameters"]["mrope_section"] = [4, 6, 8]
-    with pytest.raises(PatchError, match="rotary_emb cannot rotate with this config"):
-        patch_to(plan(edited(source, text_config=text)), tmp_path / "out")
 
 
 def test_a_text_config_with_only_what_differs_from_the_defaults(written, live):
