@@ -2,16 +2,13 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
 
-from ropecli.checkpoint.state import Positions
-from ropecli.cli import terminal, typer_command
+from ropecli.cli import terminal
 from ropecli.cli.app import _COMMANDS, app
 from ropecli.cli.typer_command import ALIASES
-from ropecli.evaluation.lengths import choose_lengths
 from ropecli.evaluation.processes import Workers
 from ropecli.training.recipe_files import recipe_path
 from ropecli.training.recipe_schema import Recipe
@@ -96,15 +93,6 @@ def test_a_fault_of_ours_is_not_laid_to_the_users_numbers(ropecli, monkeypatch):
         ropecli("inspect", "demo")
 
 
-@pytest.mark.parametrize(
-    ("pretraining", "context", "lengths"),
-    [(256, 256, [64, 128, 256]), (4096, 10_000, [1024, 2048, 4096, 8192, 10_000]), (16, 16, [16])],
-)
-def test_default_lengths_double_up_to_the_context_length(pretraining, context, lengths):
-    positions = Positions({}, None, pretraining, context)
-    assert list(choose_lengths(None, [SimpleNamespace(positions=positions, is_baseline=False)]).tokens) == lengths
-
-
 def test_lengths_follow_from_the_checkpoint_and_the_data(ropecli, llama, tmp_path):
     """The tiny model has a pretraining length of 64; ten documents have 64 tokens, three have 128."""
     folder = tmp_path / "texts"
@@ -150,20 +138,6 @@ def test_a_bar_within_a_bar_is_one_line_of_the_log(capsys):
 
 
 # Help.
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_one_order_of_panels_and_two_examples(name, ropecli):
-    has_more = any(option.name == "help_all" for option in COMMANDS[name].params)
-    short, whole = (ropecli(name, option).succeeds().out for option in ("--help", "--help-all" if has_more else "-h"))
-    assert "<bool>" not in whole
-    assert {*re.findall(r"With (--[a-z-]+):", whole)} <= {*re.findall(r"│ (--[a-z-]+)", whole)}
-    for text in (short, whole):
-        panels = re.findall(r"╭─ (\w+) ─", text)
-        ordered = ("Arguments", "Options", *typer_command._PANELS)  # Options: --help, before Typer 0.26
-        assert panels == [panel for panel in ordered if panel in panels]
-        assert text.partition("Examples:")[2].count(f"ropecli {name}") == 2
-    assert not {"Loading", "Server", "Engine"} & set(re.findall(r"╭─ (\w+) ─", short))
 
 
 @pytest.mark.parametrize(

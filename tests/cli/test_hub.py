@@ -1,11 +1,8 @@
 """Hub ids instead of folders: the Hub's own client against a small server with the same protocol."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -131,17 +128,6 @@ def test_a_cache_without_weights_is_completed_by_a_download(hub, ropecli, tmp_pa
     refused.is_refused("only partly in the Hub's cache", "hf download owner/tiny")
 
 
-def test_the_clients_own_variables_are_followed(hub, cache):
-    settings = {"HF_HOME": str(cache.parent), "NO_PROXY": "127.0.0.1", "COLUMNS": "200"}
-    settings |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url}
-    command = [sys.executable, "-m", "ropecli", "inspect", NAME, "--json"]
-    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["max_position_embeddings"] == 64
-    assert hub.requests
-    assert cache.is_dir()
-
-
 # Datasets.
 
 TEXTS = "owner/texts"
@@ -182,14 +168,6 @@ def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, rope
     for name, fault in ((TEXTS, "has several configurations"), (f"{TEXTS}:fr", "has no configuration fr")):
         message = f"{TEXTS} {fault}. Choose one of en, de, chat, such as --data {TEXTS}:en."
         ropecli("eval-ppl", llama, "--data", name).is_refused(message)
-
-
-@pytest.mark.parametrize("command", ["compare", "eval-ppl", "finetune", "needle", "ruler"])
-def test_a_source_that_takes_no_configuration_is_refused_with_one(command, ropecli, llama):
-    """Every command that reads text has the option."""
-    more = {"finetune": ["-o", "out"]}.get(command, [])
-    outcome = ropecli(command, llama, "--data", "demo-train", "--dataset-config", "de", *more)
-    outcome.is_refused("No file or folder demo-train:de.")
 
 
 def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tmp_path, monkeypatch):

@@ -79,34 +79,6 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
         assert shared == ([f"context_parallel_size={size}"] if size > 1 else [])
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", "fsdp2-cp"])
-def test_accelerate_accepts_the_launch_of_every_sharded_route(engine, config_alone, monkeypatch):
-    """From the printed command by Accelerate's own reading to its plugin."""
-    from accelerate import FullyShardedDataParallelPlugin
-    from accelerate.commands import launch
-    from accelerate.utils.launch import prepare_multi_gpu_env
-    from transformers import AutoConfig
-
-    from ropecli.training.memory_plan.estimate import MemoryEstimator
-    from ropecli.training.memory_plan.setups import find_setups, launch_command
-    from ropecli.training.recipe_files import recipe_files
-    from ropecli.training.recipe_schema import Recipe
-
-    gpus = 2
-    estimator = MemoryEstimator(AutoConfig.from_pretrained(config_alone))
-    routes = find_setups(estimator, Recipe(data="none is read"), 64, gpus, 10**12)
-    route = next(route for route in routes if route.launch.name == engine)
-    words = shlex.split(launch_command(route, str(config_alone), 64, None, {}))
-    words = words[words.index("launch") + 1 :]
-    [name] = re.findall(r"\$\(ropecli recipe --path (.*)\)", words[words.index("--config_file") + 1])
-    words[words.index("--config_file") + 1] = str(recipe_files("accelerate")[name].path)
-    arguments, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
-    for key, value in prepare_multi_gpu_env(arguments).items():
-        if key.startswith(("ACCELERATE", "FSDP")):
-            monkeypatch.setenv(key, value)
-    assert FullyShardedDataParallelPlugin().fsdp_version == 2
-
-
 def test_the_recipe_is_followed(config_alone, plan, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("data: demo-train\nlength: 32\nsteps: 7\nbatch_size: 3\ngradient_accumulation: 1\n")

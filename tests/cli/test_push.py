@@ -122,33 +122,7 @@ PUSHED = [
     "config.json", "ropecli.yaml", "generation_config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json",
 ]
-PUBLIC = [
-    "config.json", "generation_config.json", "configuration.json", "ropecli.yaml", "model.safetensors",
-    "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json",
-    "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "special_tokens_map.json",
-    "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "tekken.json", "preprocessor_config.json",
-    "processor_config.json", "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja",
-    "quantize_config.json", "hf_quant_config.json", "modules.json", "sentence_bert_config.json",
-    "config_sentence_transformers.json", "README.md", "LICENSE", "license.txt", "NOTICE", "NOTICE.txt",
-    "USE_POLICY.md",
-]
 # fmt: on
-
-
-def test_all_that_a_checkpoint_needs_is_pushed(tmp_path):
-    from ropecli.checkpoint.opening import Checkpoint
-    from ropecli.checkpoint.upload import files_to_push
-
-    for name in (*PUBLIC, *PRIVATE):
-        (tmp_path / name).write_text("{}")
-    assert {path.name for path in files_to_push(Checkpoint("folder", tmp_path, {}))} == set(PUBLIC)
-
-
-def test_what_engines_read_in_place_of_config_json_is_not_pushed(ropecli, local):
-    for name in ("params.json", "consolidated.safetensors"):
-        (local / name).write_text("{}")
-    names = {file["name"] for file in ropecli("push", local, "--repo", NEW, "--dry-run", "--json").json()["files"]}
-    assert names == {*PUSHED, "README.md"}
 
 
 def test_the_base_of_a_training_in_stages_is_that_of_the_first(ropecli, local):

@@ -1,7 +1,5 @@
 """ropecli needle: what its reports say, and how it resumes."""
 
-import json
-
 import pytest
 
 from ropecli.evaluation.retrieval_prompts import STYLES
@@ -22,19 +20,6 @@ def needle(ropecli, llama, corpus):
         return ropecli("needle", llama, "--data", corpus, "--lengths", lengths, "--samples", 2, *options)
 
     return call
-
-
-def test_a_report_of_a_pass_key(passkey, llama):
-    report = passkey("--json").report()
-    assert (report["kind"], report["task"], report["settings"]["mode"]) == ("scores", "needle", "rank")
-    assert (report["source"], report["settings"]["style"]) == ("repeated sentences", "passkey")
-    assert (report["checkpoint"], report["method"], report["in_memory"]) == (str(llama), "none", False)
-    assert report["original_max_position_embeddings"] == 64
-    assert [(cell["length"], cell["depth"], cell["chance"], len(cell["sums"])) for cell in report["cells"]] == [
-        (length, depth, 0.1, 2) for length in (280, 330) for depth in (0, 1)
-    ]
-    assert len(report["fingerprint"]) == 64
-    assert report["command"][:3] == ["ropecli", "needle", str(llama)]
 
 
 def test_generated_answers(passkey):
@@ -66,23 +51,6 @@ def test_a_report_of_needle(needle, corpus):
         (length, depth, 0.1) for length in (80, 150) for depth in (0, 0.5, 1)
     ]
     assert report["settings"]["needle"] == STYLES["code"].needle
-
-
-def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, edited, stopping, tmp_path):
-    """Within the second checkpoint: 2 lengths, 2 depths, 2 prompts."""
-    checkpoints, output = [llama, edited(llama, rms_norm_eps=1e-3)], tmp_path / "reports.json"
-    options = ["--style", "passkey", "--lengths", "280,330", "--depths", "0,1", "--samples", 2, "--device", "cpu"]
-    with stopping(11):
-        assert ropecli("needle", *checkpoints, *options, "--output", output).code == 130
-    with stopping(0) as samples:
-        ropecli("needle", *checkpoints, *options, "--output", output, "--resume").succeeds()
-    assert len(samples) == 5
-    alone = [ropecli("needle", checkpoint, *options, "--json").report() for checkpoint in checkpoints]
-    reports = json.loads(output.read_text())["reports"]
-    assert [report["checkpoint"] for report in reports] == list(map(str, checkpoints))
-    assert [report["cells"] for report in reports] == [report["cells"] for report in alone]
-    assert alone[0]["cells"] != alone[1]["cells"]
-    assert not (tmp_path / "reports.json.state").exists()
 
 
 def test_methods_are_asked_for_the_same_needle(needle):
