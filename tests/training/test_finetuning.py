@@ -263,12 +263,3 @@ def test_checkpointing_follows_memory_and_resuming_keeps_it(tune, patched_llama,
     run = tune(patched_llama, steps=2, gradient_checkpointing="auto", resume=True)
     assert bool(recomputed) is short
     assert yaml.safe_load((run / "run.yaml").read_text())["resolved"]["gradient_checkpointing"] is short
-
-
-def test_a_base_is_in_the_dtype_of_the_device_that_trains(patched_llama, tune, monkeypatch):
-    """A Mac's GPU is not used for training."""
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    dtypes, load = [], finetuning.load_model
-    monkeypatch.setattr(finetuning, "load_model", lambda *a, **k: dtypes.append(k["dtype"]) or load(*a, **k))
-    tune(patched_llama, steps=1, adapter="lora")
-    assert dtypes == ["float32"]

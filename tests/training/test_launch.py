@@ -96,8 +96,6 @@ def test_unusable_engines_are_refused(engine, message):
     ("model_type", "settings"),
     [
         ("llama4_text", {"attention_chunk_size": 32}),  # chunks
-        ("gpt_oss", {}),  # attention sinks
-        ("gemma2", {"attn_logit_softcapping": 50.0}),
         ("deepseek_v32", {"index_topk": 8}),  # sparse and latent attention
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}),
     ],

@@ -1,7 +1,6 @@
 """The plan's counts and sizes by hand, and its peak memory against real training steps."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from ropecli.config.settings import read_settings
 from ropecli.live.skeleton import build_model
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator, model_shape
-from ropecli.training.memory_plan.fake_step import AllocationCounter, _shared
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe_schema import Recipe
 
@@ -73,15 +71,6 @@ def test_kv_caches_by_hand(llama2_7b, config_of):
     assert kv_cache(config, 4096) == 2 * 2 * 32 * 2 * tokens
 
 
-def test_kv_cache_is_that_of_transformers(config_of):
-    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "sliding_window": 32}
-    config = config_of("gemma3_text", num_hidden_layers=6, **small)
-    with torch.no_grad():
-        cache = build_model(config, "cpu", dtype=torch.bfloat16)(torch.zeros(1, 100, dtype=torch.long)).past_key_values
-    taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert kv_cache(config, 100) == taken
-
-
 @pytest.mark.transformers("5.23", "with 5.18 offloaded activations are counted too low")
 def test_memory_of_all_layers_follows_from_one_of_each_kind(config_of):
     small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "sliding_window": 32}
@@ -134,47 +123,6 @@ def test_setups_that_finetune_refuses_are_not_advised(config_of):
     _, fsdp2, shared, *_ = find_setups(estimator, recipe(**keys), 1024, 2, 10**12)
     assert "adamw-8bit" in fsdp2.refused
     assert "adamw-8bit" in shared.refused
-
-
-@pytest.mark.parametrize(("keys", "window"), [(8, None), (4, None), (4, 64)])
-def test_shared_attention_takes_the_memory_of_ringmasters(keys, window):
-    """ringmaster's own code, as one of four processes that do not communicate."""
-    ringmaster = pytest.importorskip("ringmaster")
-    from ringmaster.strategies.ulysses import make_ulysses_attention
-    from torch import distributed
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    module = SimpleNamespace(is_causal=True, sliding_window=window)
-
-    def peaks(attend):
-        """Most bytes in the forward and in the backward pass."""
-        heads = [torch.zeros(1, count, 128, 32, requires_grad=True) for count in (8, keys, keys)]
-        with AllocationCounter(heads) as counter:
-            counter.phase = "forward"
-            output = attend(*heads)
-            counter.phase = "backward"
-            torch.autograd.grad(output, heads, torch.zeros_like(output))
-        return [sum(counter.peaks[phase]) for phase in ("forward", "backward")]
-
-    distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
-    try:
-        ringmaster.setup(ringmaster.RingmasterConfig(4, ringmaster.Backend.ULYSSES), device_type="cpu")
-        actual = peaks(lambda *heads: make_ulysses_attention("sdpa")(module, *heads, None)[0])
-    finally:
-        ringmaster.teardown()
-        distributed.destroy_process_group()
-    counted = peaks(lambda *heads: _shared(module, *heads, 4, window is not None))
-    assert counted == pytest.approx(actual, rel=0.05)
-
-
-def test_main_memory_by_hand(estimator):
-    total = estimator.shape.total
-    ddp, fsdp2, *_ = find_setups(estimator, recipe(), 4096, 16, 80 * 10**9, host=64 * 10**9)
-    assert ddp.host == 8 * 4 * total  # a machine has eight of the GPUs
-    assert fsdp2.host == 4 * 32000 * 4096 // 2  # an embedding, of which this machine reads half
-    assert (ddp.fits, fsdp2.fits) == (False, True)
-    offloaded = find_setups(estimator, recipe(offload_activations=True), 4096, 16, 80 * 10**9)[1]
-    assert offloaded.host == 8 * offloaded.estimate.host > 0
 
 
 def case_of(model_type, vocabulary, layers, length, **keys):

@@ -160,11 +160,3 @@ def test_processes_that_share_each_sequence_equal_one(
         folder = build("gemma3_text", head_dim=32, **windows)
     two = run_two({"ddp": ddp, "fsdp2": fsdp2}[engine], folder, **SHARED, **keys)
     assert_same(folder, two, tune(folder, **{**SHARED, "context_parallel_size": 1, **keys}))
-
-
-@slow
-def test_stopped_run_of_shared_sequences_resumes_to_the_same_bits(
-    ddp, run_two, patched_llama, stop_and_resume, weights_of
-):
-    whole = run_two(ddp, patched_llama, **SHARED)
-    assert weights_of(stop_and_resume(ddp, **SHARED)) == weights_of(whole)

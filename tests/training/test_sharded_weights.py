@@ -14,7 +14,6 @@ from ropecli.attention import load_model
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.training.adapters import attach
 from ropecli.training.launch import Launch
-from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.sharded_weights import build_unread, write_gathered
 
@@ -90,15 +89,6 @@ def test_result_has_the_files_and_dtypes_of_the_source(build, tmp_path):
     write_gathered(checkpoint, unread.gathered(), dict.fromkeys(unread.files, torch.bfloat16), written)
     for file in folder.glob("*.safetensors*"):
         assert (written / file.name).read_bytes() == file.read_bytes()
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
-def test_small_model_shows_what_the_head_does(model_type, build):
-    checkpoint = open_checkpoint(build(model_type, head_dim=32), weights=True)
-    unread = build_unread(checkpoint, dtype="float32", attn="auto")
-    real = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
-    unread_loss = NextTokenLoss(unread.model, like=NextTokenLoss(unread.small()))
-    assert unread_loss._split.plain_head == real._split.plain_head
 
 
 def test_converted_or_unknown_tensors_are_left_to_transformers(build, tmp_path):
