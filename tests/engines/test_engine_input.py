@@ -80,12 +80,6 @@ def test_a_released_scaling_that_the_engine_reads_gets_the_plain_command(model, 
     assert export.command == WITHOUT_OPTIONS[engine].format(checkpoint.name).replace("1024", length)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_only_the_length_is_overridden_where_config_json_does_not_state_it(engine, config_only):
-    export = export_checkpoint(config_only(**DEEPSEEK), engine)
-    assert export.overrides == {"max_position_embeddings": TARGET}
-
-
 @pytest.mark.parametrize(("model_type", "engines"), [("gpt_oss", ["llama.cpp", "ollama", "mlx"]), ("llama", [])])
 def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, config_only):
     """Released without rounding, and served so by all; in other checkpoints, truncate=false is refused."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropecli.evaluation.statistics import bootstrap_interval, wilson
+from ropecli.evaluation.statistics import bootstrap_interval
 from ropecli.reporting.report_tables import measured_tables
 from ropecli.table import Bold
 
@@ -27,22 +27,6 @@ def test_a_row_for_each_length_with_all_its_numbers(report):
         ["512", "25.00", "22.50 to 27.50", "3.2189", "1.5480", "2044", "4", "2 s", "1024", "3.1 MB"],
         ["1024", "1234.57", "1111.11 to 1358.02", "7.1185", "3.4233", "4092", "4", "2 s", "2048", "3.1 MB"],
     ]
-
-
-def test_a_row_for_each_model_and_a_dash_for_a_missing_length(report):
-    small, large = (report(18.0, 25.0, 47.0, checkpoint=name, weights=name) for name in ("small", "large"))
-    large = replace(large, cells=large.cells[1:])
-    yarn = replace(small, method="yarn", factor=4.0, params={"beta_fast": 8.0}, scaling="yarn", in_memory=True)
-    tuned = replace(large, checkpoint="tuned", weights="tuned")
-    table = compared(large, yarn, small, tuned)
-    assert table.rows == [
-        ["large (base)", "–", "25.00", "47.00"],
-        ["yarn ×4 (beta_fast 8)", "18.00", "25.00", "47.00"],
-        ["small", "18.00", "25.00", "47.00"],
-        ["tuned", "–", "25.00", "47.00"],
-    ]
-    assert table.sections == {1, 3}
-    assert table.title.endswith("data demo, 4 documents")
 
 
 EIGHT = (0.2, 0.5, 1.4, 1.9, 0.3, 0.6, 1.5, 1.6)
@@ -90,11 +74,6 @@ def test_reports_that_are_not_comparable_have_tables_of_their_own(report, change
     assert not any(map(any, map(bold, tables)))
 
 
-def test_different_data_have_a_note(report):
-    tables = measured_tables([report(18.0, 25.0, 47.0), report(1.1, 1.1, 1.1, fingerprint="9" * 64)])
-    assert tables[1].notes[-1] == "different data: the numbers of different tables and panels are not comparable"
-
-
 def test_scores_are_compared_by_prompt(retrieval):
     few = retrieval({(256, 0.0): 10, (512, 0.0): 10}, trials=40)
     many = retrieval({(256, 0.0): 35, (512, 0.0): 11}, trials=40, method="yarn", factor=4.0)
@@ -130,9 +109,3 @@ def test_scores_by_depth_and_length_and_their_mean(retrieval):
         ["mean", "58.3% (32 to 81)", "25.0% (5 to 70)"],
     ]
     assert table.notes[0] == "Guessing scores 10%."
-
-
-def test_wilsons_interval():
-    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), without hits up to z²/n / (1 + z²/n)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
-    assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
