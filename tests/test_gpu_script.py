@@ -44,10 +44,3 @@ def test_a_failed_part_does_not_stop_the_next(gpu, tmp_path):
     assert "run scripts/gpu train first" in run.stdout
     assert "attention: done" in run.stdout
     assert "Failed: plan." in run.stderr
-
-
-def test_parts_beyond_the_budget_are_named(gpu):
-    run = gpu("train", "--budget", "10s")
-    assert "train: not run, no time left of --budget" in run.stdout
-    assert "expected a time such as 25m" in gpu("--budget", "25").stderr
-    assert "unknown part trian" in gpu("trian").stderr

@@ -133,14 +133,3 @@ def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp
     with pytest.raises(PatchError, match="too short for rerope to change any distance"):
         live_patch(model, plan_of(llama, "rerope").positions.ropes)
     assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize(
-    ("names", "warned"),
-    [({"AutoModelForCausalLM": "own.Own"}, True), ({"AutoConfig": "own.Own"}, False), (["AutoModel"], False)],
-)
-def test_custom_code_of_the_checkpoint_gives_a_warning(names, warned, llama, edited):
-    """It may run an attention of its own under the method's name."""
-    source = edited(llama, auto_map=names)
-    assert any(finding.rule == "custom-code" for finding in plan_of(source, "rerope").findings) is warned
-    assert not any(finding.rule == "custom-code" for finding in plan_of(source, "yarn").findings)

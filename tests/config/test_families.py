@@ -217,21 +217,6 @@ def test_whose_attention_reads_mscale_all_dim(rotary):
     assert types == BY_HAND["reads_mscale_all_dim"]
 
 
-LONGROPE_ALONE = [name for name, kinds in BY_HAND["rope_types"].items() if "longrope" in kinds]
-
-
-@pytest.mark.parametrize("model_type", LONGROPE_ALONE)
-def test_types_that_support_only_longrope(model_type, written):
-    """Other rope_types fail in transformers, so ropecli writes every method as longrope."""
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    extra = {"num_local_experts": 2} if model_type == "phimoe" else {}
-    config = {**TINY, **extra, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
-    with pytest.raises(Exception, match=r"rope|mscale|factor"):
-        rotated(build_without_weights(written(config)), 3)
-    plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), make_spec("yarn", 4.0))
-    assert plan.config["rope_parameters"]["rope_type"] == "longrope"
-
-
 def rotated(model, position: int) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of a pass that ends at `position`, at that position: shape (rotary_dim/2,) each."""
     rotary = model.model.rotary_emb

@@ -96,12 +96,6 @@ def test_a_shipped_scaling_stays_and_its_whole_context_is_trained(model_type, ro
     assert "--factor above 4." in warning
 
 
-@pytest.mark.parametrize(("first", "then"), [("rerope", "yarn"), ("yarn", "rerope")])
-def test_a_second_patch_is_of_the_original(first, then, llama, patched, config_of):
-    once = patched(llama, first, 8.0)
-    assert config_of(patched(once, then)) == config_of(patched(llama, then))
-
-
 def test_revert_is_exact_and_another_method_restores_the_attention(llama, edited, patched, config_of, tmp_path):
     attention = {"_attn_implementation": "sdpa"}
     folder = edited(llama, **attention)

@@ -292,7 +292,7 @@ def test_everything_that_changes_a_batch_changes_the_fingerprint(
     assert len({stream.fingerprint() for stream in streams}) == len(streams)
 
 
-def test_the_summary_counts_documents_and_tokens(stream_of, chat_stream, source, short_texts, ids_of, chat, chatting):
+def test_the_summary_counts_documents_and_tokens(stream_of, source, short_texts, ids_of):
     lengths = np.array([len(ids) for ids in ids_of(short_texts)])
     enough, cut = (lengths >= 48).sum(), ((lengths >= 48) & (lengths != 48)).sum()
     left = (lengths % 48)[lengths >= 48].sum() / lengths[lengths >= 48].sum()
@@ -301,14 +301,3 @@ def test_the_summary_counts_documents_and_tokens(stream_of, chat_stream, source,
         f"{1 - enough / 42:.1%} of the documents are too short; {cut / enough:.1%} of those used are cut; "
         f"{left:.1%} of their tokens are unused."
     ]
-    packed = stream_of(source(short_texts, sequences="packed"), length=400)
-    padding = (packed.batch(range(len(packed))).ids == END).mean()
-    ends = 42 / packed.batch(range(len(packed))).ids.size  # a text ends with the token that pads
-    assert f"; {padding - ends:.1%} of the sequences is padding." in packed.summary(64, 64)[0]
-
-    rows = [json.loads(line)["messages"] for line in chat.read_text().splitlines()]
-    answers = [f"{answer['content']}<s>" for messages in rows for answer in messages[1::2]]
-    tokens = sum(len(ids) for ids in chatting(answers)["input_ids"])
-    stream = chat_stream(chat, sequences="packed", length=600)
-    trained = f"{len(answers)} answers with {tokens:,} tokens to train on, {tokens / len(stream) / 600:.1%} of all"
-    assert f"; {trained}" in stream.summary(64, 64)[0]

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import resource
 import time
 from dataclasses import replace
 
@@ -123,17 +122,6 @@ def test_a_damaged_store_is_written_again(cache, digest, damage, name):
     for _ in range(2):
         assert open_documents("key", lambda: written.append(1) or documents()).digest == digest
     assert len(written) == 1
-
-
-def test_full_disk_gives_one_message_and_leaves_nothing(cache):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    try:
-        with pytest.raises(OutputError, match=r"Cannot write tokens to the cache.*File too large.*ROPECLI_CACHE"):
-            open_documents("key", documents)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not list(cache.rglob("*.bin"))
 
 
 def identity(path, tmp_path):

@@ -184,51 +184,6 @@ def test_the_bar_moves_within_a_sample_to_its_end(name, make, run):
     assert (0.7 if "retrieval" in name else 0.95) < shares[-1] <= 1
 
 
-class Machine:
-    """Reads tokens in a time that grows with the length of the pass; one layer."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
-
-    @contextmanager
-    def watched(self, advance):
-        self.advance = advance
-        yield
-
-    def read(self, length: int) -> None:
-        for _ in range(4):
-            self.now += length / 4 * (1 + length / 1000)
-            self.advance(length / 4)
-
-
-def test_the_time_left_is_that_of_all_jobs_by_the_cost_of_each_length(monkeypatch):
-    """Eleven subjects read two short and two long samples each: a long token costs five times a short one."""
-    lefts: list[float] = []
-
-    @contextmanager
-    def bar(description, total):
-        yield lambda done=None, left=None, phase=None: lefts.append(left) if left is not None else None
-
-    token, machine = messages.progress_bars.set(bar), Machine(monkeypatch)
-    shown = progress.Progress([{1000: 2000, 9000: 18_000}] * 11)
-    errors = []
-    with shown.shown():
-        for job in range(11):
-            with shown.job(f"subject {job}", machine):
-                for length in (1000, 1000, 9000, 9000):
-                    shown.begin(length, length)
-                    machine.read(length)
-                    whole = 11 * 2 * (1000 * 2 + 9000 * 10)
-                    errors.append(lefts[-1] - (whole - machine.now))
-    messages.progress_bars.reset(token)
-    whole = machine.now
-    assert max(map(abs, errors[3:])) < 0.05 * whole
-    assert abs(errors[-1]) < 0.001 * whole
-    # before a long sample was read, attention is taken to cost as much as the rest at 16k tokens
-    assert 0.1 * whole < lefts[3]
-
-
 def test_the_time_of_a_long_pass_follows_from_shorter_ones():
     """Seconds of a 135M model on a CPU."""
     speed = progress.Speed()
