@@ -10,7 +10,6 @@ from ropecli.cli import terminal
 from ropecli.cli.app import _COMMANDS, app
 from ropecli.cli.typer_command import ALIASES
 from ropecli.evaluation.processes import Workers
-from ropecli.training.recipe_files import recipe_path
 from ropecli.training.recipe_schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -126,17 +125,6 @@ def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypa
     assert len(lines) == 34
 
 
-def test_a_bar_within_a_bar_is_one_line_of_the_log(capsys):
-    with terminal._bar("", 1) as step:
-        step(phase="yarn ×4 (1 of 2)")
-        with terminal._bar("loading demo", None) as inner:
-            inner()
-        step(done=0.5, left=3723)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["yarn ×4 (1 of 2)", "loading demo"]
-    assert terminal.clock(3723) == "1:02:03"
-
-
 # Help.
 
 
@@ -180,14 +168,6 @@ def test_only_processes_that_share_the_work_of_a_launch_are_silent(command, proc
     outcome = evaluate(lengths="24") if command == "eval-ppl" else ropecli(*command.split())
     outcome.succeeds()
     assert bool(outcome.out) == (command != "eval-ppl" or processes != "2")
-
-
-def test_a_path_is_not_taken_for_a_recipes_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").write_text("data: demo-train\n")
-    assert recipe_path(Path("yarn-64k")).samefile(RECIPES / "finetune" / "yarn-64k.yaml")
-    for path in ("yarn-64k.yaml", "recipes/yarn-64k", "mine"):
-        assert recipe_path(Path(path)) == Path(path)
 
 
 def test_the_schema_knows_every_key_and_token_counts_with_suffixes(ropecli):

@@ -98,21 +98,9 @@ def test_a_full_disk_behind_the_output_is_one_message(more, unbuffered):
     assert done.stderr in (f"error: {message}\n", f'{{"error": "{message}"}}\n')
 
 
-def test_signs_that_a_terminal_does_not_have_are_replaced():
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([*INSPECT[:-2], "recipe"], capture_output=True, env=environment)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"?" in done.stdout
-
-
 @pytest.mark.parametrize("more", [["--json"], ["--help"]])
 def test_a_reader_that_goes_ends_a_command_quietly(more):
     process = subprocess.Popen([*INSPECT, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == 1
-
-
-def test_a_closed_output_is_no_error():
-    done = subprocess.run(f"{subprocess.list2cmdline(INSPECT)} --json >&-", shell=True, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (0, b"")

@@ -199,17 +199,6 @@ def test_a_link_as_output_is_followed(ropecli, source, tmp_path, exists):
     assert (tmp_path / "large" / "config.json").is_file()
 
 
-def test_links_inside_the_folder_are_followed_and_folders_that_loop_are_skipped(source, ropecli, tmp_path):
-    (source / "real.md").write_text("card")
-    (source / "README.md").symlink_to("real.md")
-    (source / "again").symlink_to(source)
-    (tmp_path / "link").symlink_to(source)
-    ropecli("patch", tmp_path / "link", *LINEAR, "--no-verify", "-o", tmp_path / "out").succeeds()
-    assert (tmp_path / "out" / "README.md").read_text() == "card"
-    assert not (tmp_path / "out" / "README.md").is_symlink()
-    assert not (tmp_path / "out" / "again").exists()
-
-
 def test_a_killed_run_is_replaced_and_a_running_one_is_not(ropecli, refused, source, tmp_path):
     partial = tmp_path / ".out.partial"
     partial.mkdir()

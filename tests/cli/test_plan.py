@@ -118,21 +118,6 @@ def test_a_length_beyond_the_context_length_is_warned_of(config_alone, ropecli):
     assert "at 128 tokens on 1 ×" in outcome.printed
 
 
-def test_a_finding_of_inspect_that_changes_results_is_repeated(config_alone, ropecli, plan, tmp_path):
-    """Unless the recipe patches the checkpoint."""
-    config = json.loads((config_alone / "config.json").read_text())
-    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
-    config |= {"rope_scaling": scaling, "rope_parameters": ..., "max_position_embeddings": 256}
-    config = {key: value for key, value in config.items() if value is not ...}
-    (config_alone / "config.json").write_text(json.dumps(config))
-    outcome, report = ropecli("plan", config_alone).succeeds(), plan(config_alone)
-    assert [finding["rule"] for finding in report["findings"]] == ["context-beyond-scaling"]
-    assert report["findings"][0]["message"] in outcome.said
-    path = tmp_path / "recipe.yaml"
-    path.write_text("data: demo-train\npatch: {method: yarn, factor: 4}\n")
-    assert plan(config_alone, "--recipe", path)["findings"] == []
-
-
 def test_attention_that_stores_scores_is_named(config_alone, ropecli):
     """gpt-oss's attention in transformers stores the scores of all pairs of tokens."""
     config = json.loads((config_alone / "config.json").read_text())

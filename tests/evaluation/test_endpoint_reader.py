@@ -137,25 +137,6 @@ def test_resume_refuses_another_model_behind_the_same_name(how, measure, served,
         measure(*arguments, "--endpoint", server.url, "--resume").succeeds()
 
 
-def test_a_model_that_changes_within_a_run_gives_no_report(measure, served, other, tmp_path):
-    """Not with --resume either, whatever is served then."""
-    arguments = ["eval-ppl", "--protocol", "tail", "--output", tmp_path / "report.json"]
-    changed = other("yarn")  # not in the server's threads: two that load at once break later loading
-    with served().running() as server:
-        first, answer = server.logits, server.complete
-
-        def complete(request):
-            server.logits = changed if len(server.prompts) > 8 else first
-            return answer(request)
-
-        server.complete = complete
-        assert "are of both, so there is no report" in measure(*arguments, "--endpoint", server.url).err
-        server.complete, server.logits = answer, first
-        again = measure(*arguments, "--endpoint", server.url, "--resume")
-    again.is_refused("Keep one model served, delete")
-    assert not (tmp_path / "report.json").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

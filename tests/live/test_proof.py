@@ -10,9 +10,8 @@ from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import settings
-from ropecli.errors import CheckpointError, ProofError
+from ropecli.errors import ProofError
 from ropecli.live.proof import prove
-from ropecli.live.skeleton import build_without_weights
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
@@ -143,24 +142,3 @@ def test_a_config_that_transformers_reads_otherwise_is_refused(config, message, 
     with pytest.raises(ProofError, match=f"does not read this config.json as transformers does.* {message}"):
         patch_to(plan(written({**SMALL, "max_position_embeddings": 64, **config})), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_an_error_in_the_code_of_transformers_is_reported_as_such(written):
-    """Its yarn multiplies a head_dim of null."""
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    config = {"vocab_size": 8, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "head_dim": None}
-    folder = written({"model_type": "mixtral", **config, "rope_theta": 1e4, "rope_scaling": yarn})
-    message = r"a model of type mixtral from this config: transformers \S+ itself fails with TypeError \(.*\)\. Check"
-    with pytest.raises(CheckpointError, match=message):
-        build_without_weights(folder)
-
-
-def test_a_release_that_cannot_read_yarn_by_layer_type_is_named(llama, monkeypatch):
-    from transformers import AutoConfig
-
-    def stop(*_, **__):  # as before 5.9
-        raise KeyError("original_max_position_embeddings")
-
-    monkeypatch.setattr(AutoConfig, "from_pretrained", stop)
-    with pytest.raises(CheckpointError, match=r"needs transformers 5\.9 or newer"):
-        prove(llama, {})

@@ -10,7 +10,6 @@ from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import draw_frequencies, draw_reports
-from ropecli.reporting.lines import sets_of
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
@@ -64,20 +63,6 @@ def test_intervals_are_drawn_around_changes_and_not_around_values(reports):
     assert list(lines(changes)["base"].get_ydata()) == [1, 1]
     assert "0" in [text.get_text() for text in changes.get_yticklabels()]
     assert len(drawn(reports[0], replace(reports[1], fingerprint="2" * 64)).subfigs) == 2
-
-
-def test_a_method_has_its_look_in_every_figure_and_black_is_the_base(report, reports):
-    def looks(*reports):
-        return {line.name: line.subject.look for lines in sets_of(reports) for line in lines}
-
-    one, other = looks(*reports), looks(reports[0], report(18.0, 25.0, 47.0, method="ntk", factor=2.0), reports[1])
-    assert one["yarn ×4"] == other["yarn ×4"]
-    assert one["base"] == other["base"] == style.BASE_LOOK
-    assert style.INK not in {look["color"] for name, look in one.items() if name != "base"}
-    variants = [replace(reports[1], factor=factor, scaling=f"×{factor}") for factor in (4.0, 8.0)]
-    first, second = list(looks(reports[0], *variants).values())[1:]
-    assert first["linestyle"] != second["linestyle"]
-    assert {**first, "linestyle": "-"} == {**second, "linestyle": "-"}
 
 
 def test_a_heat_map_holds_the_numbers(retrieval):

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
-from ropecli.errors import DataError, NotFiniteError, OutputError
+from ropecli.errors import DataError, NotFiniteError
 from ropecli.live.loading import load_tokenizer
 from ropecli.training import finetuning
 from ropecli.training.adapters import attach
@@ -98,22 +98,6 @@ def test_run_equals_a_loop_written_by_hand(
     assert weights.keys() == expected.keys()
     for name, value in weights.items():
         assert torch.dist(value, expected[name]) <= within[2] * torch.dist(before[name], expected[name]), name
-
-
-def test_held_out_demo_text_is_refused_for_training(tune, patched_llama, tmp_path):
-    with pytest.raises(DataError, match="held-out"):
-        tune(patched_llama, data="demo")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_output_with_other_files_is_refused_and_unchanged(tune, patched_llama, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "thesis.txt").write_text("four years of work")
-    for resume in (False, True):
-        with pytest.raises(OutputError, match="not empty"):
-            tune(patched_llama, resume=resume)
-    assert {path.name: path.read_text() for path in run.iterdir()} == {"thesis.txt": "four years of work"}
 
 
 def test_loss_that_is_not_finite_ends_the_run_and_the_checkpoints_are_named(tune, patched_llama, tmp_path):

@@ -1,10 +1,7 @@
 """Each process reads its own part of the weights: that of a whole load. The result has the files of the source."""
 
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -97,13 +94,3 @@ def test_converted_or_unknown_tensors_are_left_to_transformers(build, tmp_path):
     save_file({**load_file(other / "model.safetensors"), "other": torch.zeros(1)}, other / "model.safetensors")
     for folder in (experts, other):
         assert build_unread(open_checkpoint(folder, weights=True), dtype="float32", attn="auto").files == {}
-
-
-@pytest.mark.slow
-def test_two_processes_get_converted_tensors(build):
-    folder = build("deepseek_v3", head_dim=32, n_routed_experts=4, n_group=1)  # its routers have saved buffers
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    runs = [[*launcher, Path(__file__).with_name("load_sharded.py"), folder, way] for way in ("whole", "unread")]
-    digests = [subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() for run in runs]
-    assert len(digests[0]) == 2
-    assert len({*digests[0], *digests[1]}) == 1
