@@ -69,7 +69,7 @@ def test_distances_of_a_remapped_checkpoint(llama, patched, inspected):
     assert (report["remaps"], report["largest_distance"], report["target_length"]) == (True, 48, 256)
 
 
-# Two checkpoints, and a terminal of 80 columns.
+# Two checkpoints.
 
 
 def test_two_checkpoints_have_a_column_each_and_differing_rows_are_marked(llama, yarn, ropecli, inspected):

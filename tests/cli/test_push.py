@@ -117,12 +117,8 @@ def test_a_dry_run_sends_no_request_and_skips_what_is_no_checkpoint(writable, ro
 
 
 PRIVATE = ("credentials.json", "trainer_state.json", "notes.txt", "training_config.json")
-# fmt: off
-PUSHED = [
-    "config.json", "ropecli.yaml", "generation_config.json", "model.safetensors", "tokenizer.json",
-    "tokenizer_config.json",
-]
-# fmt: on
+PUSHED = ["config.json", "ropecli.yaml", "generation_config.json", "model.safetensors", "tokenizer.json"]
+PUSHED += ["tokenizer_config.json"]
 
 
 def test_the_base_of_a_training_in_stages_is_that_of_the_first(ropecli, local):

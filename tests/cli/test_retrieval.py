@@ -28,12 +28,6 @@ def test_generated_answers(passkey):
     assert {cell["chance"] for cell in report["cells"]} == {1 / 90_000}
 
 
-def test_the_advice_on_a_length_is_true(passkey):
-    """The demo's tokenizer gives keys different numbers of tokens."""
-    least = passkey("--samples", 5, checkpoint="demo", lengths="64,300").err.split("at least ")[1].strip().rstrip(".")
-    passkey("--samples", 5, checkpoint="demo", lengths=least).succeeds()
-
-
 def test_a_length_or_output_that_cannot_be_is_refused_before_the_weights_are_loaded(passkey, monkeypatch, tmp_path):
     from ropecli.evaluation import subject
 
@@ -51,12 +45,3 @@ def test_a_report_of_needle(needle, corpus):
         (length, depth, 0.1) for length in (80, 150) for depth in (0, 0.5, 1)
     ]
     assert report["settings"]["needle"] == STYLES["code"].needle
-
-
-def test_methods_are_asked_for_the_same_needle(needle):
-    options = ["--factor", 4, "--json"]
-    first, second = needle("--methods", "yarn,none", *options, lengths="280,330").reports()
-    alone = needle("--method", "yarn", *options, lengths="280,330").report()
-    assert [first["method"], second["method"]] == ["none", "yarn"]
-    assert first["fingerprint"] == second["fingerprint"]
-    assert second["cells"] == alone["cells"]

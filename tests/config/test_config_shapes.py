@@ -124,9 +124,6 @@ def test_layers_are_read_in_the_forms_of_released_configs(name):
     assert Counter(layer.attention for layer in layers) == {kind: count for count, kind in kinds}
 
 
-# Keys with several names.
-
-
 BASES = {"rope_theta": 30000.0, "layer_rope_theta": [30000.0, 50000.0], "layer_types": LAYERS, "sliding_window": 32}
 SCALED = {"rope_scaling": {"type": "linear", "factor": 2.0}}
 

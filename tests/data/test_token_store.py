@@ -155,14 +155,6 @@ def test_what_splits_the_text_changes_the_digest_of_a_tokenizer_and_its_last_cal
     assert tokenizer_digest(other) != tokenizer_digest(tokenizer)
 
 
-def test_skipped_rows_are_said_with_kept_tokens_too(tmp_path, cache, tokenizer, caplog):
-    (tmp_path / "a.jsonl").write_text('{"text": "ba de"}\n{"text": null}\n')
-    for _ in range(2):
-        caplog.clear()
-        assert len(open_store(Source(str(tmp_path), skip_faulty=True), tokenizer, None)) == 1
-        assert caplog.text.count("Skipping 1 faulty row. The first: a.jsonl, line 2: text is null") == 1
-
-
 def test_what_was_tokenized_before_a_fault_is_kept_by_shard(tmp_path, cache, tokenizer, monkeypatch):
     """And a changed file costs its own shard alone."""
     tokenized = []

@@ -50,17 +50,6 @@ def test_a_method_has_other_names_in_any_case(typed, name):
     assert find_method(typed).name == name
 
 
-@pytest.mark.parametrize("name", ["yarn+resonance", "yarn+dual-chunk", "abf+yarn+cope+resonance+string"])
-def test_a_combination_has_the_parameters_and_help_of_its_parts(name):
-    method, parts = find_method(name), [find_method(part) for part in name.split("+")]
-    assert method.name == name
-    added = {"frequency_factor"} if parts[-1].remaps else set()
-    assert method.signature.keys() == added.union(*(part.signature for part in parts))
-    assert len(method.signature) == len(added) + sum(len(part.signature) for part in parts), "no name is in two parts"
-    assert all(part.summary in method.summary and part.source in method.source for part in parts)
-    assert all(key in method.description for key in method.signature)
-
-
 @pytest.mark.parametrize("name", ["linear+yarn", "yarn+abf", "rerope+yarn", "rerope+dual-chunk", "yarn+dynamic"])
 def test_methods_that_cannot_be_combined_are_refused(name):
     assert refusal(name).startswith(f"Cannot combine {name}. Expected at most one of linear, llama3, ntk, ntk-by-parts")
