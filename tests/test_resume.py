@@ -1,7 +1,5 @@
 """The state of an interrupted run: of the same request alone, checked to the bit, never a user's folder."""
 
-import signal
-
 import pytest
 
 from ropecli.errors import OutputError, RecipeError
@@ -58,21 +56,6 @@ def test_what_follows_a_line_that_was_cut_short_is_whole(records):
     records.write_bytes(records.read_bytes()[:-5])
     append_record(records, "next")
     assert read_records(records) == [{"number": 0}, {"number": 1}, {"number": 2}, "next"]
-
-
-def test_a_full_disk_damages_no_record(records):
-    """A limit on the size of files stands for it."""
-    resource = pytest.importorskip("resource")
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (records.stat().st_size + 10, before[1]))
-        with pytest.raises(OSError, match="File too large"):
-            append_record(records, "more than ten bytes")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    append_record(records, "next")
-    assert read_records(records)[4:] == ["next"]
 
 
 @pytest.mark.parametrize(

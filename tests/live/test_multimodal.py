@@ -91,15 +91,6 @@ def test_an_unknown_type_is_refused_and_patched_only_without_the_proof(fields, a
     assert "not proved: that model_type 'lama', which ropecli does not know, reads these RoPE fields" in done.err
 
 
-@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl", "qwen3_vl", "llama4"])
-def test_a_patch_of_the_text_part_is_proved_and_the_vision_part_stays(model_type, build, config_of, tmp_path):
-    source = build(model_type)
-    assert patch_to(plan(source), tmp_path / "out") == 1
-    before, after = config_of(source), config_of(tmp_path / "out")
-    assert after["vision_config"] == before["vision_config"]
-    assert after["text_config"]["max_position_embeddings"] == 256
-
-
 @pytest.mark.parametrize("method", ["none", "yarn"])
 def test_a_qwen2_vl_config_as_on_the_hub(method, written, config_of, tmp_path):
     """Flat, without text_config, and with the rope_type `mrope` of transformers 4."""

@@ -47,13 +47,6 @@ def test_changes_are_paired_and_the_best_are_bold(report, changed):
     assert table.rows[1][1] == f"19.02, -4.9% ({100 * change.low:.1f} to {100 * change.high:.1f})"
 
 
-def test_nothing_is_bold_with_few_documents(report, changed):
-    first = report(20.0, 20.0, 20.0, shares=EIGHT[:7])
-    table = compared(first, changed(first, "yarn", -1, -1, -1))
-    assert bold(table) == [[], []]
-    assert table.notes[0] == "Too few documents to tell (7): yarn ×4 leads at 1024 tokens."
-
-
 def test_a_checkpoint_and_its_method_in_memory_are_one_row(report, changed):
     first = report(20.0, 20.0, 20.0)
     yarn = changed(first, "yarn", -1, -1, -1)

@@ -113,6 +113,20 @@ def test_methods_of_other_distances_leave_the_frequencies():
         assert (ours.remapping.pretrained, ours.remapping.target) == (WINDOW, 4 * WINDOW)
 
 
+@pytest.mark.parametrize(
+    ("method", "params", "written"),
+    [
+        ("ntk", {}, 160_000),
+        ("linear", {}, 10_000),
+        ("p-rope", {}, 10_000),
+        ("abf+yarn", {"beta": 16}, 160_000),
+        ("abf+yarn+cope", {"beta": 16}, 10_000),
+    ],
+)
+def test_only_another_base_is_written_as_one(method, params, written):
+    assert scale(GEOMETRY, make_spec(method, 8, params)).rope_theta == pytest.approx(written, rel=1e-12)
+
+
 # The slowest pair was pretrained without rotation, and stays so.
 STILL = {
     "linear": ("linear", 8, {}, [0.125, 0.0125, 0.00125, 0]),

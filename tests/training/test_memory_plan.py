@@ -109,6 +109,16 @@ def test_setups_that_finetune_refuses_are_not_advised(config_of):
     assert "adamw-8bit" in shared.refused
 
 
+def test_main_memory_by_hand(estimator):
+    total = estimator.shape.total
+    ddp, fsdp2, *_ = find_setups(estimator, recipe(), 4096, 16, 80 * 10**9, host=64 * 10**9)
+    assert ddp.host == 8 * 4 * total  # a machine has eight of the GPUs
+    assert fsdp2.host == 4 * 32000 * 4096 // 2  # an embedding, of which this machine reads half
+    assert (ddp.fits, fsdp2.fits) == (False, True)
+    offloaded = find_setups(estimator, recipe(offload_activations=True), 4096, 16, 80 * 10**9)[1]
+    assert offloaded.host == 8 * offloaded.estimate.host > 0
+
+
 def case_of(model_type, vocabulary, layers, length, **keys):
     return {"type": model_type, "vocab": vocabulary, "layers": layers, "length": length, "recipe": keys}
 
