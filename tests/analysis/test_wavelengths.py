@@ -1,7 +1,4 @@
-"""Wavelengths and rotations: the figures of the sources, and pairs counted one by one.
-
-The float32 error of angles, against the tables and the product of stock transformers.
-"""
+"""Wavelengths and rotations: the figures of the sources, and pairs counted one by one; float32 errors of angles."""
 
 import math
 
@@ -11,11 +8,14 @@ import pytest
 from ropecli.analysis.wavelengths import (
     critical_dimension,
     effective_range,
+    float32_angle_error,
     half_wavelength,
     longest_wavelength,
     share_rotated,
 )
 from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
 STILL = np.zeros(4)
@@ -43,3 +43,10 @@ def test_pairs_that_do_not_rotate_have_no_wavelength():
 def test_the_critical_dimension_counts_the_pairs_that_complete_a_rotation(geometry):
     counted = 2 * int((geometry.inv_freq() * geometry.original_max_position_embeddings >= 2 * math.pi).sum())
     assert critical_dimension(geometry) == counted
+
+
+def test_the_float32_error_is_that_of_a_rounded_table_and_product():
+    rope, position = scale(LLAMA_2, make_spec("none")), 2**20 - 1
+    rounded = (rope.inv_freq.astype(np.float32) * np.float32(position)).astype(np.float64)
+    error = np.abs(rounded - rope.inv_freq * position).max()
+    assert error / 4 <= float32_angle_error(rope, position).max() <= 4 * error
