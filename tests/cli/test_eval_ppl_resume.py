@@ -4,8 +4,6 @@ Kills: tests/test_random_kills.py.
 """
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -53,16 +51,6 @@ def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli
     ):
         ropecli(*arguments("--output", output, "--resume", *change)).is_refused(line)
     assert (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes() == before
-
-
-def test_other_weights_under_the_same_name_are_another_request(
-    ropecli, arguments, stopped, large, changed_amid, tmp_path
-):
-    """They differ in one bit, in the middle of the file."""
-    folder, output = Path(shutil.copytree(large, tmp_path / "checkpoint")), tmp_path / "report.json"
-    stopped(2, "--output", output, checkpoint=folder)
-    shutil.copyfile(changed_amid(folder) / "model.safetensors", folder / "model.safetensors")
-    ropecli(*arguments("--output", output, "--resume", checkpoint=folder)).is_refused("weights: 'sha256:")
 
 
 def test_two_processes_give_the_very_numbers_of_one(ropecli, start_ropecli, arguments, stopped, llama, tmp_path):

@@ -8,7 +8,6 @@ import importlib.metadata
 import inspect
 import json
 
-import numpy as np
 import pytest
 import scripts_by_path
 import torch
@@ -21,7 +20,6 @@ from ropecli.config import families
 from ropecli.config.families import BY_HAND, family_of
 from ropecli.config.layers import read_layers
 from ropecli.errors import PatchError
-from ropecli.live.skeleton import build_without_weights
 from ropecli.scaling.spec import make_spec
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -196,25 +194,3 @@ def test_whose_attention_reads_mscale_all_dim(rotary):
             if "mscale_all_dim" in inspect.getsource(importlib.import_module(extra)):
                 types.add(model_type)
     assert types == BY_HAND["reads_mscale_all_dim"]
-
-
-def rotated(model, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of a pass that ends at `position`, at that position: shape (rotary_dim/2,) each."""
-    rotary = model.model.rotary_emb
-    cos, sin = rotary(torch.zeros(1, position + 1, 64), torch.arange(position + 1)[None])
-    half = cos.shape[-1] // 2
-    return cos[0, position, :half].double().numpy(), sin[0, position, :half].double().numpy()
-
-
-def test_phimoe_rotates_as_patched_below_and_above_the_pretraining_length(written, patched):
-    """It computes its frequencies in each pass, and reads its attention factor from short_mscale and long_mscale."""
-    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    source = written({**TINY, **sizes, "model_type": "phimoe", "rope_theta": 1e4})
-    params = {"long_factor": np.linspace(1, 6, 16).tolist(), "attention_factor": 1.3}
-    rope = make_plan(open_checkpoint(source), make_spec("longrope", 4.0, params)).positions.ropes[None]
-    model = build_without_weights(patched(source, "longrope", **params))
-    for position in (63, 64, 200):
-        cos, sin = rotated(model, position)
-        angles = position * rope.inv_freq
-        np.testing.assert_allclose(cos, rope.attention_factor * np.cos(angles), atol=5e-5)
-        np.testing.assert_allclose(sin, rope.attention_factor * np.sin(angles), atol=5e-5)

@@ -11,7 +11,6 @@ from ropecli import messages
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import progress
 from ropecli.evaluation.driver import Job, Task, collect, score_samples
-from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
@@ -82,14 +81,14 @@ def subject(llama):
 def run(make, subject, tokenizer, passes):
     """run("sliding", output, batch_size=2, ...) -> the values, but for their cost; `passes` has those of this run."""
 
-    def run(name, output=None, workers=None, batch_size=2):
+    def run(name, output=None, batch_size=2):
         passes.clear()
         passes.counting = False
         job, factory = (
             Job(subject, make(name), tokenizer),
             LiveReaderFactory({"device": "cpu"}, batch_size=batch_size),
         )
-        ((_, values, _),) = collect([job], factory, output, workers)
+        ((_, values, _),) = collect([job], factory, output)
         for value in values.values():
             for tally in value.values() if isinstance(value, dict) else ():
                 assert all(tally.pop(name) > 0 for name in COST)
@@ -126,39 +125,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, p
     monkeypatch.setattr("ropecli.evaluation.subject.load", pytest.fail)
     assert run(name, output) == values
     assert passes == []
-
-
-class StoppedError(Exception):
-    """Stands for a kill."""
-
-
-class OneOf(Workers):
-    """One process of several, killed before the values of the others arrive."""
-
-    def gather(self, items):
-        if items.keys() != {self.rank}:
-            raise StoppedError
-        return items
-
-
-@pytest.mark.parametrize("name", ["sliding"])
-def test_processes_share_the_samples_and_their_number_may_change(name, run, passes, output):
-    """Two processes are stopped, three continue, of which one is killed before it begins, and one ends it."""
-    values = run(name, batch_size=1)
-    whole, passes.stop, every = list(passes), len(passes) // 3, []
-    for rank in (0, 1):
-        with pytest.raises(KeyboardInterrupt):
-            run(name, output, OneOf(rank, 2), batch_size=1)
-    passes.stop = None
-    before = len(records(output))
-    for rank in (2, 0):
-        with pytest.raises(StoppedError):
-            run(name, output, OneOf(rank, 3), batch_size=1)
-        every += passes
-    assert 0 < before < len(records(output)) < len(values)
-    assert run(name, output, batch_size=1) == values
-    assert len(every + passes) < len(whole)
-    assert len(records(output)) == len(values)
 
 
 # Progress.
