@@ -1,4 +1,4 @@
-"""scripts/real_model: the corpus that it makes of archives, and its queue."""
+"""scripts/real_model: its queue, and the page that is made of its reports."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The smallest base: the papers' figures, and a search that tries every base and every distance."""
+"""The smallest base: the papers' figures, and the score at every distance."""
 
 import numpy as np
 import pytest

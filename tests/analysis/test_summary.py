@@ -1,4 +1,4 @@
-"""The summary of every method: what it says against the quantities themselves, and that it can be printed."""
+"""The summary of a rope: what it says of Llama 2, by hand, and of a distance method."""
 
 import math
 

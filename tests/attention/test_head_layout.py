@@ -1,4 +1,4 @@
-"""The layout of heads, found on live models, is the known one of each; and refusals with their reasons."""
+"""The layout of heads, found on live models, is the known one of each."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A small model keeps what the attention depends on; and through it, what becomes of every causal-LM type."""
+"""What becomes of every causal-LM type, proved or refused by a small model of it."""
 
 import importlib.metadata
 

@@ -1,4 +1,4 @@
-"""ropecli eval-ppl: one checkpoint, or two on the same tokens; one JSON document or one message."""
+"""ropecli eval-ppl: one checkpoint, or two on the same tokens."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`ropecli inspect`: what it reports is what stock transformers would do; two checkpoints; a narrow terminal."""
+"""`ropecli inspect`: what it reports is what stock transformers would do; and two checkpoints."""
 
 import numpy as np
 import pytest

@@ -65,18 +65,6 @@ def test_the_metadata_name_the_base_and_keep_its_licence(writable, ropecli, from
     assert f"[{NAME}](https://huggingface.co/{NAME}/tree/{MAIN})" in card.text
 
 
-def test_a_second_push_sends_what_changed(writable, ropecli, local):
-    push = ["push", local, "--repo", NEW, "--public", "--json"]
-    first = ropecli(*push).json()
-    assert not writable.repositories[NEW].private
-    before = len(writable.repositories[NEW].files)
-    assert before == 3  # an empty repository, the card, the checkpoint
-    assert ropecli(*push).json()["commit"] == first["commit"]
-    (local / "LICENSE").write_text("do as you like")
-    assert ropecli(*push).json()["commit"] != first["commit"]
-    assert (len(writable.uploads), len(writable.repositories[NEW].files)) == (1, before + 1)
-
-
 def test_after_a_failure_the_same_command_continues(writable, ropecli, local):
     def fail() -> None:
         raise RefusalError(403)

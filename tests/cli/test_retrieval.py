@@ -1,4 +1,4 @@
-"""ropecli needle: what its reports say, and how it resumes."""
+"""ropecli needle: what its reports say."""
 
 import pytest
 

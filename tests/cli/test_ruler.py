@@ -1,4 +1,4 @@
-"""ropecli ruler: reports, several checkpoints, resuming."""
+"""ropecli ruler: reports, and several checkpoints."""
 
 import json
 

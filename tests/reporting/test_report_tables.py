@@ -88,17 +88,3 @@ def test_a_base_and_its_extension_have_cost_and_gain(with_baseline):
         change = 100 * math.expm1((sums[index] - sums[0]).sum() / weights.sum())
         assert f"{where}{change:+.1f}% ({low:.1f} to {high:.1f})" in table.notes[1]
     assert table.notes[1].endswith("from the base at 256 tokens.")
-
-
-def test_scores_by_depth_and_length_and_their_mean(retrieval):
-    hits = {(256, 0.0): 4, (256, 0.999): 3, (256, 1.0): 0, (512, 1.0): 1}
-    ranked = retrieval(hits, settings={"mode": "rank"})
-    (table,) = measured_tables([ranked])
-    assert table.heads == ["depth", "256", "512"]
-    assert table.rows == [
-        ["0", "100", "–"],
-        ["0.999", "75", "–"],
-        ["1", "0", "25"],
-        ["mean", "58.3% (32 to 81)", "25.0% (5 to 70)"],
-    ]
-    assert table.notes[0] == "Guessing scores 10%."
