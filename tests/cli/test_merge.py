@@ -163,9 +163,7 @@ PEFTS = {
 
 
 @pytest.mark.parametrize(("keys", "tied", "rows", "written"), PEFTS.values(), ids=PEFTS)
-def test_pefts_own_folder_is_merged_and_measured_too(
-    ropecli, build, corpus, contents, tmp_path, keys, tied, rows, written
-):
+def test_pefts_own_folder_is_merged_too(ropecli, build, tmp_path, keys, tied, rows, written):
     """With peft's logits and, unless it adds a product to tied weights twice, the weights of its own merge.
 
     config.json says what the adapter changed.
@@ -202,12 +200,6 @@ def test_pefts_own_folder_is_merged_and_measured_too(
             torch.testing.assert_close(tensor, pefts[name], rtol=1e-6, atol=1e-6)
     config = json.loads((whole / "config.json").read_text())
     assert (config["vocab_size"], config["tie_word_embeddings"]) == (rows, tied and not is_untied)
-    # as peft wrote it, without a config.json
-    reports = [
-        ropecli("eval-ppl", checkpoint, "--data", corpus, "--lengths", "48", "--json").report()
-        for checkpoint in (tmp_path / "adapter", whole)
-    ]
-    assert reports[0]["rows"][0]["nll"] == pytest.approx(reports[1]["rows"][0]["nll"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

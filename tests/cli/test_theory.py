@@ -76,14 +76,6 @@ def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):
     assert both["target_length"] == 8192
 
 
-@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.pdf", b"%PDF"), ("a.PNG", b"\x89PNG")])
-def test_frequencies_are_drawn(ropecli, tmp_path, name, start):
-    plot = tmp_path / name
-    outcome = ropecli("theory", "demo", "--methods", "yarn,ntk", "--factor", 4, "--plot", plot).succeeds()
-    assert outcome.out.endswith(f"plot: {plot}\n")
-    assert plot.read_bytes().startswith(start)
-
-
 STILL = [1.0] * 8 + [1e29] * 8
 STRANGE = {
     "a length of one token": {"max_position_embeddings": 1},

@@ -16,20 +16,11 @@ PAIRS = np.arange(WIDTH // 2)
 PLAIN = BASE ** (-2 * PAIRS / WIDTH)
 YARN = {"factor": FACTOR, "original_max_position_embeddings": 64}
 AXES = {"mrope_section": [4, 6, 6]}
-MIXED = 0.625
 TYPES = {  # its fields, the method that it is read as, frequencies if they are not yarn's, attention factor
     "deepseek_yarn": ({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "yarn", None, 1.0),
-    "telechat3-yarn": (YARN, "yarn", None, 0.07 * np.log(FACTOR) + 1),
     # as vLLM 0.33.0 computes it: of the base b * s, divided by s^(2/d)
     "ntk": ({"factor": FACTOR}, "longrope", (BASE * FACTOR) ** (-2 * PAIRS / WIDTH) / FACTOR ** (2 / WIDTH), 1.0),
-    "ntk, mixed": (
-        {"factor": FACTOR, "mixed_b": MIXED},
-        "longrope",
-        PLAIN / np.exp(np.log(FACTOR) / (WIDTH / 2) ** MIXED * (PAIRS + 1) ** MIXED),
-        1.0,
-    ),
     "bailing_mrope": (AXES, "none", PLAIN, 1.0),
-    "openpangu": (AXES, "none", PLAIN, 1.0),
 }
 
 

@@ -14,13 +14,9 @@ import torch
 from tiny_settings import TINY as SIZES
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import families
 from ropecli.config.families import BY_HAND, family_of
 from ropecli.config.layers import read_layers
-from ropecli.errors import PatchError
-from ropecli.scaling.spec import make_spec
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PINNED = "5.23.0"
@@ -105,28 +101,6 @@ def test_the_list_of_types_with_sliding_layers_is_complete(rotary):
     by_base = {"granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text"}
     assert mixed - set(SLIDING) == by_base  # these say by layer_rope_theta which layers rotate
     assert set(SLIDING) >= BY_HAND["rotates_only_in"].keys()
-
-
-COMPRESSED = {
-    **TINY,
-    "model_type": "deepseek_v4",
-    "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
-    "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4},
-    **dict.fromkeys(("qk_rope_head_dim", "q_lora_rank", "o_lora_rank", "index_head_dim", "moe_intermediate_size"), 16),
-    **dict.fromkeys(("o_groups", "index_n_heads", "num_experts_per_tok"), 2),
-    **dict.fromkeys(("index_topk", "n_routed_experts"), 4),
-    "rope_parameters": {
-        label: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-        for label in ("main", "compress")
-    },
-}
-
-
-def test_frequencies_that_vary_with_the_length_are_refused_for_compressors(written, patched):
-    source = open_checkpoint(written(COMPRESSED))
-    with pytest.raises(PatchError, match="compressors of deepseek_v4 have their own positions"):
-        make_plan(source, make_spec("longrope", 4.0, {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8}))
-    patched(source.folder, "longrope", long_factor=[4.0] * 8)
 
 
 def _rope_parameters(model_type: str, **fields) -> dict:
