@@ -142,12 +142,6 @@ def test_only_commands_know_the_command_line_and_only_they_and_reports_render():
         assert "rich" not in libraries(name, anywhere=True), name
 
 
-def test_only_commands_and_reports_print_or_exit():
-    for name in outside("cli", "reporting", "__main__"):
-        calls = {ast.unparse(node.func) for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)}
-        assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "input"}, name
-
-
 def test_nothing_runs_remote_code():
     """trust_remote_code is off wherever it is named."""
     for name, tree in MODULES.items():

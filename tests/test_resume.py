@@ -10,7 +10,6 @@ from ropecli.resume import (
     list_snapshots,
     manifest_fault,
     open_state,
-    prune_snapshots,
     read_records,
     refuse_interrupted,
     refuse_other_request,
@@ -176,11 +175,3 @@ def test_a_damaged_snapshot_is_refused_and_the_newest_restored(saved):
     saved(2)
     assert restore_newest(list_snapshots(folder), manifest_fault) == 2
     assert restore_newest([], manifest_fault) == 0
-
-
-def test_the_last_snapshots_are_kept(saved):
-    folder = saved(1, 2, 3, 4, 5)
-    begin_snapshot(folder, 6)
-    prune_snapshots(folder, newest=4, keep=2)
-    assert [step for step, _ in list_snapshots(folder)] == [3, 4]
-    assert not list(folder.glob("*.partial"))

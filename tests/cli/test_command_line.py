@@ -63,7 +63,6 @@ def test_names_of_other_tools_are_accepted(command, arguments, canonical):
     [
         ("patch demo --method ya", "yarn"),
         ("eval-ppl demo --methods none,yarn,rer", "none,yarn,rerope"),
-        ("methods l", "linear"),
         ("export demo -e vl", "vllm"),
         ("ruler demo --tasks vt,c", "vt,cwe"),
     ],

@@ -64,11 +64,6 @@ def test_a_patched_checkpoint_with_and_without_its_record(method, llama, patched
         assert_live(report, folder, 256)
 
 
-def test_distances_of_a_remapped_checkpoint(llama, patched, inspected):
-    report = inspected(patched(llama, "rerope", 4.0, window=48))
-    assert (report["remaps"], report["largest_distance"], report["target_length"]) == (True, 48, 256)
-
-
 # Two checkpoints.
 
 

@@ -16,16 +16,6 @@ GROUP = typer.main.get_command(app)
 NUMBERS = {"longrope": {"long_factor": [1.0] * 16}, "custom": {"factors": [1.0] * 16}}  # what FILE.json holds
 
 
-def test_the_command_shows_every_fact_and_an_example_in_one_line(ropecli):
-    for name, method in scaling_methods().items():
-        outcome = ropecli("methods", name).succeeds()
-        assert outcome.out.splitlines()[-1] == example(method)
-        assert "…" not in outcome.out
-        text = "".join(outcome.out.replace("\\", "").split())
-        for fact in (name, method.description, method.training, *(knob.name for knob in method.parameters)):
-            assert all("".join(part.split()) in text for part in fact.split("\n\n"))
-
-
 def test_an_example_is_understood_and_does_something():
     """The command has the options, and the method takes the setting and changes by it."""
     for name in scaling_methods():

@@ -27,15 +27,14 @@ TYPES = {  # its fields, the method that it is read as, frequencies if they are 
 @pytest.mark.parametrize("name", TYPES)
 def test_an_engines_type_is_read_exported_and_patched(name, written, ropecli, tmp_path):
     fields, method, frequencies, attention_factor = TYPES[name]
-    kind = name.split(",")[0]
-    folder = written({**LLAMA, "rope_scaling": {"type": kind, **fields}})
+    folder = written({**LLAMA, "rope_scaling": {"type": name, **fields}})
     state = read_state(open_checkpoint(folder))
     rope = state.positions.main
     expected = read_state(open_checkpoint(written({**LLAMA, "rope_scaling": {"type": "yarn", **YARN}}))).positions.main
     np.testing.assert_allclose(rope.inv_freq, expected.inv_freq if frequencies is None else frequencies, rtol=1e-12)
     assert (rope.spec.method.name, rope.attention_factor) == (method, pytest.approx(attention_factor))
     findings = {finding["rule"]: finding for finding in inspect_checkpoint(state)["findings"]}
-    assert f"transformers has no rope_type {kind!r}" in findings["engine-type"]["message"]
+    assert f"transformers has no rope_type {name!r}" in findings["engine-type"]["message"]
     assert export_checkpoint(open_checkpoint(folder), "vllm").command
     output = tmp_path / "fixed"
     options = ["--factors-file", folder / "config.json"] if method == "longrope" else []

@@ -309,16 +309,6 @@ def test_a_folder_of_source_code_has_no_splits(tmp_path):
     assert texts_of(tmp_path) == ["a.py", "b/README.md", "test/c.py", "a row"]
 
 
-def test_a_folder_with_several_configurations_is_refused(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_jsonl(tmp_path / name / "rows.jsonl", {"text": ROWS})
-    card = yaml.safe_dump({"configs": [{"config_name": name, "data_dir": name} for name in ("a", "b")]})
-    (tmp_path / "README.md").write_text(f"---\n{card}---\n")
-    with pytest.raises(DataError, match=r"datasets cannot find the splits of .*: Config name is missing"):
-        texts_of(tmp_path)
-
-
 def test_hidden_files_are_no_documents(tmp_path):
     for name in ("a.jsonl", ".ipynb_checkpoints/a.jsonl", "__MACOSX/._a.jsonl", ".git/x.md", "b/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -254,13 +253,6 @@ def test_sequences_are_shown_as_the_model_gets_them(chat_stream, stream_of, sour
         assert remarks[0] == f"sequence {row + 1} of {len(stream)}"
     (spans,) = stream_of(source(corpus), positions="pose", window=10_000).shown(1)
     assert sum(span.text.startswith("position ") for span in spans) == 1
-
-
-def test_the_fingerprint_does_not_depend_on_where_the_text_is(stream_of, source, corpus, tmp_path, monkeypatch):
-    shutil.copytree(corpus, tmp_path / "copy")
-    here = stream_of(source(corpus)).fingerprint()
-    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "cache"))
-    assert stream_of(source(tmp_path / "copy")).fingerprint() == here
 
 
 def test_everything_that_changes_a_batch_changes_the_fingerprint(

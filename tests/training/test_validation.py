@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ropecli
-from ropecli.errors import DataError, NotFiniteError
+from ropecli.errors import NotFiniteError
 
 WINDOW, EXTENDED = 64, 128
 
@@ -55,11 +55,6 @@ def test_eval_data_has_a_column_and_a_split_of_its_own(prepared, patched_llama, 
     for chosen, split in (({}, "test"), ({"eval_split": "validation"}, "dev")):
         evaluation, *_ = prepared(patched_llama, **keys, **chosen)
         assert [document.name for document in evaluation.documents.kept] == [f"{split}.jsonl:1"]
-
-
-def test_faults_of_eval_data_are_not_answered_with_lengths(prepared, patched_llama, corpus):
-    with pytest.raises(DataError, match=r"^--eval-data: .* has no splits\. Remove the split 'dev'\.$"):
-        prepared(patched_llama, eval_data=str(corpus), eval_split="dev")
 
 
 def test_measured_model_trains_to_the_same_bits(build, prepared, corpus):
