@@ -98,17 +98,20 @@ def environment(request):
     import sys
     import venv
 
+    from filelock import FileLock
+
     def make(name: str, requirements: list[str], *options: object) -> Path:
         home = Path(request.config.cache.mkdir(name))
         python = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
         ready = home / "ready"
-        if not ready.is_file() or ready.read_text() != "\n".join(requirements):
-            venv.create(home / "venv", with_pip=True, clear=True)
-            install = [python, "-m", "pip", "install", "--quiet", *options, *requirements]
-            result = subprocess.run(install, capture_output=True, text=True)
-            if result.returncode:
-                pytest.skip(f"{requirements[0]} cannot be installed here: {result.stderr.strip()[-800:]}")
-            ready.write_text("\n".join(requirements))
+        with FileLock(home / "lock"):  # of the other process of scripts/test
+            if not ready.is_file() or ready.read_text() != "\n".join(requirements):
+                venv.create(home / "venv", with_pip=True, clear=True)
+                install = [python, "-m", "pip", "install", "--quiet", *options, *requirements]
+                result = subprocess.run(install, capture_output=True, text=True)
+                if result.returncode:
+                    pytest.skip(f"{requirements[0]} cannot be installed here: {result.stderr.strip()[-800:]}")
+                ready.write_text("\n".join(requirements))
         return python
 
     return make

@@ -21,10 +21,8 @@ def live(arguments):
     forked.ropecli(arguments)
 
 
-SEARCH = ["--samples", "8", "--lengths", "280,330"]
 COMMANDS = {
     "eval-ppl": ["eval-ppl", "--lengths", "24,64", "--protocol", "sliding", "--stride", "4", "--max-tokens", "120"],
-    "needle": ["needle", *SEARCH],
     "ruler": ["ruler", "--tasks", "fwe,niah_single_1", "--mode", "rank", "--lengths", "1200,1300", "--samples", "8"],
     "finetune": ["finetune", "--steps", "25", "--length", "48", "--set", "tracker=none", "--set", "save_every=1"],
 }

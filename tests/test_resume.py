@@ -1,7 +1,5 @@
 """The state of an interrupted run: of the same request alone, checked to the bit, never a user's folder."""
 
-import signal
-
 import pytest
 
 from ropecli.errors import OutputError, RecipeError
@@ -12,7 +10,6 @@ from ropecli.resume import (
     list_snapshots,
     manifest_fault,
     open_state,
-    prune_snapshots,
     read_records,
     refuse_interrupted,
     refuse_other_request,
@@ -58,21 +55,6 @@ def test_what_follows_a_line_that_was_cut_short_is_whole(records):
     records.write_bytes(records.read_bytes()[:-5])
     append_record(records, "next")
     assert read_records(records) == [{"number": 0}, {"number": 1}, {"number": 2}, "next"]
-
-
-def test_a_full_disk_damages_no_record(records):
-    """A limit on the size of files stands for it."""
-    resource = pytest.importorskip("resource")
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (records.stat().st_size + 10, before[1]))
-        with pytest.raises(OSError, match="File too large"):
-            append_record(records, "more than ten bytes")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    append_record(records, "next")
-    assert read_records(records)[4:] == ["next"]
 
 
 @pytest.mark.parametrize(
@@ -193,11 +175,3 @@ def test_a_damaged_snapshot_is_refused_and_the_newest_restored(saved):
     saved(2)
     assert restore_newest(list_snapshots(folder), manifest_fault) == 2
     assert restore_newest([], manifest_fault) == 0
-
-
-def test_the_last_snapshots_are_kept(saved):
-    folder = saved(1, 2, 3, 4, 5)
-    begin_snapshot(folder, 6)
-    prune_snapshots(folder, newest=4, keep=2)
-    assert [step for step, _ in list_snapshots(folder)] == [3, 4]
-    assert not list(folder.glob("*.partial"))

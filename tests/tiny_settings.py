@@ -26,7 +26,6 @@ LLAMA_2_7B = {
 }
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 ONE_OF_EACH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
-PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 # multi-head latent attention: of each head 32 dimensions stand still before the 16 that rotate
 LATENT = {
     "q_lora_rank": 32,

@@ -1,22 +1,16 @@
-"""The layout of heads, found on live models, is the known one of each; and refusals with their reasons."""
+"""The layout of heads, found on live models, is the known one of each."""
 
 import contextlib
 
 import pytest
 import torch
-from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
+from tiny_settings import LATENT, ONE_OF_EACH
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.llama import modeling_llama
 from uneven import load_uneven
 
 from ropecli.attention.head_layout import HeadLayout, find_layout
 from ropecli.errors import PatchError
-
-REFUSED = {
-    "falcon": ({}, "No layer uses transformers' attention interface"),
-    "llama4_text": ({"head_dim": 32, **EXPERTS, "intermediate_size_mlp": 96}, "hides part of the context"),
-    "mistral": ({"sliding_window": 16}, "All layers have a sliding window"),
-}
 
 
 @contextlib.contextmanager
@@ -48,14 +42,6 @@ def test_the_layout_is_the_known_one(build, model_type, settings, known):
     model = load_uneven(build(model_type, **settings))
     with restored(model):
         assert find_layout(model) == known
-
-
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_an_inexact_attention_is_refused_with_its_reason(build, model_type):
-    settings, reason = REFUSED[model_type]
-    model = load_uneven(build(model_type, **settings))
-    with restored(model), pytest.raises(PatchError, match=reason):
-        find_layout(model)
 
 
 def test_a_single_head_that_does_not_rotate_is_noticed(build, monkeypatch):

@@ -106,18 +106,6 @@ def test_a_softmax_scale_set_at_building_is_refused(build):
         live_patch(load(folder), plan_of(folder, "linear").positions.ropes)
 
 
-@pytest.mark.parametrize(("first", "second", "hooks"), [("dynamic", "linear", 0), ("yarn", "dynamic", 1)])
-def test_a_second_patch_replaces_the_first(first, second, hooks, folder):
-    model, fresh = load(folder), load(folder)
-    live_patch(model, plan_of(folder, first).positions.ropes)
-    logits(model, 200)
-    for each in (model, fresh):
-        live_patch(each, plan_of(folder, second).positions.ropes)
-    for length in (30, 200):
-        assert torch.equal(logits(model, length), logits(fresh, length))
-    assert {len(table.module._forward_pre_hooks) for table in rotary_tables(model)} == {hooks}
-
-
 def test_a_loaded_distance_method_is_restored_after_another_patch(llama, patched):
     model = load(patched(llama, "rerope"))
     before = logits(model)
@@ -145,14 +133,3 @@ def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp
     with pytest.raises(PatchError, match="too short for rerope to change any distance"):
         live_patch(model, plan_of(llama, "rerope").positions.ropes)
     assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize(
-    ("names", "warned"),
-    [({"AutoModelForCausalLM": "own.Own"}, True), ({"AutoConfig": "own.Own"}, False), (["AutoModel"], False)],
-)
-def test_custom_code_of_the_checkpoint_gives_a_warning(names, warned, llama, edited):
-    """It may run an attention of its own under the method's name."""
-    source = edited(llama, auto_map=names)
-    assert any(finding.rule == "custom-code" for finding in plan_of(source, "rerope").findings) is warned
-    assert not any(finding.rule == "custom-code" for finding in plan_of(source, "yarn").findings)

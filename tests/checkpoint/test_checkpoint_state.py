@@ -1,15 +1,8 @@
 """One reading of a checkpoint: every command takes its lengths from the same place."""
 
-import dataclasses
 import json
 
 import pytest
-
-from ropecli.checkpoint import files, state
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.engines.engine_export import export_checkpoint
-from ropecli.scaling.spec import make_spec
 
 DYNAMIC = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
 YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}
@@ -38,18 +31,3 @@ def test_every_command_reads_the_same_context_length(case, llama, edited, ropecl
     assert f"--max-model-len {length}" in ropecli("export", folder, "--engine", "vllm").out
     outcome = ropecli("finetune", folder, "--data", corpus, "-o", tmp_path / "out", "--dry-run")
     assert f"sequences of {length} tokens" in outcome.out, outcome.err
-
-
-def test_the_files_are_read_once_per_checkpoint(llama, ropecli, tmp_path, monkeypatch):
-    folder, parsed = tmp_path / "patched", []
-    ropecli("patch", llama, "--method", "yarn", "--factor", 4, "-o", folder)
-    read_own_yaml = files.read_own_yaml
-    monkeypatch.setattr(files, "read_own_yaml", lambda text: parsed.append(text) or read_own_yaml(text))
-    checkpoint = open_checkpoint(folder)
-    read = state.read_state(checkpoint)
-    make_plan(checkpoint, make_spec("ntk", 2.0))
-    export_checkpoint(checkpoint, "vllm")
-    assert state.read_state(checkpoint) is read
-    assert len(parsed) == 1
-    unpatched = dataclasses.replace(checkpoint, config=read.note.original)
-    assert state.read_state(unpatched).positions.context_length == 64

@@ -84,23 +84,6 @@ def test_older_fields_keep_meaning_the_layers_with_full_attention(model, edited,
     assert config["rope_local_base_freq"] == pytest.approx(15000.0 * 4 ** (32 / 30))
 
 
-def test_older_readers_of_gemma3_find_both_bases(model, patched, config_of):
-    """They read the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
-    config = config_of(patched(model("gemma3_text"), "abf", rope_theta=3e6))
-    assert config["rope_theta"] == config["rope_parameters"]["full_attention"]["rope_theta"]
-    assert config["rope_local_base_freq"] == config["rope_parameters"]["sliding_attention"]["rope_theta"] == 1e4
-
-
-def test_the_pretraining_length_is_that_of_the_scaled_layers(model, edited):
-    """The sliding layers name none of their own; max_position_embeddings is the extended one."""
-    yarn = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5e5, "original_max_position_embeddings": 64}
-    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}, "full_attention": yarn}
-    source = open_checkpoint(edited(model("olmo3"), max_position_embeddings=512, rope_parameters=ropes))
-    plan = make_plan(source, make_spec("yarn", 1.0), target_length=1024)
-    assert plan.spec.factor == 16.0
-    assert plan.config["rope_parameters"]["full_attention"]["original_max_position_embeddings"] == 64
-
-
 def test_a_layer_type_without_positions_is_refused(model, llama):
     for folder, message in ((llama, "none, all layers share one"), (model("gemma3_text"), "has unknown full;")):
         with pytest.raises(PatchError, match=message):

@@ -122,14 +122,6 @@ def test_with_the_record_a_second_patch_gives_what_the_original_would_give(metho
         assert_same(again, afresh)
 
 
-def test_without_the_record_a_new_base_is_taken_for_the_pretrained_one(llama, patched):
-    """Hence the warning that comes with ntk and abf: keep ropecli.yaml next to the weights."""
-    folder = patched(llama, "ntk")
-    (folder / "ropecli.yaml").unlink()
-    assert read_state(open_checkpoint(folder)).positions.pretraining_length == 256
-    assert any("ropecli.yaml" in finding.message for finding in plan(llama, "ntk").findings)
-
-
 def test_edited_rope_fields_make_the_record_void(llama, patched, edited):
     folder = patched(llama, "yarn")
     assert read_provenance(open_checkpoint(edited(folder, "other", torch_dtype="bfloat16"))).edited == ()

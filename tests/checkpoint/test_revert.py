@@ -8,7 +8,6 @@ import yaml
 
 METHODS = {
     "yarn": ["--method", "yarn", "--factor", 4],
-    "ntk": ["--method", "ntk", "--factor", 4],
     "longrope": ["--method", "longrope", "--factor", 4, "--set", f"long_factor={[1.0 + i / 4 for i in range(16)]}"],
     "none": ["--method", "none"],
 }

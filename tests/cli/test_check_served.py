@@ -66,17 +66,6 @@ def test_verdict_names_the_scaling_that_a_rounding_server_computes(check, logits
         assert "yarn" in result["fix"]
 
 
-def test_a_finding_of_inspect_that_changes_results_is_repeated(logits_of, yarn, edited, ropecli, corpus):
-    beyond = edited(yarn, max_position_embeddings=512)
-    (beyond / "ropecli.yaml").unlink()
-    with CompletionsServer(logits_of("yarn", 4.0), like="vllm", most=512).running() as server:
-        check = ["check-served", server.url, "--checkpoint", beyond, "--data", corpus]
-        report, outcome = ropecli(*check, "--json").json(), ropecli(*check)
-    (finding,) = report["findings"]
-    assert finding["rule"] == "context-beyond-scaling"
-    assert f"{finding['rule']}: {finding['message']}" in outcome.said
-
-
 LIKE = ["vllm", "llama", "by text"]
 
 

@@ -2,18 +2,14 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
 
-from ropecli.checkpoint.state import Positions
-from ropecli.cli import terminal, typer_command
+from ropecli.cli import terminal
 from ropecli.cli.app import _COMMANDS, app
 from ropecli.cli.typer_command import ALIASES
-from ropecli.evaluation.lengths import choose_lengths
 from ropecli.evaluation.processes import Workers
-from ropecli.training.recipe_files import recipe_path
 from ropecli.training.recipe_schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -67,7 +63,6 @@ def test_names_of_other_tools_are_accepted(command, arguments, canonical):
     [
         ("patch demo --method ya", "yarn"),
         ("eval-ppl demo --methods none,yarn,rer", "none,yarn,rerope"),
-        ("methods l", "linear"),
         ("export demo -e vl", "vllm"),
         ("ruler demo --tasks vt,c", "vt,cwe"),
     ],
@@ -94,15 +89,6 @@ def test_a_fault_of_ours_is_not_laid_to_the_users_numbers(ropecli, monkeypatch):
     monkeypatch.setattr("ropecli.checkpoint.inspection.inspect_checkpoint", lambda *arguments, **options: 1 / 0)
     with pytest.raises(ArithmeticError):
         ropecli("inspect", "demo")
-
-
-@pytest.mark.parametrize(
-    ("pretraining", "context", "lengths"),
-    [(256, 256, [64, 128, 256]), (4096, 10_000, [1024, 2048, 4096, 8192, 10_000]), (16, 16, [16])],
-)
-def test_default_lengths_double_up_to_the_context_length(pretraining, context, lengths):
-    positions = Positions({}, None, pretraining, context)
-    assert list(choose_lengths(None, [SimpleNamespace(positions=positions, is_baseline=False)]).tokens) == lengths
 
 
 def test_lengths_follow_from_the_checkpoint_and_the_data(ropecli, llama, tmp_path):
@@ -138,32 +124,7 @@ def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypa
     assert len(lines) == 34
 
 
-def test_a_bar_within_a_bar_is_one_line_of_the_log(capsys):
-    with terminal._bar("", 1) as step:
-        step(phase="yarn ×4 (1 of 2)")
-        with terminal._bar("loading demo", None) as inner:
-            inner()
-        step(done=0.5, left=3723)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["yarn ×4 (1 of 2)", "loading demo"]
-    assert terminal.clock(3723) == "1:02:03"
-
-
 # Help.
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_one_order_of_panels_and_two_examples(name, ropecli):
-    has_more = any(option.name == "help_all" for option in COMMANDS[name].params)
-    short, whole = (ropecli(name, option).succeeds().out for option in ("--help", "--help-all" if has_more else "-h"))
-    assert "<bool>" not in whole
-    assert {*re.findall(r"With (--[a-z-]+):", whole)} <= {*re.findall(r"│ (--[a-z-]+)", whole)}
-    for text in (short, whole):
-        panels = re.findall(r"╭─ (\w+) ─", text)
-        ordered = ("Arguments", "Options", *typer_command._PANELS)  # Options: --help, before Typer 0.26
-        assert panels == [panel for panel in ordered if panel in panels]
-        assert text.partition("Examples:")[2].count(f"ropecli {name}") == 2
-    assert not {"Loading", "Server", "Engine"} & set(re.findall(r"╭─ (\w+) ─", short))
 
 
 @pytest.mark.parametrize(
@@ -206,14 +167,6 @@ def test_only_processes_that_share_the_work_of_a_launch_are_silent(command, proc
     outcome = evaluate(lengths="24") if command == "eval-ppl" else ropecli(*command.split())
     outcome.succeeds()
     assert bool(outcome.out) == (command != "eval-ppl" or processes != "2")
-
-
-def test_a_path_is_not_taken_for_a_recipes_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").write_text("data: demo-train\n")
-    assert recipe_path(Path("yarn-64k")).samefile(RECIPES / "finetune" / "yarn-64k.yaml")
-    for path in ("yarn-64k.yaml", "recipes/yarn-64k", "mine"):
-        assert recipe_path(Path(path)) == Path(path)
 
 
 def test_the_schema_knows_every_key_and_token_counts_with_suffixes(ropecli):

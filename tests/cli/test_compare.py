@@ -1,6 +1,8 @@
 """ropecli compare: methods, factors and checkpoints in one table, each checkpoint loaded once; stopped and resumed."""
 
+import gc
 import json
+import weakref
 
 import pytest
 
@@ -60,11 +62,14 @@ def test_plot_and_report_are_written_beside_the_table(compare, llama, tmp_path):
 def test_several_checkpoints_give_what_each_gives_alone_and_are_loaded_once(measured, llama, other, monkeypatch):
     from ropecli.evaluation import subject
 
-    load, loads = subject.load_model, []
+    load, loads, models = subject.load_model, [], []
 
     def watched(checkpoint, **options):
+        gc.collect()
+        assert not any(model() is not None for model in models), "one in memory at a time"
         loads.append(checkpoint.folder)
-        return load(checkpoint, **options)
+        models.append(weakref.ref(model := load(checkpoint, **options)))
+        return model
 
     monkeypatch.setattr(subject, "load_model", watched)
     options = ["--chunk", 30, "--batch-size", 3]

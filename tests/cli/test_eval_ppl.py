@@ -1,4 +1,4 @@
-"""ropecli eval-ppl: one checkpoint, or two on the same tokens; one JSON document or one message."""
+"""ropecli eval-ppl: one checkpoint, or two on the same tokens."""
 
 import json
 import math
@@ -8,28 +8,9 @@ import pytest
 
 from ropecli.reporting.lines import sets_of
 
-FIELDS = """task checkpoint weights scaling method factor params in_memory original_max_position_embeddings source
-command settings fingerprint too_short dtype device cells rows document_names reference environment
-kind context_length documents"""
-
 
 def losses(report):
     return [cell["sums"] for cell in report["cells"]]
-
-
-def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
-    value = evaluate("--json", lengths="24,64").json()
-    [report] = value["reports"]
-    assert (value["schema_version"], report["kind"]) == (5, "perplexity")
-    assert set(report) == set(FIELDS.split())
-    assert (report["method"], report["task"]) == ("none", "prefix")
-    settings = {"stride": None, "targets": None, "chunk": None, "batch_size": 1, "attn": "auto", "processes": 1}
-    assert report["settings"] == {**settings, "reference_length": 64}
-    options = ["--data", str(corpus), "--lengths", "24,64", "--max-documents", "4", "--json"]
-    assert report["command"] == ["ropecli", "eval-ppl", str(llama), *options]
-    assert (report["checkpoint"], report["source"]) == (str(llama), str(corpus))
-    assert {"ropecli", "torch", "transformers", "python"} <= report["environment"].keys()
-    assert report["document_names"] == sorted(path.name for path in corpus.iterdir())[:4]
 
 
 def test_a_model_is_the_same_as_a_folder_and_as_a_method(ropecli, llama, yarn, corpus):
@@ -102,47 +83,6 @@ def test_whole_documents_can_be_cut(evaluate, few):
 
 
 # With a baseline.
-
-
-def test_checkpoint_and_baseline_give_what_each_gives_alone_one_in_memory_at_a_time(
-    measured, evaluate, llama, yarn, monkeypatch
-):
-    import gc
-    import weakref
-
-    from ropecli.evaluation import subject
-
-    load, models = subject.load_model, []
-
-    def watched(*arguments, **options):
-        gc.collect()
-        assert not any(model() is not None for model in models)
-        models.append(weakref.ref(model := load(*arguments, **options)))
-        return model
-
-    options = ["--protocol", "sliding", "--max-tokens", 200]
-    own, base = measured(*options, checkpoint=yarn), measured(*options)
-    monkeypatch.setattr(subject, "load_model", watched)
-    first, second = evaluate("--json", "--baseline", llama, *options, checkpoint=yarn).reports()
-    assert len(models) == 2
-    assert losses(own) != losses(base)
-    assert losses(second) == losses(own)
-    assert losses(first) == losses(base)[: len(first["rows"])]
-    assert [row["length"] for row in first["rows"]] == [24, 64]  # up to its context length
-    for key in [
-        "checkpoint",
-        "weights",
-        "scaling",
-        "method",
-        "factor",
-        "task",
-        "fingerprint",
-        "document_names",
-        "kind",
-    ]:
-        assert second[key] == own[key], key
-        assert first[key] == base[key], key
-    assert first["fingerprint"] == second["fingerprint"]
 
 
 @pytest.fixture

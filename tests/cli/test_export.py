@@ -49,17 +49,3 @@ def test_a_config_file_is_printed_or_written(engine, yarn, ropecli, tmp_path):
     assert set(report) == KEYS
     assert f"then run: {report['command']}" in printed.err
     assert "256" in str(report["overrides"])
-
-
-def test_the_embedded_checkpoint_is_named_by_its_folder(ropecli):
-    from ropecli import demo
-
-    assert str(demo.FOLDER) in shlex.split(ropecli("export", "demo", "--engine", "vllm").out)
-
-
-def test_what_an_engine_cannot_express_is_refused_with_the_next_step(llama, edited, ropecli):
-    factors = [1.0] * 15 + [4.0]
-    scaling = {"rope_type": "longrope", "factor": 4.0, "short_factor": factors, "long_factor": factors}
-    folder = edited(llama, rope_scaling={**scaling, "original_max_position_embeddings": 64}, rope_parameters=...)
-    refused = ropecli("export", folder, "--engine", "llama.cpp")
-    refused.is_refused("rope_factors_long.weight", "Or patch with yarn.")

@@ -37,7 +37,7 @@ def extend(ropecli, tmp_path, monkeypatch):
     return lambda *options, checkpoint="demo": ropecli("extend", checkpoint, *FEW, "-o", tmp_path / "out", *options)
 
 
-def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_path, contents):
+def test_the_choice_has_headroom_and_is_written_proved_and_exported(extend, tmp_path):
     outcome = extend("--serve", "vllm").succeeds()
     out, result = tmp_path / "out", json.loads((tmp_path / "out" / "extend.json").read_text())
     assert "Candidates that vllm runs: yarn ×4, yarn ×2." in outcome.err
@@ -81,25 +81,23 @@ def test_without_a_candidate_within_the_cost_nothing_is_written_and_more_cost_ne
     assert "Chosen: yarn ×4." in extend(*more).succeeds().out
 
 
-@pytest.mark.parametrize("stop", ["before the rename", "after it", "a full disk"])
-def test_stopped_anywhere_it_resumes_to_the_same_folder(extend, tmp_path, contents, monkeypatch, stop):
-    expected = contents(shutil.move(extend().succeeds() and tmp_path / "out", tmp_path / "expected"))
-    error = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / ".out.partial" / "extend.html"))
-    error = error if stop == "a full disk" else KeyboardInterrupt()
-    module, name = (resume, "remove_state") if stop == "after it" else (page, "render_page")
+@pytest.mark.parametrize("stop", ["after the rename", "a full disk"])
+def test_stopped_while_it_writes_it_resumes_and_measures_nothing_again(extend, tmp_path, monkeypatch, stop):
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / ".out.partial" / "extend.html"))
+    error, (module, name) = (
+        (full, (page, "render_page")) if stop == "a full disk" else (KeyboardInterrupt(), (resume, "remove_state"))
+    )
     with monkeypatch.context() as patch:
         patch.setattr(module, name, Mock(side_effect=error))
         outcome = extend()
-    assert (tmp_path / "out").exists() == (stop == "after it")
-    assert outcome.code == (2 if stop == "a full disk" else 130)
+    assert (tmp_path / "out").exists() == (stop == "after the rename")
     if stop == "a full disk":
         outcome.is_refused(f"No space left for {tmp_path / 'extend.html'}. Free some space")
+    else:
+        assert outcome.code == 130
     monkeypatch.setattr(driver, "score_samples", None)
     assert "Chosen: yarn ×4." in extend("--resume").succeeds().out
-    written = contents(tmp_path / "out")
-    assert written.keys() == expected.keys()
-    reports = {"extend.json", "extend.html"}  # with times and the command
-    assert {name for name in written if written[name] != expected[name]} <= reports
+    assert {"config.json", "extend.json", "extend.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert not (tmp_path / "out.state").exists()
 
 
@@ -272,24 +270,22 @@ def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(extend
 def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_path, contents, monkeypatch):
     extend(*TRAIN, texts).succeeds()
     expected = contents(shutil.move(tmp_path / "out", tmp_path / "expected"))
-    for place, name, calls in ((TwoLosses, "words", 2), (page, "render_page", 0)):  # in training; before the page
-        real, passed = getattr(place, name), []
+    words, passed = TwoLosses.words, []
 
-        def stopped(*arguments, real=real, passed=passed, calls=calls):
-            if len(passed) == calls:
-                raise KeyboardInterrupt
-            passed.append(arguments)
-            return real(*arguments)
+    def stopped(*arguments):
+        if len(passed) == 2:
+            raise KeyboardInterrupt
+        passed.append(arguments)
+        return words(*arguments)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(place, name, stopped)
-            assert extend(*TRAIN, texts).code == 130
-        extend(*TRAIN, texts).is_refused("belongs to a run that was interrupted", "--resume")
-        assert "Trained: yarn ×4" in extend(*TRAIN, texts, "--resume").succeeds().out
-        written = contents(tmp_path / "out")
-        for file in ("model.safetensors", "config.json"):
-            assert written[file] == expected[file]
-        shutil.rmtree(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(TwoLosses, "words", stopped)
+        assert extend(*TRAIN, texts).code == 130
+    extend(*TRAIN, texts).is_refused("belongs to a run that was interrupted", "--resume")
+    assert "Trained: yarn ×4" in extend(*TRAIN, texts, "--resume").succeeds().out
+    written = contents(tmp_path / "out")
+    for file in ("model.safetensors", "config.json"):
+        assert written[file] == expected[file]
 
 
 def test_nothing_left_to_train_on_is_refused_before_anything_is_measured(extend, texts, tmp_path, monkeypatch):

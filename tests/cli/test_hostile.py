@@ -1,10 +1,7 @@
 """Checkpoints from strangers: nothing in them runs, no private file is read, and no value leads to a traceback."""
 
 import json
-import os
 import pickle
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,31 +18,6 @@ PATCH = ["--method", "yarn", "--factor", 4]
 
 def rewrite(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_may_not_be_read_is_named(name, llama, ropecli):
-    """As an ordinary user; the superuser may read everything."""
-    with tempfile.TemporaryDirectory() as home:
-        source = Path(shutil.copytree(llama, Path(home) / "source"))
-        source.chmod(0o755)
-        for path in source.iterdir():
-            path.chmod(0o644)
-        ropecli(
-            "patch", source, *PATCH, "--no-verify", "-o", Path(home) / "first"
-        ).succeeds()  # loads what a user could not
-        Path(home).chmod(0o777)
-        (source / name).chmod(0)
-        if superuser := os.geteuid() == 0:
-            os.seteuid(65534)
-        try:
-            outcome = ropecli("patch", source, *PATCH, "--no-verify", "-o", Path(home) / "out")
-            left = sorted(path.name for path in Path(home).iterdir())
-        finally:
-            if superuser:
-                os.seteuid(0)
-        outcome.is_refused("Permission denied", source / name)
-        assert left == ["first", "source"]
 
 
 class Canary:
@@ -149,14 +121,10 @@ def test_values_of_every_kind_in_every_field_that_is_read(name, tmp_path):
 
 
 FIELDS = {
-    "a number beyond float64": ({"kv_lora_rank": 10**400}, "kv_lora_rank", "expected a positive integer"),
     "negative": ({"num_key_value_heads": -1}, "num_key_value_heads in config.json is -1; expected a positive integer"),
     "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers in config.json is 0; expected an integer from 1 to"),
-    "a fraction": ({"max_position_embeddings": 256.0}, "max_position_embeddings in config.json is 256.0"),
-    "a factor as text": ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor in config.json is '4'"),
     "not finite": ({"rope_scaling": {"type": "linear", "factor": float("nan")}}, "factor in config.json is nan"),
     "no list": ({"architectures": 5}, "architectures in config.json is 5; expected a list of names"),
-    "sections": ({"rope_scaling": {"type": "mrope", "mrope_section": 8}}, "mrope_section", "a list of integers"),
 }
 
 

@@ -13,29 +13,7 @@ from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
 GROUP = typer.main.get_command(app)
-KEYS = "name summary description source g h interpolation training rope_type written_as depends_on_length other_names"
-WRITTEN = {
-    "default": "abf none unscaled ntk",
-    "longrope": "cope custom longrope nope p-rope resonance",
-    "dynamic": "dynamic",
-    "live only": "dynamic-yarn",
-    "linear": "linear",
-    "llama3": "llama3",
-    "yarn": "ntk-by-parts yarn",
-    "attention": "dual-chunk jet-long leaky-rerope lm-infinite rerope self-extend streaming string",
-}
-WRITTEN_AS = {name: kind for kind, names in WRITTEN.items() for name in names.split()}
 NUMBERS = {"longrope": {"long_factor": [1.0] * 16}, "custom": {"factors": [1.0] * 16}}  # what FILE.json holds
-
-
-def test_the_command_shows_every_fact_and_an_example_in_one_line(ropecli):
-    for name, method in scaling_methods().items():
-        outcome = ropecli("methods", name).succeeds()
-        assert outcome.out.splitlines()[-1] == example(method)
-        assert "…" not in outcome.out
-        text = "".join(outcome.out.replace("\\", "").split())
-        for fact in (name, method.description, method.training, *(knob.name for knob in method.parameters)):
-            assert all("".join(part.split()) in text for part in fact.split("\n\n"))
 
 
 def test_an_example_is_understood_and_does_something():
@@ -53,10 +31,3 @@ def test_an_example_is_understood_and_does_something():
         ours = scale(rope, make_spec(name, factor, {**NUMBERS.get(name, {}), **params}))
         if params and name != "abf":  # which does not run without
             assert (ours.inv_freq != scale(rope, make_spec(name, 4.0)).inv_freq).any()
-
-
-def test_all_as_json(ropecli):
-    methods = ropecli("methods", "--json").json()
-    assert [method["name"] for method in methods] == list(scaling_methods())
-    assert {method["name"]: method["written_as"] for method in methods} == WRITTEN_AS
-    assert all(set(method) == {*KEYS.split(), "parameters", "example"} for method in methods)

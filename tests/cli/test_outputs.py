@@ -74,12 +74,6 @@ def test_a_finished_measurement_is_replaced_with_overwrite_alone(
         before = contents(tmp_path)
 
 
-def test_an_empty_file_is_filled(ropecli, llama, text, tmp_path):
-    report = tmp_path / "report.json"
-    report.touch()
-    ropecli("eval-ppl", llama, "--data", text, *MEASURED, "-o", report).succeeds()
-
-
 def test_training_follows_a_link_to_a_folder_that_does_not_exist(ropecli, llama, text, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "runs" / "new")
     training = ("--data", text, "--steps", 1, "--length", 16, "--set", "gradient_accumulation=1")

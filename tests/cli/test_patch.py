@@ -12,7 +12,6 @@ from filelock import FileLock
 
 from ropecli.checkpoint import writing
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.config.families import Family
 
 LINEAR = ["--method", "linear", "--factor", 4]
 YARN = ["--method", "yarn", "--factor", 4]
@@ -199,17 +198,6 @@ def test_a_link_as_output_is_followed(ropecli, source, tmp_path, exists):
     assert (tmp_path / "large" / "config.json").is_file()
 
 
-def test_links_inside_the_folder_are_followed_and_folders_that_loop_are_skipped(source, ropecli, tmp_path):
-    (source / "real.md").write_text("card")
-    (source / "README.md").symlink_to("real.md")
-    (source / "again").symlink_to(source)
-    (tmp_path / "link").symlink_to(source)
-    ropecli("patch", tmp_path / "link", *LINEAR, "--no-verify", "-o", tmp_path / "out").succeeds()
-    assert (tmp_path / "out" / "README.md").read_text() == "card"
-    assert not (tmp_path / "out" / "README.md").is_symlink()
-    assert not (tmp_path / "out" / "again").exists()
-
-
 def test_a_killed_run_is_replaced_and_a_running_one_is_not(ropecli, refused, source, tmp_path):
     partial = tmp_path / ".out.partial"
     partial.mkdir()
@@ -222,15 +210,6 @@ def test_a_killed_run_is_replaced_and_a_running_one_is_not(ropecli, refused, sou
     assert not (tmp_path / "out" / "left.safetensors").exists()
 
 
-def test_outputs_have_the_modes_of_other_new_files(ropecli, source, tmp_path):
-    ropecli("patch", source, *LINEAR, "--no-verify", "-o", tmp_path / "out").succeeds()
-    ropecli("theory", "demo", "--methods", "yarn", "--factor", 4, "--plot", tmp_path / "plot.svg").succeeds()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    assert (tmp_path / "out").stat().st_mode == (tmp_path / "folder").stat().st_mode
-    assert (tmp_path / "plot.svg").stat().st_mode == (tmp_path / "file").stat().st_mode
-
-
 # What cannot be written.
 
 
@@ -240,25 +219,6 @@ def test_the_current_folder_cannot_be_the_output(refused, source, tmp_path, monk
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert "is the current folder or a mount point" in refused(source, *YARN, "-o", output).err
-
-
-@pytest.mark.parametrize("method", ["yarn", "rerope"])
-def test_messages_name_no_temporary_folder(method, refused, edited, llama, tmp_path):
-    """transformers says where it read: the folder that is filled, or one for a config alone."""
-    outcome = refused(edited(llama, model_type=...), "--method", method, "--factor", 4, "-o", tmp_path / "out")
-    where = tmp_path / "out" if method == "yarn" else "this folder"
-    assert f"Unrecognized model in {where}." in outcome.said
-
-
-@pytest.mark.parametrize("output", ["out", "parent/of/out"])
-def test_a_patch_that_the_model_does_not_take_leaves_nothing(output, refused, llama, edited, tmp_path, monkeypatch):
-    """An OPT in a Llama's clothes has no table; the proof finds that out after config.json was written.
-
-    The parents that were made for the output go with it.
-    """
-    source = edited(llama, "source", model_type="opt", ffn_dim=64, word_embed_proj_dim=64)
-    monkeypatch.setattr("ropecli.config.settings.family_of", lambda config: Family("opt"))
-    assert "no rotary table" in refused(source, *YARN, "-o", tmp_path / output).err
 
 
 @pytest.mark.parametrize("where", ["weights", "config.json", "rename"])

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import yaml
 
-from ropecli.config.saved_remapping import KEY
-
 LAYERS = ["sliding_attention", "full_attention"]
 FACTORS = [1.0 + index / 4 for index in range(16)]
 PROVED = "Proved: on a small model of this architecture, the attention computes what transformers' own does."
@@ -70,13 +68,6 @@ def test_longrope_takes_the_factors_of_a_config(patch, gemma, tmp_path):
     assert again["rope_parameters"] == written["rope_parameters"]
 
 
-def test_phi3_gets_a_factor_and_a_target_of_their_own(patch, build):
-    """Its older dialect has no word for the factor: a reader takes the ratio of the two lengths for it."""
-    phi3 = build("phi3", original_max_position_embeddings=64)
-    options = ["--method", "longrope", "--factor", 4, "--target-length", 512, "--set", f"long_factor={FACTORS}"]
-    assert "the formulas" in patch(phi3, *options)[1].out
-
-
 def test_a_combination_is_remembered_and_reverted(ropecli, llama, patch, tmp_path, config_of):
     _, outcome = patch(llama, "--method", "yarn+resonance", "--factor", 4, "--set", "beta_fast=8")
     assert "yarn+resonance ×4, 256 tokens" in outcome.out
@@ -123,37 +114,6 @@ def test_the_attention_is_proved_without_the_proof_of_the_tables(ropecli, patch,
     _, outcome = patch(llama, *options)
     assert "Not proved (--no-verify)" in outcome.out
     assert PROVED in outcome.out.splitlines()
-
-
-def test_inspect_and_export_know_a_distance_method(ropecli, rerope):
-    outcome = ropecli("inspect", rerope, "-v").succeeds()
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in outcome.out.splitlines() if line[:1] == "|"]
-    assert all(row in rows for row in (["method", "rerope"], ["parameters", "window 32"], ["factor", "4"]))
-    assert "No problems found" in outcome.out
-    for engine in ("vllm", "sglang", "llama.cpp"):
-        ropecli("export", rerope, "--engine", engine).is_refused("uses rerope, which no engine supports")
-
-
-WRONG = {
-    "the name is missing": ({"attn_implementation": ...}, f"{KEY} but no attn_implementation"),
-    "the block is missing": ({KEY: ...}, f"attn_implementation but no {KEY}"),
-    "an unknown method": ({"attn_implementation": "ropecli:foo"}, "expected one of ropecli:dual-chunk"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_damaged_distance_method_is_refused_by_every_reader(wrong, ropecli, rerope, edited, corpus, tmp_path):
-    change, expected = WRONG[wrong]
-    folder = edited(rerope, **change)
-    (folder / "ropecli.yaml").unlink()
-    for command in (
-        ["inspect", folder],
-        ["patch", folder, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out"],
-        ["compare", folder, "--data", corpus, "-l", "64", "--methods", "as-is,none"],
-        ["finetune", folder, "--data", corpus, "--length", 128, "--steps", 1, "-o", tmp_path / "out", "--dry-run"],
-    ):
-        ropecli(*command).is_refused(expected)
-    assert not (tmp_path / "out").exists()
 
 
 def test_another_attention_is_refused_with_the_way_out(ropecli, llama, rerope, corpus):

@@ -79,34 +79,6 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
         assert shared == ([f"context_parallel_size={size}"] if size > 1 else [])
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", "fsdp2-cp"])
-def test_accelerate_accepts_the_launch_of_every_sharded_route(engine, config_alone, monkeypatch):
-    """From the printed command by Accelerate's own reading to its plugin."""
-    from accelerate import FullyShardedDataParallelPlugin
-    from accelerate.commands import launch
-    from accelerate.utils.launch import prepare_multi_gpu_env
-    from transformers import AutoConfig
-
-    from ropecli.training.memory_plan.estimate import MemoryEstimator
-    from ropecli.training.memory_plan.setups import find_setups, launch_command
-    from ropecli.training.recipe_files import recipe_files
-    from ropecli.training.recipe_schema import Recipe
-
-    gpus = 2
-    estimator = MemoryEstimator(AutoConfig.from_pretrained(config_alone))
-    routes = find_setups(estimator, Recipe(data="none is read"), 64, gpus, 10**12)
-    route = next(route for route in routes if route.launch.name == engine)
-    words = shlex.split(launch_command(route, str(config_alone), 64, None, {}))
-    words = words[words.index("launch") + 1 :]
-    [name] = re.findall(r"\$\(ropecli recipe --path (.*)\)", words[words.index("--config_file") + 1])
-    words[words.index("--config_file") + 1] = str(recipe_files("accelerate")[name].path)
-    arguments, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
-    for key, value in prepare_multi_gpu_env(arguments).items():
-        if key.startswith(("ACCELERATE", "FSDP")):
-            monkeypatch.setenv(key, value)
-    assert FullyShardedDataParallelPlugin().fsdp_version == 2
-
-
 def test_the_recipe_is_followed(config_alone, plan, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("data: demo-train\nlength: 32\nsteps: 7\nbatch_size: 3\ngradient_accumulation: 1\n")
@@ -144,21 +116,6 @@ def test_a_length_beyond_the_context_length_is_warned_of(config_alone, ropecli):
     outcome = ropecli("plan", config_alone, "--length", 128)
     assert f"To read 128 tokens, measured on your texts: `ropecli extend {config_alone} --length 128" in outcome.said
     assert "at 128 tokens on 1 ×" in outcome.printed
-
-
-def test_a_finding_of_inspect_that_changes_results_is_repeated(config_alone, ropecli, plan, tmp_path):
-    """Unless the recipe patches the checkpoint."""
-    config = json.loads((config_alone / "config.json").read_text())
-    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
-    config |= {"rope_scaling": scaling, "rope_parameters": ..., "max_position_embeddings": 256}
-    config = {key: value for key, value in config.items() if value is not ...}
-    (config_alone / "config.json").write_text(json.dumps(config))
-    outcome, report = ropecli("plan", config_alone).succeeds(), plan(config_alone)
-    assert [finding["rule"] for finding in report["findings"]] == ["context-beyond-scaling"]
-    assert report["findings"][0]["message"] in outcome.said
-    path = tmp_path / "recipe.yaml"
-    path.write_text("data: demo-train\npatch: {method: yarn, factor: 4}\n")
-    assert plan(config_alone, "--recipe", path)["findings"] == []
 
 
 def test_attention_that_stores_scores_is_named(config_alone, ropecli):

@@ -1,6 +1,4 @@
-"""ropecli needle: what its reports say, and how it resumes."""
-
-import json
+"""ropecli needle: what its reports say."""
 
 import pytest
 
@@ -24,29 +22,10 @@ def needle(ropecli, llama, corpus):
     return call
 
 
-def test_a_report_of_a_pass_key(passkey, llama):
-    report = passkey("--json").report()
-    assert (report["kind"], report["task"], report["settings"]["mode"]) == ("scores", "needle", "rank")
-    assert (report["source"], report["settings"]["style"]) == ("repeated sentences", "passkey")
-    assert (report["checkpoint"], report["method"], report["in_memory"]) == (str(llama), "none", False)
-    assert report["original_max_position_embeddings"] == 64
-    assert [(cell["length"], cell["depth"], cell["chance"], len(cell["sums"])) for cell in report["cells"]] == [
-        (length, depth, 0.1, 2) for length in (280, 330) for depth in (0, 1)
-    ]
-    assert len(report["fingerprint"]) == 64
-    assert report["command"][:3] == ["ropecli", "needle", str(llama)]
-
-
 def test_generated_answers(passkey):
     report = passkey("--json", "--mode", "generate").report()
     assert report["settings"]["mode"] == "generate"
     assert {cell["chance"] for cell in report["cells"]} == {1 / 90_000}
-
-
-def test_the_advice_on_a_length_is_true(passkey):
-    """The demo's tokenizer gives keys different numbers of tokens."""
-    least = passkey("--samples", 5, checkpoint="demo", lengths="64,300").err.split("at least ")[1].strip().rstrip(".")
-    passkey("--samples", 5, checkpoint="demo", lengths=least).succeeds()
 
 
 def test_a_length_or_output_that_cannot_be_is_refused_before_the_weights_are_loaded(passkey, monkeypatch, tmp_path):
@@ -66,29 +45,3 @@ def test_a_report_of_needle(needle, corpus):
         (length, depth, 0.1) for length in (80, 150) for depth in (0, 0.5, 1)
     ]
     assert report["settings"]["needle"] == STYLES["code"].needle
-
-
-def test_a_stopped_search_in_several_checkpoints_resumes(ropecli, llama, edited, stopping, tmp_path):
-    """Within the second checkpoint: 2 lengths, 2 depths, 2 prompts."""
-    checkpoints, output = [llama, edited(llama, rms_norm_eps=1e-3)], tmp_path / "reports.json"
-    options = ["--style", "passkey", "--lengths", "280,330", "--depths", "0,1", "--samples", 2, "--device", "cpu"]
-    with stopping(11):
-        assert ropecli("needle", *checkpoints, *options, "--output", output).code == 130
-    with stopping(0) as samples:
-        ropecli("needle", *checkpoints, *options, "--output", output, "--resume").succeeds()
-    assert len(samples) == 5
-    alone = [ropecli("needle", checkpoint, *options, "--json").report() for checkpoint in checkpoints]
-    reports = json.loads(output.read_text())["reports"]
-    assert [report["checkpoint"] for report in reports] == list(map(str, checkpoints))
-    assert [report["cells"] for report in reports] == [report["cells"] for report in alone]
-    assert alone[0]["cells"] != alone[1]["cells"]
-    assert not (tmp_path / "reports.json.state").exists()
-
-
-def test_methods_are_asked_for_the_same_needle(needle):
-    options = ["--factor", 4, "--json"]
-    first, second = needle("--methods", "yarn,none", *options, lengths="280,330").reports()
-    alone = needle("--method", "yarn", *options, lengths="280,330").report()
-    assert [first["method"], second["method"]] == ["none", "yarn"]
-    assert first["fingerprint"] == second["fingerprint"]
-    assert second["cells"] == alone["cells"]

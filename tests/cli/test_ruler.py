@@ -1,4 +1,4 @@
-"""ropecli ruler: reports, several checkpoints, resuming."""
+"""ropecli ruler: reports, and several checkpoints."""
 
 import json
 
@@ -44,15 +44,3 @@ def test_a_model_that_guesses_has_no_effective_length(ropecli, llama, tmp_path):
     assert report["effective_length"] is None
     assert "Effective length: none, because the score at 1200 tokens, " in outcome.printed
     assert "is not above that of guessing" in outcome.printed
-
-
-def test_an_interrupted_run_resumes(ropecli, tmp_path, stopping):
-    whole, report = tmp_path / "whole.json", tmp_path / "ruler.json"
-    options = ["ruler", "demo", *TASKS, *FEW, "--lengths", "512", "--seed"]
-    ropecli(*options, 3, "--output", whole).succeeds()
-    with stopping(3) as samples:
-        assert ropecli(*options, 3, "--output", report).code == 130
-        ropecli(*options, 4, "--output", report, "--resume").is_refused("prompts")
-        ropecli(*options, 3, "--output", report, "--resume").succeeds()
-    assert len(samples) == 4
-    assert json.loads(whole.read_text())["reports"][0]["cells"] == json.loads(report.read_text())["reports"][0]["cells"]

@@ -76,33 +76,9 @@ def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):
     assert both["target_length"] == 8192
 
 
-@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.pdf", b"%PDF"), ("a.PNG", b"\x89PNG")])
-def test_frequencies_are_drawn(ropecli, tmp_path, name, start):
-    plot = tmp_path / name
-    outcome = ropecli("theory", "demo", "--methods", "yarn,ntk", "--factor", 4, "--plot", plot).succeeds()
-    assert outcome.out.endswith(f"plot: {plot}\n")
-    assert plot.read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--plot plot.svg", "There is nothing to compare: demo is unscaled"),
-        ("--methods yarn --factor 4 --plot plot.docx", "plot.docx does not end in .png or .svg or .pdf"),
-        ("--methods yarn --factor 4 --plot file/plot.png", "could not be written"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(ropecli, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    ropecli("theory", "demo", *arguments.split()).is_refused(message)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 STILL = [1.0] * 8 + [1e29] * 8
 STRANGE = {
     "a length of one token": {"max_position_embeddings": 1},
-    "a huge length": {"max_position_embeddings": 10**9},
     "one pair": {"head_dim": 2},
     "pairs that stand still": {
         "rope_scaling": {"rope_type": "longrope", "factor": 2.0, "short_factor": STILL, "long_factor": STILL}

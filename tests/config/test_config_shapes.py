@@ -7,15 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 from tiny_settings import TINY
-from transformers import CONFIG_MAPPING, AutoConfig
 
 from ropecli.checkpoint.inspection import inspect_checkpoint
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.families import family_of
 from ropecli.config.layers import read_layers
-from ropecli.config.settings import read_settings
 from ropecli.errors import PatchError, RopecliError
 from ropecli.scaling.spec import make_spec
 
@@ -24,17 +22,6 @@ LAYERS = ["sliding_attention", "full_attention"]
 
 def warnings_of(folder) -> str:
     return "\n".join(finding.message for finding in read_state(open_checkpoint(folder)).findings)
-
-
-@pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")
-def test_a_method_that_transformers_does_not_read_is_warned_of(written, live):
-    def flat(**fields):
-        return written({**TINY, "model_type": "olmo3", "layer_types": LAYERS, "sliding_window": 32, **fields})
-
-    folder = flat(rope_scaling={"type": "linear", "factor": 8.0})
-    assert "rope_scaling has `type` (linear) but no rope_type" in warnings_of(folder)
-    assert live(folder)["full_attention"].inv_freq[0] == 1.0
-    assert "`type`" not in warnings_of(flat(rope_scaling={"rope_type": "linear", "factor": 8.0}))
 
 
 # Models with pairs that were pretrained without rotation.
@@ -74,15 +61,12 @@ def test_a_method_that_keeps_still_pairs_is_written_natively(
 
 # Which layers rotate, by the fields of each layer.
 
-LOCAL = {"model_type": "exaone4", "sliding_window": 32}
 FAR_LAYERS = {
     "Llama 4 as released": ({"model_type": "llama4_text", "attention_chunk_size": 32, "num_hidden_layers": 4}, False),
-    "SmolLM3": ({"model_type": "smollm3", "no_rope_layers": [1, 0], "layer_types": LAYERS[1:] * 2}, True),
     "Granite, base 0 in the far layers": (
         {"model_type": "granite_swa", "layer_rope_theta": [1e4, 0], "layer_types": LAYERS},
         False,
     ),
-    "EXAONE 4 without a window": ({**LOCAL, "layer_types": LAYERS[1:] * 2, "sliding_window": None}, True),
     "Command, whose first layer is dense": ({"model_type": "cohere2_moe", "first_k_dense_replace": 1}, True),
 }
 
@@ -108,11 +92,6 @@ FORMS = {
         (3, "full"),
         (29, "recurrent"),
     ),
-    "Bamba, of the default number": (
-        {"model_type": "bamba", "attn_layer_indices": [9]},
-        (1, "full"),
-        (31, "recurrent"),
-    ),
     "Jamba": (
         {"model_type": "jamba", "num_hidden_layers": 16, "attn_layer_period": 8, "attn_layer_offset": 4},
         (2, "full"),
@@ -134,7 +113,6 @@ FORMS = {
         (24, "full"),
         (8, "sliding"),
     ),
-    "LLaVA, whose text_config names no number": ({"model_type": "llama"}, (32, "full")),
     "of an unknown type and number": ({"model_type": "my_own", "full_attn_idxs": [1]}, (1, "full"), (1, "recurrent")),
 }
 
@@ -144,85 +122,6 @@ def test_layers_are_read_in_the_forms_of_released_configs(name):
     config, *kinds = FORMS[name]
     layers = read_layers(config, family_of(config))
     assert Counter(layer.attention for layer in layers) == {kind: count for count, kind in kinds}
-
-
-# The KV cache, in bytes of bfloat16 per token: at the start, and beyond the windows.
-
-MIMO = {
-    "model_type": "mimo_v2_flash",
-    "num_hidden_layers": 6,
-    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0],
-    "v_head_dim": 128,
-}
-MIMO |= {"num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "sliding_window": 128}
-KIMI = {"model_type": "kimi_k2", "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-CACHES = {
-    # keys are 192 wide and values 128; layers with a window have twice the heads
-    "MiMo-V2-Flash": (MIMO, 2 * (2 * 4 + 4 * 8) * (192 + 128), 2 * 2 * 4 * (192 + 128)),
-    "MiMo-V2-Flash with all fields": (
-        {**MIMO, "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128},
-        2 * (2 * 4 + 4 * 8) * (192 + 128),
-        2 * 2 * 4 * (192 + 128),
-    ),
-    # transformers reads its language model as deepseek_v3: a latent of 512, and 64 that rotate
-    "Kimi-K2.5": ({"model_type": "kimi_k25", "text_config": {**KIMI, "rope_theta": 5e4}}, 2 * 61 * 576, 2 * 61 * 576),
-}
-
-
-@pytest.mark.transformers("5.23", "the types are unknown")
-@pytest.mark.parametrize("name", CACHES)
-def test_the_kv_cache_of_released_models(name, tmp_path):
-    config, *expected = CACHES[name]
-    report = inspect_checkpoint(read_state(Checkpoint(name, tmp_path, config)))
-    assert [report["kv_cache_bytes_per_token"], report["kv_cache_bytes_per_token_beyond_windows"]] == expected
-
-
-# Keys with several names.
-
-OWN = {
-    "bailing_hybrid": {"qk_rope_head_dim": 16},
-    "dbrx": {"attn_config": {"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8}},
-    "glm4_moe_lite": {"head_dim": 16},
-    "jetmoe": {"head_dim": 16},
-    "zamba2": {"head_dim": 16, "use_mem_rope": True},
-}
-DBRX = pytest.mark.transformers("5.20", "dbrx cannot read what it writes")
-RENAMED = [
-    pytest.param(name, key, marks=DBRX if name == "dbrx" else ())
-    for name in CONFIG_MAPPING
-    for key in family_of({"model_type": name}).names
-]
-
-
-def renamed(model_type: str, key: str, given: str) -> dict:
-    """A config as stock transformers saves it, under another name; or one with that of the attribute, or with both
-    of different values."""
-    small = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
-    config = CONFIG_MAPPING[model_type](**small, **OWN[model_type]).to_dict()
-    names = family_of(config).names[key]
-    saved = next(name for name in names if name in config)
-    alias = next(name for name in names if name != saved)
-    value = config.pop(saved)
-    values = {"saved": {saved: value}, "other": {alias: value}, "both": {saved: value, alias: 2 * value}}
-    return dict(sorted({**config, **values[given]}.items()))
-
-
-@pytest.mark.parametrize(("model_type", "key"), RENAMED)
-def test_a_key_that_a_type_saves_under_another_name_is_read_and_written(
-    model_type, key, written, patched, config_of, assert_inspection_is_live
-):
-    for given in ("saved", "other", "both"):
-        folder = written(renamed(model_type, key, given))
-        settings, stock = read_settings(open_checkpoint(folder).config), AutoConfig.from_pretrained(folder)
-        assert settings.max_position_embeddings == stock.max_position_embeddings
-        width = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
-        assert [rope.geometry.head_dim for rope in settings.ropes] == [width]
-        assert_inspection_is_live(folder)
-        if key == "max_position_embeddings":
-            after = patched(folder, "yarn")
-            assert AutoConfig.from_pretrained(after).max_position_embeddings == 4 * stock.max_position_embeddings
-            names = [name for name in family_of(config_of(after)).names[key] if name in config_of(folder)]
-            assert {config_of(after)[name] for name in names} == {4 * stock.max_position_embeddings}
 
 
 BASES = {"rope_theta": 30000.0, "layer_rope_theta": [30000.0, 50000.0], "layer_types": LAYERS, "sliding_window": 32}
@@ -243,18 +142,6 @@ SCALED = {"rope_scaling": {"type": "linear", "factor": 2.0}}
 def test_a_config_with_unknown_meaning_is_refused(model_type, fields, message, written, patched):
     with pytest.raises(RopecliError, match=message):
         patched(written({**TINY, "model_type": model_type, **fields}), "linear")
-
-
-def test_the_base_of_dbrx_is_written_where_transformers_reads_it(written, patched, live):
-    """transformers 5 uses 10000 for the published model's 500000."""
-    sizes = {"d_model": 64, "n_heads": 2, "n_layers": 2, "max_seq_len": 64, "vocab_size": 512}
-    attention = {"kv_n_heads": 1, "rope_theta": 500000, "clip_qkv": 8}
-    experts = {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1}
-    source = written({"model_type": "dbrx", **sizes, "attn_config": attention, "ffn_config": experts})
-    before, after = (live(folder)[None].inv_freq for folder in (source, patched(source, "linear")))
-    assert before[1] == pytest.approx(1e4 ** (-1 / 16), rel=2e-6)
-    assert after[1] == pytest.approx(5e5 ** (-1 / 16) / 4, rel=2e-6)
-    assert "attn_config sets rope_theta to 500000, but transformers 5 ignores it" in warnings_of(source)
 
 
 @pytest.mark.parametrize(

@@ -16,35 +16,25 @@ PAIRS = np.arange(WIDTH // 2)
 PLAIN = BASE ** (-2 * PAIRS / WIDTH)
 YARN = {"factor": FACTOR, "original_max_position_embeddings": 64}
 AXES = {"mrope_section": [4, 6, 6]}
-MIXED = 0.625
 TYPES = {  # its fields, the method that it is read as, frequencies if they are not yarn's, attention factor
     "deepseek_yarn": ({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "yarn", None, 1.0),
-    "telechat3-yarn": (YARN, "yarn", None, 0.07 * np.log(FACTOR) + 1),
     # as vLLM 0.33.0 computes it: of the base b * s, divided by s^(2/d)
     "ntk": ({"factor": FACTOR}, "longrope", (BASE * FACTOR) ** (-2 * PAIRS / WIDTH) / FACTOR ** (2 / WIDTH), 1.0),
-    "ntk, mixed": (
-        {"factor": FACTOR, "mixed_b": MIXED},
-        "longrope",
-        PLAIN / np.exp(np.log(FACTOR) / (WIDTH / 2) ** MIXED * (PAIRS + 1) ** MIXED),
-        1.0,
-    ),
     "bailing_mrope": (AXES, "none", PLAIN, 1.0),
-    "openpangu": (AXES, "none", PLAIN, 1.0),
 }
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_an_engines_type_is_read_exported_and_patched(name, written, ropecli, tmp_path):
     fields, method, frequencies, attention_factor = TYPES[name]
-    kind = name.split(",")[0]
-    folder = written({**LLAMA, "rope_scaling": {"type": kind, **fields}})
+    folder = written({**LLAMA, "rope_scaling": {"type": name, **fields}})
     state = read_state(open_checkpoint(folder))
     rope = state.positions.main
     expected = read_state(open_checkpoint(written({**LLAMA, "rope_scaling": {"type": "yarn", **YARN}}))).positions.main
     np.testing.assert_allclose(rope.inv_freq, expected.inv_freq if frequencies is None else frequencies, rtol=1e-12)
     assert (rope.spec.method.name, rope.attention_factor) == (method, pytest.approx(attention_factor))
     findings = {finding["rule"]: finding for finding in inspect_checkpoint(state)["findings"]}
-    assert f"transformers has no rope_type {kind!r}" in findings["engine-type"]["message"]
+    assert f"transformers has no rope_type {name!r}" in findings["engine-type"]["message"]
     assert export_checkpoint(open_checkpoint(folder), "vllm").command
     output = tmp_path / "fixed"
     options = ["--factors-file", folder / "config.json"] if method == "longrope" else []

@@ -8,22 +8,15 @@ import importlib.metadata
 import inspect
 import json
 
-import numpy as np
 import pytest
 import scripts_by_path
 import torch
 from tiny_settings import TINY as SIZES
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import families
 from ropecli.config.families import BY_HAND, family_of
 from ropecli.config.layers import read_layers
-from ropecli.errors import PatchError
-from ropecli.live import rotary as live
-from ropecli.live.skeleton import build_without_weights
-from ropecli.scaling.spec import make_spec
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PINNED = "5.23.0"
@@ -110,46 +103,6 @@ def test_the_list_of_types_with_sliding_layers_is_complete(rotary):
     assert set(SLIDING) >= BY_HAND["rotates_only_in"].keys()
 
 
-COMPRESSED = {
-    **TINY,
-    "model_type": "deepseek_v4",
-    "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
-    "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4},
-    **dict.fromkeys(("qk_rope_head_dim", "q_lora_rank", "o_lora_rank", "index_head_dim", "moe_intermediate_size"), 16),
-    **dict.fromkeys(("o_groups", "index_n_heads", "num_experts_per_tok"), 2),
-    **dict.fromkeys(("index_topk", "n_routed_experts"), 4),
-    "rope_parameters": {
-        label: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-        for label in ("main", "compress")
-    },
-}
-
-
-@pytest.mark.transformers("5.20", "deepseek_v4 is unknown")
-@torch.no_grad()
-def test_the_compressors_of_deepseek_v4_have_their_own_positions():
-    """In one pass over 30 tokens, not every table is used for 30 positions."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**COMPRESSED)).eval()
-    lengths: dict[str, set[int]] = {}
-
-    def note(module, arguments, named):
-        lengths.setdefault(named["layer_type"], set()).add(int(named["position_ids"].max()) + 1)
-
-    for module in {table.module for table in live.rotary_tables(model)}:
-        module.register_forward_pre_hook(note, with_kwargs=True)
-    model(torch.arange(30)[None], use_cache=False)
-    assert lengths["main"] == {30}
-    assert lengths["compress"] == {17, 25, 30}
-    assert BY_HAND["own_positions"] == {"deepseek_v4": ("compress",)}
-
-
-def test_frequencies_that_vary_with_the_length_are_refused_for_compressors(written, patched):
-    source = open_checkpoint(written(COMPRESSED))
-    with pytest.raises(PatchError, match="compressors of deepseek_v4 have their own positions"):
-        make_plan(source, make_spec("longrope", 4.0, {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8}))
-    patched(source.folder, "longrope", long_factor=[4.0] * 8)
-
-
 def _rope_parameters(model_type: str, **fields) -> dict:
     """What stock transformers makes of the older fields; {} where it makes nothing of them."""
     config = coverage.config_of(model_type).to_dict()
@@ -215,40 +168,3 @@ def test_whose_attention_reads_mscale_all_dim(rotary):
             if "mscale_all_dim" in inspect.getsource(importlib.import_module(extra)):
                 types.add(model_type)
     assert types == BY_HAND["reads_mscale_all_dim"]
-
-
-LONGROPE_ALONE = [name for name, kinds in BY_HAND["rope_types"].items() if "longrope" in kinds]
-
-
-@pytest.mark.parametrize("model_type", LONGROPE_ALONE)
-def test_types_that_support_only_longrope(model_type, written):
-    """Other rope_types fail in transformers, so ropecli writes every method as longrope."""
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    extra = {"num_local_experts": 2} if model_type == "phimoe" else {}
-    config = {**TINY, **extra, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
-    with pytest.raises(Exception, match=r"rope|mscale|factor"):
-        rotated(build_without_weights(written(config)), 3)
-    plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), make_spec("yarn", 4.0))
-    assert plan.config["rope_parameters"]["rope_type"] == "longrope"
-
-
-def rotated(model, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of a pass that ends at `position`, at that position: shape (rotary_dim/2,) each."""
-    rotary = model.model.rotary_emb
-    cos, sin = rotary(torch.zeros(1, position + 1, 64), torch.arange(position + 1)[None])
-    half = cos.shape[-1] // 2
-    return cos[0, position, :half].double().numpy(), sin[0, position, :half].double().numpy()
-
-
-def test_phimoe_rotates_as_patched_below_and_above_the_pretraining_length(written, patched):
-    """It computes its frequencies in each pass, and reads its attention factor from short_mscale and long_mscale."""
-    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    source = written({**TINY, **sizes, "model_type": "phimoe", "rope_theta": 1e4})
-    params = {"long_factor": np.linspace(1, 6, 16).tolist(), "attention_factor": 1.3}
-    rope = make_plan(open_checkpoint(source), make_spec("longrope", 4.0, params)).positions.ropes[None]
-    model = build_without_weights(patched(source, "longrope", **params))
-    for position in (63, 64, 200):
-        cos, sin = rotated(model, position)
-        angles = position * rope.inv_freq
-        np.testing.assert_allclose(cos, rope.attention_factor * np.cos(angles), atol=5e-5)
-        np.testing.assert_allclose(sin, rope.attention_factor * np.sin(angles), atol=5e-5)

@@ -44,13 +44,9 @@ KNOWN = {
     "Qwen3": known(QWEN3, 32768, 40960),
     "Qwen": known(QWEN, 8192, 32768, ("dynamic", 4), seq_length=8192, use_dynamic_ntk=True),
     "Mistral v0.1": known(MISTRAL, 8192, 32768),
-    "Mistral v0.2": known(MISTRAL, 32768, 32768, rope_theta=1e6, sliding_window=None),
     "Gemma 3": known({"model_type": "gemma3", "text_config": GEMMA3}, 32768, 131072, ("linear", 8)),
     "Llama 4": known(LLAMA4, 262144, 10485760, ("llama3", 16), max_position_embeddings=10485760, rope_scaling=STEP),
-    "Llama 4 with a shorter context": known(LLAMA4, 262144, 131072, max_position_embeddings=131072),
-    "Llama 2 70B's first revision": known(LLAMA2, 4096, 2048, hidden_size=8192, num_key_value_heads=8),
     "Llama 2's first revision": known(LLAMA2, 4096, 2048, pretraining_tp=1),
-    "Llama 1": known(LLAMA2, 2048, 2048),
     "DeepSeek-Coder": known(LLAMA, 4096, 16384, ("linear", 4), max_position_embeddings=16384, **LINEAR),
     "vicuna-16k": known(LLAMA2, 4096, 16384, ("linear", 4), pretraining_tp=1, max_position_embeddings=4096, **LINEAR),
     "Qwen3 without its length beside yarn": known(

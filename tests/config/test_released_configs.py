@@ -6,16 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.checkpoint.writing import plan_reversal, revert_to
-from ropecli.errors import PatchError
 from ropecli.scaling.spec import make_spec
 
 CONFIGS = json.loads(Path(__file__).with_name("released.json").read_text())
@@ -65,34 +60,6 @@ def test_released_configs_have_only_true_findings_and_the_ropes_of_stock_transfo
         assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-9)
 
 
-BY_LAYER_TYPE = ["ModernBERT-base", *(pytest.param(name, marks=mark) for name, mark in NEW.items())]
-
-
-@pytest.mark.parametrize(
-    ("method", "params"),
-    [
-        pytest.param("yarn", {}, marks=pytest.mark.transformers("5.9", "YaRN by layer type stops")),
-        ("abf", {"rope_theta": 9e6}),
-        ("resonance+yarn", {}),
-    ],
-)
-@pytest.mark.parametrize("name", BY_LAYER_TYPE)
-def test_flat_fields_of_layer_types_are_patched_and_come_back(
-    name, method, params, released, patched, config_of, assert_inspection_is_live, tmp_path
-):
-    """Proved, and what is left of the released fields overrules nothing."""
-    source = released(name)
-    if name == "Step-3.7-Flash" and method == "resonance+yarn":
-        with pytest.raises(PatchError, match="longrope, which transformers does not support if layers differ"):
-            make_plan(open_checkpoint(source), make_spec(method, 4.0))
-        return
-    folder = patched(source, method, 4.0, **params)
-    revert_to(plan_reversal(open_checkpoint(folder)), tmp_path / "reverted", link=True, say=print)
-    assert config_of(tmp_path / "reverted") == config_of(source)
-    (folder / "ropecli.yaml").unlink()
-    assert_inspection_is_live(folder)
-
-
 @pytest.mark.transformers("5.23", "deepseek_v4 is unknown")
 def test_a_yarn_that_does_not_scale_the_logits_stays_so(released):
     plan = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0))
@@ -112,46 +79,3 @@ def test_a_base_that_transformers_does_not_read_is_written_where_it_does(release
 def test_an_absent_head_dim_that_transformers_reads_as_null_is_written(released, patched, config_of):
     """Mixtral's config.json has none; transformers 5 then multiplies null."""
     assert config_of(patched(released("Mixtral-8x7B"), "yarn"))["head_dim"] == 128
-
-
-ORIGINAL = {"Llama-3.1-8B": 8192, "Qwen2.5-7B-Instruct with yarn": 32768, "gpt-oss-20b": 4096, "Ministral-3-8B": 16384}
-
-
-@pytest.mark.parametrize("method", ["yarn", "ntk"])
-@pytest.mark.parametrize("name", ORIGINAL)
-def test_a_shipped_scaling_is_replaced_from_the_pretraining_length(name, method, released, patched, live, config_of):
-    """As for a model that was never scaled."""
-    source, window = released(name), ORIGINAL[name]
-    (rope,) = read_state(open_checkpoint(source)).positions.ropes.values()
-    assert rope.geometry.original_max_position_embeddings == window
-    default = {"rope_type": "default", "rope_theta": rope.geometry.rope_theta}
-    never = {"rope_theta": rope.geometry.rope_theta, "rope_scaling": None, "rope_parameters": default}
-    bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
-    pair = {"mscale": 1.0, "mscale_all_dim": 1.0}  # yarn keeps what the model was trained with
-    kept = {"Ministral-3-8B": pair, "gpt-oss-20b": {"truncate": False}}.get(name, {}) if method == "yarn" else {}
-    expected = make_plan(bare, make_spec(method, 64.0, kept)).positions.ropes[None]
-    folder = patched(source, method, 64.0)
-    table = live(folder)[None]
-    np.testing.assert_allclose(table.inv_freq, expected.inv_freq, rtol=2e-5)
-    assert table.attention_factor == pytest.approx(expected.attention_factor, rel=1e-6)
-    assert config_of(folder)["max_position_embeddings"] == 64 * window
-
-
-def test_the_query_scale_of_ministral_keeps_its_pretraining_length(build, tmp_path):
-    """Its attention reads the length whatever the rope_type: queries grow with position // length."""
-    yarn = {"rope_theta": 1e6, "factor": 2.0, "original_max_position_embeddings": 16}
-    parameters = {**CONFIGS["Ministral-3-8B"]["rope_parameters"], **yarn}
-    lengths = {"max_position_embeddings": 32, "sliding_window": None}
-    source = build("ministral3", head_dim=32, rope_parameters=parameters, **lengths)
-    plan = make_plan(open_checkpoint(source), make_spec("linear", 4.0))
-    patch_to(plan, tmp_path / "out")
-    ids = torch.arange(1, 61)[None]
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-    ours = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    live_patch(ours, plan.positions.ropes)
-    with torch.no_grad():
-        logits, expected = (model(ids, use_cache=False).logits for model in (stock, ours))
-        stock.config.rope_parameters["llama_4_scaling_beta"] = 0.0
-        without = stock(ids, use_cache=False).logits
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
-    assert (logits - without).abs().max() > 1e-3, "the scale has no effect in this test's model"

@@ -14,7 +14,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.checkpoint.writing import plan_reversal, revert_to
 from ropecli.config.saved_remapping import KEY, SavedRemapping, parse_saved_remapping, read_saved_remapping
-from ropecli.errors import CheckpointError, PatchError
+from ropecli.errors import CheckpointError
 from ropecli.live.loading import load_model
 from ropecli.scaling.spec import make_spec
 
@@ -96,12 +96,6 @@ def test_a_shipped_scaling_stays_and_its_whole_context_is_trained(model_type, ro
     assert "--factor above 4." in warning
 
 
-@pytest.mark.parametrize(("first", "then"), [("rerope", "yarn"), ("yarn", "rerope")])
-def test_a_second_patch_is_of_the_original(first, then, llama, patched, config_of):
-    once = patched(llama, first, 8.0)
-    assert config_of(patched(once, then)) == config_of(patched(llama, then))
-
-
 def test_revert_is_exact_and_another_method_restores_the_attention(llama, edited, patched, config_of, tmp_path):
     attention = {"_attn_implementation": "sdpa"}
     folder = edited(llama, **attention)
@@ -131,9 +125,3 @@ def test_save_pretrained_writes_half_a_saved_remapping_which_is_refused(llama, p
     for read in (lambda checkpoint: read_state(checkpoint).positions.ropes, load_model):
         with pytest.raises(CheckpointError, match="save_pretrained omits attn_implementation"):
             read(open_checkpoint(tmp_path / "saved"))
-
-
-def test_distance_methods_refuse_layers_with_a_sliding_window(build):
-    checkpoint = open_checkpoint(build("gemma3_text", **GEMMA))
-    with pytest.raises(PatchError, match=r"require the layers that see the whole context \(full_attention\)"):
-        make_plan(checkpoint, make_spec("rerope", 4.0), layer_types=LAYERS)

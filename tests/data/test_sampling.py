@@ -24,20 +24,6 @@ def test_long_documents_are_kept_and_a_share_of_the_short_ones():
     assert chosen.skipped["skipped by keep_short"] == short - kept
 
 
-def test_a_kept_short_document_stays_kept_with_more_documents_and_another_length_limit():
-    before = select_documents(LENGTHS[:1000], 1, long_from=100, keep_short=0.3)
-    after = select_documents(LENGTHS, 1, long_from=150, keep_short=0.3)
-    assert set(before.documents[LENGTHS[before.documents] < 100]) <= set(after.documents)
-
-
-@pytest.mark.parametrize("options", [{"long_from": 100, "keep_short": 0.3}, {"max_tokens": 20_000}])
-def test_the_seed_and_the_source_decide_the_choice(options):
-    choices = [{"seed": 1}, {"seed": 1}, {"seed": 2}, {"seed": 1, "source": 1}]
-    first, again, *others = (tuple(select_documents(LENGTHS, 1, **options, **keys).documents) for keys in choices)
-    assert first == again
-    assert first not in others
-
-
 @given(some_lengths, st.integers(1, 60), st.integers(1, 400), st.integers(0, 9))
 def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget, seed):
     chosen = select_documents(lengths, least, max_tokens=budget, seed=seed)

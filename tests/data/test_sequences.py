@@ -176,12 +176,6 @@ def test_the_labels_of_a_document_are_counted_in_all_of_its_pieces(numbered, lay
     assert max(labels.values()) > 8  # in several sequences
 
 
-def test_text_that_skips_ahead_counts_as_the_labels_of_its_document(numbered):
-    part = long(numbered(40, 9), by_document=True)
-    counts = {part.skipping_at(at, np.arange(0, 16, 2)).document_labels[-1] for at in range(len(part))}
-    assert counts == {35, 7}
-
-
 def test_every_epoch_has_every_sequence_once_in_the_order_of_seed_and_epoch(numbered):
     """The order never changes between releases: a permutation by seed and epoch."""
     seed = 2**62

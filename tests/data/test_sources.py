@@ -214,31 +214,16 @@ ODD: dict[str, tuple[object, str]] = {
 
 @pytest.mark.parametrize(("row", "fault"), ODD.values(), ids=ODD)
 def test_an_odd_row_is_named_and_changes_no_other(tmp_path, row, fault, caplog):
-    good = [{"text": f"text {number}\n" + "word " * 1700} for number in range(1300)]
-    rows = [*good[:900], row, *good[900:]]
+    good = [{"text": f"text {number}"} for number in range(3)]
+    rows = [*good[:2], row, *good[2:]]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in rows))
     texts = Source(str(path)).texts()
-    assert [text for _, text in islice(texts, 900)] == [entry["text"] for entry in good[:900]]
-    with pytest.raises(DataError, match=re.escape(f"rows.jsonl, line 901: {fault}")):
+    assert [text for _, text in islice(texts, 2)] == ["text 0", "text 1"]
+    with pytest.raises(DataError, match=re.escape(f"rows.jsonl, line 3: {fault}")):
         next(texts)
     assert texts_of(path, skip_faulty=True) == [entry["text"] for entry in good]
-    assert f"Skipping 1 faulty row. The first: rows.jsonl, line 901: {fault}" in caplog.text
-
-
-def test_a_damaged_arrow_file_is_refused(tmp_path):
-    for write in (write_arrow_stream, lambda path, columns: write_arrow_stream(path, columns, pyarrow.ipc.new_file)):
-        write(tmp_path / "a.arrow", {"text": ["some text"] * 999})
-        content = bytearray((tmp_path / "a.arrow").read_bytes())
-        at = content.index(b"\t\0\0\0\x12\0\0\0\x1b")  # the first offsets, of 9 bytes each
-        content[at + 400 : at + 800] = bytes(400)
-        (tmp_path / "a.arrow").write_bytes(content)
-        with pytest.raises(DataError, match=r"a\.arrow cannot be read as a table"):
-            texts_of(tmp_path / "a.arrow")
-    write_arrow_stream(tmp_path / "a.arrow", {"text": ROWS})
-    (tmp_path / "a.arrow").write_bytes((tmp_path / "a.arrow").read_bytes() + bytes(64))
-    with pytest.raises(DataError, match=r"after row 3: the stream ends before the file does"):
-        texts_of(tmp_path / "a.arrow")
+    assert f"Skipping 1 faulty row. The first: rows.jsonl, line 3: {fault}" in caplog.text
 
 
 def test_a_value_that_json_has_not_is_refused_in_a_conversation(tmp_path):
@@ -248,32 +233,12 @@ def test_a_value_that_json_has_not_is_refused_in_a_conversation(tmp_path):
         list(Source(str(tmp_path / "a.parquet")).rows())
 
 
-@pytest.mark.parametrize(("name", "write"), [TABLES[kind] for kind in TABLES if kind != "jsonl"])
-def test_a_row_without_a_text_is_named_in_every_table(tmp_path, name, write):
-    write(tmp_path / name, {"id": [1, 2, 3], "text": ["a", None, "b"]})
-    with pytest.raises(DataError, match=rf"{name}, row 2: text is null"):
-        texts_of(tmp_path / name)
-    write(tmp_path / name, {"text": pyarrow.array([], "string")} if name != "rows.jsonl" else {"text": []})
-    assert texts_of(tmp_path / name) == []
-
-
-LATE = {  # what a column that is not needed has in 900 rows, and in later ones
-    "text after null": (None, "a"),
-    "a fraction after numbers": (3, 3.5),
-    "a list after an empty one": ([], ["a"]),
-    "a word after dates": ("2024-01-01", "unknown"),
-    "another type": ("a", [{"b": 1}]),
-    "a new key": ({"a": 1}, {"a": 1, "b": {"c": 2}}),
-    "NaN": (1.5, float("nan")),
-}
-
-
-@pytest.mark.parametrize(("early", "late"), LATE.values(), ids=LATE)
-def test_a_column_that_is_not_needed_stops_nothing(tmp_path, early, late):
-    texts = [f"text {number}\n" + "word " * 1700 for number in range(1300)]
-    rows = [{"text": text, "other": early if number < 900 else late} for number, text in enumerate(texts)]
+def test_a_column_that_is_not_needed_stops_nothing(tmp_path):
+    """Whatever type its values have, and change to."""
+    pairs = [(None, "a"), (3, 3.5), ([], ["a"]), ("2024-01-01", "unknown"), ("a", [{"b": 1}]), ({"a": 1}, {"b": {}})]
+    rows = [{"text": f"text {late}", **{str(n): pair[late] for n, pair in enumerate(pairs)}} for late in (0, 1)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert texts_of(tmp_path / "rows.jsonl") == texts
+    assert texts_of(tmp_path / "rows.jsonl") == ["text 0", "text 1"]
 
 
 def test_values_of_a_conversation_are_as_in_the_file(tmp_path):
@@ -335,16 +300,6 @@ def test_a_folder_of_source_code_has_no_splits(tmp_path):
     assert texts_of(tmp_path) == ["a.py", "b/README.md", "test/c.py", "a row"]
 
 
-def test_a_folder_with_several_configurations_is_refused(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_jsonl(tmp_path / name / "rows.jsonl", {"text": ROWS})
-    card = yaml.safe_dump({"configs": [{"config_name": name, "data_dir": name} for name in ("a", "b")]})
-    (tmp_path / "README.md").write_text(f"---\n{card}---\n")
-    with pytest.raises(DataError, match=r"datasets cannot find the splits of .*: Config name is missing"):
-        texts_of(tmp_path)
-
-
 def test_hidden_files_are_no_documents(tmp_path):
     for name in ("a.jsonl", ".ipynb_checkpoints/a.jsonl", "__MACOSX/._a.jsonl", ".git/x.md", "b/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -358,15 +313,6 @@ def test_the_name_of_one_file_among_others_is_no_split(tmp_path, name):
         write_jsonl(tmp_path / each, {"text": [each]})
     assert sorted(texts_of(tmp_path)) == sorted(text for _, text in Source(str(tmp_path), splits=TO_TRAIN).texts())
     assert len(texts_of(tmp_path)) == 2
-
-
-def test_a_table_whose_first_row_is_odd_is_not_taken_for_something_else(tmp_path):
-    write_jsonl(tmp_path / "rows.jsonl", {"text": ROWS})
-    for name, content in {"a.json": b'[{"text": null}, {"text": "a"}]', "a.csv": b"text\n\xe9\n"}.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=name):
-            texts_of(tmp_path)
-        (tmp_path / name).unlink()
 
 
 def test_a_link_to_a_missing_shard_is_refused(tmp_path):
@@ -398,24 +344,14 @@ WRONG = {
     "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
     "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt cannot be read: 'utf-8' codec"),
     "a cut .gz": ("x.txt.gz", gzip.compress(b"text" * 99)[:-12], r"x\.txt\.gz cannot be read: Truncated"),
-    "a cut .zst": ("x.txt.zst", zstd(b"text" * 99)[:-9], r"x\.txt\.zst cannot be read: Truncated"),
-    "a damaged .zst": ("x.jsonl.zst", b"(\xb5/\xfdjunk", r"x\.jsonl\.zst cannot be read"),
     "a pointer": (
         "x.jsonl.gz",
         b"version https://git-lfs.github.com/spec/v1\n",
         r"x\.jsonl\.gz is a pointer of Git LFS",
     ),
-    "a fault in an array": ("x.json", b'[{"text": "a" "b"}]', r"x\.json cannot be read as a table.*Expecting ','"),
     "too many values": ("x.csv", b"id,text\n1,Hello, world\n", r"x\.csv, line 2: more values than"),
-    "a quote that does not end": (
-        "x.csv",
-        b'text\na\n"b\nc',
-        r"x\.csv.* after line 2: unexpected end",
-    ),
-    "a list of texts": ("x.jsonl", b'{"text": ["a", "b"]}', r"x\.jsonl, line 1: text is \['a', 'b'\]; expected text"),
-    "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl, line 2: not JSON"),
+    "a quote that does not end": ("x.csv", b'text\na\n"b\nc', r"x\.csv.* after line 2: unexpected end"),
     "not a parquet file": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
-    "not an arrow file": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),
     "a missing path": ("absent.txt", None, r"No file or folder .*absent\.txt"),
 }
 
@@ -429,10 +365,3 @@ def test_a_source_that_cannot_be_read_says_why(tmp_path, name, content, message)
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         texts_of(tmp_path / name.partition("/")[0])
-
-
-def test_a_dataset_on_the_hub_needs_the_hub():
-    with pytest.raises(
-        DataError, match="owner/name is not a local file or folder, and it could not be loaded from the Hub"
-    ):
-        list(Source("owner/name").texts())

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -184,18 +183,6 @@ def chat_stream(stream_of, source, chatting):
     return make
 
 
-@pytest.mark.parametrize(
-    ("sequences", "positions"), [("packed", "full"), ("single", "full"), ("single", "pose"), (None, "randomized")]
-)
-def test_every_sequence_of_conversations_has_tokens_to_train_on(chat_stream, chat, sequences, positions):
-    stream = chat_stream(chat, sequences=sequences, positions=positions, length=150, why="gaps" * (not sequences))
-    batch = stream.batch(range(2 * len(stream)))
-    scored = batch.labels != UNSCORED
-    assert scored.any(axis=1).all()
-    np.testing.assert_array_equal(batch.labels[:, :-1][scored[:, :-1]], batch.ids[:, 1:][scored[:, :-1]])
-    assert not scored[:, -1].any()
-
-
 def test_unusable_conversations_are_refused(chat_stream, chat, corpus, tokenizer, tmp_path):
     with pytest.raises(DataError, match=r"no chat template.*chat_template\.jinja"):
         chat_stream(chat, tokenizer=tokenizer)
@@ -268,31 +255,6 @@ def test_sequences_are_shown_as_the_model_gets_them(chat_stream, stream_of, sour
     assert sum(span.text.startswith("position ") for span in spans) == 1
 
 
-def test_the_second_run_tokenizes_nothing(stream_of, source, corpus, tokenizer, monkeypatch, tmp_path):
-    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "cache"))
-    given = []
-
-    class Counting(type(tokenizer)):
-        def __call__(self, text, **options):
-            given.extend([] if isinstance(text, str) else text)  # without those that show the special tokens
-            return super().__call__(text, **options)
-
-    counting = Counting(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="<s>")
-    first = stream_of(source(corpus), tokenizer=counting)
-    assert len(given) == 12
-    other = stream_of(source(corpus, max_tokens=5000), length=100, seed=3, tokenizer=counting)
-    again = stream_of(source(corpus), tokenizer=counting)
-    assert len(given) == 12
-    assert other.fingerprint() != first.fingerprint() == again.fingerprint()
-
-
-def test_the_fingerprint_does_not_depend_on_where_the_text_is(stream_of, source, corpus, tmp_path, monkeypatch):
-    shutil.copytree(corpus, tmp_path / "copy")
-    here = stream_of(source(corpus)).fingerprint()
-    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "cache"))
-    assert stream_of(source(tmp_path / "copy")).fingerprint() == here
-
-
 def test_everything_that_changes_a_batch_changes_the_fingerprint(
     stream_of, chat_stream, source, corpus, short_texts, chat, chatting, tokenizer
 ):
@@ -322,7 +284,7 @@ def test_everything_that_changes_a_batch_changes_the_fingerprint(
     assert len({stream.fingerprint() for stream in streams}) == len(streams)
 
 
-def test_the_summary_counts_documents_and_tokens(stream_of, chat_stream, source, short_texts, ids_of, chat, chatting):
+def test_the_summary_counts_documents_and_tokens(stream_of, source, short_texts, ids_of):
     lengths = np.array([len(ids) for ids in ids_of(short_texts)])
     enough, cut = (lengths >= 48).sum(), ((lengths >= 48) & (lengths != 48)).sum()
     left = (lengths % 48)[lengths >= 48].sum() / lengths[lengths >= 48].sum()
@@ -331,14 +293,3 @@ def test_the_summary_counts_documents_and_tokens(stream_of, chat_stream, source,
         f"{1 - enough / 42:.1%} of the documents are too short; {cut / enough:.1%} of those used are cut; "
         f"{left:.1%} of their tokens are unused."
     ]
-    packed = stream_of(source(short_texts, sequences="packed"), length=400)
-    padding = (packed.batch(range(len(packed))).ids == END).mean()
-    ends = 42 / packed.batch(range(len(packed))).ids.size  # a text ends with the token that pads
-    assert f"; {padding - ends:.1%} of the sequences is padding." in packed.summary(64, 64)[0]
-
-    rows = [json.loads(line)["messages"] for line in chat.read_text().splitlines()]
-    answers = [f"{answer['content']}<s>" for messages in rows for answer in messages[1::2]]
-    tokens = sum(len(ids) for ids in chatting(answers)["input_ids"])
-    stream = chat_stream(chat, sequences="packed", length=600)
-    trained = f"{len(answers)} answers with {tokens:,} tokens to train on, {tokens / len(stream) / 600:.1%} of all"
-    assert f"; {trained}" in stream.summary(64, 64)[0]

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import resource
 import time
 from dataclasses import replace
 
@@ -15,7 +14,6 @@ from ropecli.data import sources, token_store
 from ropecli.data.documents import Document
 from ropecli.data.sources import Source
 from ropecli.data.token_store import (
-    TokenStore,
     last_seen_files,
     open_documents,
     open_store,
@@ -58,19 +56,6 @@ def test_documents_are_kept_with_what_is_trained_on(cache):
         np.testing.assert_array_equal(trained, True if document.trained is None else document.trained[7:])
         assert (ids.dtype, trained.dtype) == (np.int64, bool)
     assert isinstance(store.ids, np.memmap)
-
-
-def test_the_digest_is_of_lengths_ids_and_mask():
-    def digest(lengths, ids, trained):
-        return TokenStore(np.array(lengths), np.array(ids, dtype="<i4"), np.array(trained, dtype=bool)).digest
-
-    digests = [
-        digest([2, 1], [1, 2, 3], [1, 1, 1]),
-        digest([1, 2], [1, 2, 3], [1, 1, 1]),
-        digest([2, 1], [1, 2, 4], [1, 1, 1]),
-        digest([2, 1], [1, 2, 3], [1, 0, 1]),
-    ]
-    assert len(set(digests)) == len(digests)
 
 
 def test_an_interrupt_leaves_nothing(cache):
@@ -139,17 +124,6 @@ def test_a_damaged_store_is_written_again(cache, digest, damage, name):
     assert len(written) == 1
 
 
-def test_full_disk_gives_one_message_and_leaves_nothing(cache):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    try:
-        with pytest.raises(OutputError, match=r"Cannot write tokens to the cache.*File too large.*ROPECLI_CACHE"):
-            open_documents("key", documents)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not list(cache.rglob("*.bin"))
-
-
 def identity(path, tmp_path):
     source = Source(str(path))
     return json.dumps(source_identity(source, last_seen_files(source, tmp_path / "cache")))
@@ -179,14 +153,6 @@ def test_what_splits_the_text_changes_the_digest_of_a_tokenizer_and_its_last_cal
     assert tokenizer_digest(other) == tokenizer_digest(tokenizer)
     other.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     assert tokenizer_digest(other) != tokenizer_digest(tokenizer)
-
-
-def test_skipped_rows_are_said_with_kept_tokens_too(tmp_path, cache, tokenizer, caplog):
-    (tmp_path / "a.jsonl").write_text('{"text": "ba de"}\n{"text": null}\n')
-    for _ in range(2):
-        caplog.clear()
-        assert len(open_store(Source(str(tmp_path), skip_faulty=True), tokenizer, None)) == 1
-        assert caplog.text.count("Skipping 1 faulty row. The first: a.jsonl, line 2: text is null") == 1
 
 
 def test_what_was_tokenized_before_a_fault_is_kept_by_shard(tmp_path, cache, tokenizer, monkeypatch):

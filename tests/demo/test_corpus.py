@@ -10,19 +10,6 @@ def lines(prefix, count):
     return [f"{prefix} = compute({number}, '{prefix}')" for number in range(count)]
 
 
-@pytest.fixture
-def library(tmp_path):
-    """library({name: lines}) -> the root of a standard library with these files."""
-
-    def make(files):
-        for name, body in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text("\n".join(body), encoding="utf-8")
-        return tmp_path
-
-    return make
-
-
 @pytest.fixture(scope="module")
 def training():
     return dict(corpus.training_files())
@@ -43,35 +30,6 @@ def test_no_training_file_shares_a_passage_with_a_held_out_file(training):
 
     held_out = set().union(*(runs(text) for text in corpus.held_out_files().values()))
     assert [name for name, text in training.items() if runs(text) & held_out] == []
-
-
-def test_a_file_that_holds_a_passage_of_a_held_out_file_is_left_out(library):
-    held_out = lines("held", 40)
-    root = library(
-        {
-            "argparse.py": held_out,
-            "plain.py": lines("plain", 40),
-            "copy.py": lines("copy", 20) + held_out[10:20] + lines("copied", 20),
-            "indented.py": [f"        {line}" for line in held_out[:9]],
-            "spaced.py": [part for line in held_out[:9] for part in (line, "", "")],
-            "short.py": held_out[:5],
-        }
-    )
-    # five lines are a licence header or a run of imports, no passage
-    assert dict(corpus.training_files(root)).keys() == {"plain.py", "short.py"}
-
-
-def test_files_that_are_no_source_of_the_library_are_left_out(library):
-    root = library(
-        {
-            "plain.py": lines("plain", 10),
-            "site-packages/other.py": lines("other", 10),
-            "encodings/cp1.py": lines("table", 10),
-            "sub/argparse.py": lines("sub", 10),  # held out is argparse.py at the top alone
-        }
-    )
-    (root / "latin.py").write_bytes("# é".encode("latin-1"))
-    assert dict(corpus.training_files(root)).keys() == {"plain.py", "sub/argparse.py"}
 
 
 def test_no_held_out_file_of_this_python_was_trained_on():

@@ -1,15 +1,11 @@
 """What holds for all engines: the revision, the context length, and the refusals."""
 
-import contextlib
 import dataclasses
 
-import numpy as np
 import pytest
 
-from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import ENGINES, export_checkpoint
 from ropecli.errors import PatchError
-from ropecli.scaling.yarn import by_parts
 
 WINDOW, TARGET = 256, 1024
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
@@ -78,30 +74,6 @@ def test_a_released_scaling_that_the_engine_reads_gets_the_plain_command(model, 
     export = export_checkpoint(checkpoint, engine)
     length = "131072" if model == "gemma-3" else "1024"
     assert export.command == WITHOUT_OPTIONS[engine].format(checkpoint.name).replace("1024", length)
-
-
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_only_the_length_is_overridden_where_config_json_does_not_state_it(engine, config_only):
-    export = export_checkpoint(config_only(**DEEPSEEK), engine)
-    assert export.overrides == {"max_position_embeddings": TARGET}
-
-
-@pytest.mark.parametrize(("model_type", "engines"), [("gpt_oss", ["llama.cpp", "ollama", "mlx"]), ("llama", [])])
-def test_gpt_oss_is_served_although_engines_round_its_ramp(model_type, engines, config_only):
-    """Released without rounding, and served so by all; in other checkpoints, truncate=false is refused."""
-    scaling = {**YARN, "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
-    fields = {"model_type": model_type, "head_dim": 64, "rope_theta": 150000, "max_position_embeddings": 131072}
-    checkpoint, served = config_only(**fields, rope_scaling=scaling), []
-    for engine in ("llama.cpp", "ollama", "mlx"):
-        with contextlib.suppress(PatchError):
-            message = export_checkpoint(checkpoint, engine).cannot[0]
-            assert "nine of its 32 pairs" in message
-            served.append(engine)
-    assert served == engines
-    rope = read_state(checkpoint).positions.main
-    faster = by_parts(rope.geometry, 32.0, 32.0, 1.0, True) / rope.inv_freq
-    assert np.sum(np.abs(faster - 1) > 1e-6) == 9
-    assert faster.max() == pytest.approx(1.8, abs=0.05)
 
 
 LATENT = {"qk_rope_head_dim": 16}

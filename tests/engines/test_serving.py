@@ -67,32 +67,6 @@ def test_the_overrides_make_the_patched_positions(engine, patch, patched):
     assert min(rows, longest) >= TARGET
 
 
-NOTES = [
-    ("vllm", "ntk", "vLLM gives the same results without"),
-    ("vllm", "yarn", "vLLM 0.30.0 and later give the same results without"),
-    ("vllm", "linear", f"accepts more than {TARGET} tokens"),
-    ("vllm", "longrope", f"stops at {WINDOW} tokens."),
-    ("sglang", "ntk", "SGLang gives the same results without"),
-    ("sglang", "yarn with its own attention factor", "ignores attention_factor and uses 0.1·ln s + 1"),
-    ("sglang", "linear", f"accepts more than {TARGET} tokens"),
-    ("sglang", "longrope with its own attention factor", "same results without the options"),
-]
-
-
-@pytest.mark.parametrize(("engine", "patch_name", "note"), NOTES)
-def test_the_note_on_running_without_options_is_true(engine, patch_name, note, patched):
-    """Applies the engine's rules to the written config."""
-    _, rope, checkpoint = patched(patch_name)
-    inv_freq, attention_factor, _, longest = served(engine, checkpoint.config, rope.geometry)
-    assert note in export_checkpoint(checkpoint, engine).notes[0]
-    np.testing.assert_allclose(inv_freq, rope.inv_freq)
-    assert longest == (4 * TARGET if patch_name == "linear" else TARGET)
-    if patch_name == "yarn with its own attention factor":  # longrope's is written as long_mscale too
-        assert attention_factor == pytest.approx(0.1 * math.log(4) + 1)
-    else:
-        assert attention_factor == pytest.approx(rope.attention_factor)
-
-
 def test_two_lists_of_longrope_give_a_remark(patched):
     switching = export_checkpoint(patched("longrope", short_factor=[1.0] * 16).checkpoint, "vllm")
     assert f"once --max-model-len is above {WINDOW}" in switching.cannot[0]

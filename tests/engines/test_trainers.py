@@ -22,10 +22,7 @@ from ropecli.errors import PatchError
 
 TRAINERS = ("axolotl", "llama-factory", "ms-swift", "trl", "unsloth")
 RUNNER = Path(__file__).with_name("run_trl.py")
-PINNED = {
-    "trl": ["trl==1.16.0"],
-    "liger": ["trl==1.16.0", "liger-kernel==0.8.5", "triton==3.9.0"],
-}
+PINNED = {"trl": ["trl==1.16.0"]}
 YARN = {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}
 LONGROPE = {"long_factor": np.geomspace(1, 8, 8).tolist(), "attention_factor": 1.1}
 PATCHES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {  # model type, settings, method, parameters
@@ -64,15 +61,6 @@ def test_a_distance_method_is_trained_by_ropecli_only(engine, llama, tmp_path):
     patch_to(plan, tmp_path / "rerope", verify=False)
     with pytest.raises(PatchError, match=r"uses rerope.* `ropecli finetune`"):
         export_checkpoint(ropecli.open_checkpoint(tmp_path / "rerope"), engine)
-
-
-@pytest.mark.parametrize("engine", TRAINERS)
-def test_a_trainer_reads_what_serving_engines_do_not(engine, config_only):
-    """Multi-head latent attention and the softmax scale are computed by transformers' own classes there."""
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "mscale_all_dim": 1.0}
-    fields = {"qk_rope_head_dim": 16, "max_position_embeddings": 1024}
-    latent = config_only(model_type="deepseek_v3", rope_scaling=yarn, **fields)
-    assert 1024 in flat(export_checkpoint(latent, engine).overrides).values()
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +117,3 @@ def test_trl_loads_the_patch(plans, run, texts):
             assert table["attention_factor"] == pytest.approx(rope.attention_factor, rel=1e-6), name
         assert results[name]["max_length"] == plan.positions.context_length
         assert results[name]["packing"] < 1e-4, name
-
-
-@pytest.mark.slow
-def test_the_callback_in_trl_with_peft_and_liger(plans, run, texts):
-    home, (_, folder) = texts.parent, plans["llama-yarn"]
-    run("liger", RUNNER.with_name("run_sft.py"), folder, home, cwd=home)
-    checks = json.loads((home / "checks.json").read_text())
-    compared = "1 rotary tables and 2 attention layers were compared."
-    for name in ("as it is", "bfloat16", "Liger"):  # at the start and after the first step
-        assert checks[name].count(compared) == 2, checks[name]
-    assert "unscaled frequencies" in checks["unscaled"]
-    assert "rope_parameters.factor is 2.0, not 4.0" in checks["factor"]

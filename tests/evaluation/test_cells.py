@@ -41,25 +41,6 @@ def test_a_cell_by_hand():
     assert cell.bits_per_byte == pytest.approx(10.5 / math.log(2) / 21)
 
 
-TEXT = "ba de fi 🦜🦜 κάτι ba ﬁ 日本 go ku\n" * 6
-
-
-def test_bits_per_byte_are_over_the_bytes_of_the_text(llama, loaded, plain_nll, tokenizer, evaluate):
-    from ropecli.data.documents import read_documents
-
-    documents = read_documents([("a", TEXT), ("b", TEXT[4:])], tokenizer, 60, count_bytes=True)
-    cells = evaluate(loaded(llama), documents, [24, 60])
-    for cell in cells:
-        nats = text_bytes = 0
-        for document, text in zip(documents.kept, (TEXT, TEXT[4:]), strict=True):
-            nats += plain_nll(loaded(llama), document.ids[: cell.length]).sum()
-            offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
-            # of the characters that begin in the first token, none is scored
-            scored = text[offsets[0][1] : offsets[cell.length - 1][1]]
-            text_bytes += len(scored.encode("utf-8"))
-        assert cell.bits_per_byte == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
-
-
 def test_a_loss_that_is_not_finite_names_its_document():
     tallies = [tally_of([1.0]), tally_of([1.0, float("nan")]), tally_of([float("inf")])]
     with pytest.raises(RopecliError, match=r"not finite, or above 700 nats, at length 512 in b and 1 more"):

@@ -73,7 +73,7 @@ def test_a_split_perplexity_is_that_of_a_loop(build, loaded, uneven, plain_nll, 
         assert {part.task for part in cell.by_class} == {part for part, count in counts.items() if count.sum()}
 
 
-def test_the_split_is_told_with_its_control(ropecli, tmp_path):
+def test_the_split_is_told(ropecli, tmp_path):
     path = tmp_path / "report.json"
     options = ["--data", "demo", "--protocol", "tail", "--lengths", "256,1024", "--factors", 4, "--batch-size", 4]
     outcome = ropecli("compare", "demo", *options, "--methods", "none,yarn,streaming", "--output", path).succeeds()
@@ -82,12 +82,3 @@ def test_the_split_is_told_with_its_control(ropecli, tmp_path):
     assert [part["task"] for part in base["cells"][0]["by_class"]] == [*CLASSES]
     ropecli("report", path, "--output", tmp_path / "page.html").succeeds()
     assert "loss by what the text repeats, at 1024 tokens" in (tmp_path / "page.html").read_text()
-    from ropecli.evaluation.report import copies_of
-    from ropecli.reporting.report_files import read_reports
-
-    reports = {report.method: report for report in read_reports([path])}
-    yarn, control = (
-        {each.name: each.gain for each in copies_of(reports[name], reports["none"])} for name in ("yarn", "streaming")
-    )
-    assert yarn["far"].low > 0.1 > control["far"].low
-    assert yarn["ordinary"].high < 0

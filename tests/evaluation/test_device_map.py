@@ -1,19 +1,12 @@
-"""Models spread over devices by Accelerate: over CPU and disk here, over two GPUs where there are two."""
+"""Models spread over devices by Accelerate: over CPU and disk."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
 
 from ropecli.attention import load_model
-from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.live.devices import device_names, input_device
-from ropecli.live.rotary import unpatched_after
-from ropecli.scaling.spec import make_spec
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 TYPES = {
@@ -46,28 +39,6 @@ def test_losses_with_offloaded_weights_equal_those_of_one_device(
     cells = evaluate(model, documents, [32, 100], chunk=chunk)
     assert not caplog.records
     assert [cell.value for cell in cells] == pytest.approx([cell.value for cell in expected], rel=1e-6)
-
-
-@pytest.mark.parametrize("method", ["yarn", "dynamic", "rerope"])
-def test_a_patch_in_memory_works_with_offloaded_weights(method, build, loaded, documents, evaluate):
-    folder = build("llama", head_dim=32, num_hidden_layers=4)
-    plan = make_plan(open_checkpoint(folder), make_spec(method, 4.0))
-    losses = []
-    for model in (loaded(folder), spread(folder)):
-        with unpatched_after(model):
-            live_patch(model, plan.positions.ropes)
-            patched = evaluate(model, documents, [100, 200], follows_length=method == "dynamic")
-        losses.append([cell.value for cell in patched + evaluate(model, documents, [100])])
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-    assert abs(losses[0][0] - losses[0][2]) > 1e-4
-
-
-def test_weights_on_disk_leave_no_files_behind(build):
-    model = spread(build("mixtral", head_dim=32, **EXPERTS))
-    folder = Path(model.spill.name)
-    assert list(folder.iterdir())
-    model.spill.cleanup()  # as at the end of the process
-    assert not folder.exists()
 
 
 # On the command line.
@@ -110,26 +81,3 @@ def test_unsuitable_options_are_refused(options, message, ropecli, llama, corpus
 
 
 # On GPUs.
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("method", ["none", "dynamic", "rerope"])
-def test_two_gpus_give_the_losses_of_one(method, build, documents, evaluate):
-    folder = build("llama", head_dim=32, num_hidden_layers=8)
-    checkpoint = open_checkpoint(folder)
-    size = sum(path.stat().st_size for path in checkpoint.weight_files())
-    plan = make_plan(checkpoint, make_spec(method, 4.0 if method != "none" else 1.0))
-    losses = []
-    for options in (
-        {"device": "cuda:0"},
-        {"device_map": "auto", "max_memory": {0: int(0.7 * size), 1: size}},
-        {"device_map": "auto", "max_memory": {0: int(0.5 * size), 1: int(0.3 * size), "cpu": int(0.3 * size)}},
-    ):
-        model = load_model(checkpoint, dtype="float32", **options)
-        if "device_map" in options:
-            assert {"cuda:0", "cuda:1"} <= set(device_names(model).split(","))
-        live_patch(model, plan.positions.ropes)
-        cells = evaluate(model, documents, [100, 200], follows_length=method == "dynamic")
-        losses.append([cell.value for cell in cells])
-    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)

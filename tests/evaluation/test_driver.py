@@ -4,7 +4,6 @@ A pass is the shape (batch, tokens) that the decoder reads. Passes of the checks
 """
 
 from contextlib import contextmanager
-from itertools import count
 
 import pytest
 
@@ -12,7 +11,6 @@ from ropecli import messages
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import progress
 from ropecli.evaluation.driver import Job, Task, collect, score_samples
-from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.needle import Retrieval
@@ -82,14 +80,14 @@ def subject(llama):
 def run(make, subject, tokenizer, passes):
     """run("sliding", output, batch_size=2, ...) -> the values; `passes` has those of this run."""
 
-    def run(name, output=None, workers=None, batch_size=2):
+    def run(name, output=None, batch_size=2):
         passes.clear()
         passes.counting = False
         job, factory = (
             Job(subject, make(name), tokenizer),
             LiveReaderFactory({"device": "cpu"}, batch_size=batch_size),
         )
-        ((_, values, _),) = collect([job], factory, output, workers)
+        ((_, values, _),) = collect([job], factory, output)
         return values
 
     return run
@@ -125,55 +123,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, p
     assert passes == []
 
 
-@pytest.mark.parametrize("name", ["sliding"])
-def test_a_flipped_bit_in_a_record_costs_its_batch_only(name, run, passes, output):
-    """The batch is the same as before, so the values are the same to the bit."""
-    values = run(name, output)
-    whole = list(passes)
-    (path,) = state_folder(output).glob("samples-*")
-    line, *others = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([line[:-3], bytes([line[-3] ^ 1]), line[-2:], *others]))
-    assert run(name, output) == values
-    assert 0 < len(passes) < len(whole)
-    assert passes == whole[: len(passes)]
-    path.write_bytes(path.read_bytes()[:-20])  # a run that was killed while it wrote
-    assert run(name, output) == values
-    assert passes == []
-
-
-class StoppedError(Exception):
-    """Stands for a kill."""
-
-
-class OneOf(Workers):
-    """One process of several, killed before the values of the others arrive."""
-
-    def gather(self, items):
-        if items.keys() != {self.rank}:
-            raise StoppedError
-        return items
-
-
-@pytest.mark.parametrize("name", ["sliding"])
-def test_processes_share_the_samples_and_their_number_may_change(name, run, passes, output):
-    """Two processes are stopped, three continue, of which one is killed before it begins, and one ends it."""
-    values = run(name, batch_size=1)
-    whole, passes.stop, every = list(passes), len(passes) // 3, []
-    for rank in (0, 1):
-        with pytest.raises(KeyboardInterrupt):
-            run(name, output, OneOf(rank, 2), batch_size=1)
-    passes.stop = None
-    before = len(records(output))
-    for rank in (2, 0):
-        with pytest.raises(StoppedError):
-            run(name, output, OneOf(rank, 3), batch_size=1)
-        every += passes
-    assert 0 < before < len(records(output)) < len(values)
-    assert run(name, output, batch_size=1) == values
-    assert len(every + passes) < len(whole)
-    assert len(records(output)) == len(values)
-
-
 # Progress.
 
 
@@ -197,51 +146,6 @@ def test_the_bar_moves_within_a_sample_to_its_end(name, make, run):
     assert (0.7 if "retrieval" in name else 0.95) < shares[-1] <= 1
 
 
-class Machine:
-    """Reads tokens in a time that grows with the length of the pass; one layer."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
-
-    @contextmanager
-    def watched(self, advance):
-        self.advance = advance
-        yield
-
-    def read(self, length: int) -> None:
-        for _ in range(4):
-            self.now += length / 4 * (1 + length / 1000)
-            self.advance(length / 4)
-
-
-def test_the_time_left_is_that_of_all_jobs_by_the_cost_of_each_length(monkeypatch):
-    """Eleven subjects read two short and two long samples each: a long token costs five times a short one."""
-    lefts: list[float] = []
-
-    @contextmanager
-    def bar(description, total):
-        yield lambda done=None, left=None, phase=None: lefts.append(left) if left is not None else None
-
-    token, machine = messages.progress_bars.set(bar), Machine(monkeypatch)
-    shown = progress.Progress([{1000: 2000, 9000: 18_000}] * 11)
-    errors = []
-    with shown.shown():
-        for job in range(11):
-            with shown.job(f"subject {job}", machine):
-                for length in (1000, 1000, 9000, 9000):
-                    shown.begin(length, length)
-                    machine.read(length)
-                    whole = 11 * 2 * (1000 * 2 + 9000 * 10)
-                    errors.append(lefts[-1] - (whole - machine.now))
-    messages.progress_bars.reset(token)
-    whole = machine.now
-    assert max(map(abs, errors[3:])) < 0.05 * whole
-    assert abs(errors[-1]) < 0.001 * whole
-    # before a long sample was read, attention is taken to cost as much as the rest at 16k tokens
-    assert 0.1 * whole < lefts[3]
-
-
 def test_the_time_of_a_long_pass_follows_from_shorter_ones():
     """Seconds of a 135M model on a CPU."""
     speed = progress.Speed()
@@ -249,14 +153,6 @@ def test_the_time_of_a_long_pass_follows_from_shorter_ones():
         speed.add(length, length, seconds)
     for length, seconds in ((8192, 50.6), (16384, 159)):
         assert length * speed.seconds_per_token(length) == pytest.approx(seconds, rel=0.1)
-
-
-def test_what_takes_more_than_an_hour_is_said_once(run, monkeypatch, output, caplog):
-    seconds = count(step=4000)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
-    run("sliding", output)
-    (sentence,) = [message for message in caplog.messages if "takes some" in message]
-    assert sentence.endswith("min more. An interrupted run continues with --resume.")
 
 
 # How often the model is called.

@@ -52,14 +52,6 @@ def test_the_default_device_is_the_best_there_is(monkeypatch):
     assert choose_device("cpu") == "cpu"
 
 
-def test_weights_go_straight_to_their_device(llama, monkeypatch):
-    """They are not read into the memory of the CPU first and moved afterwards."""
-    monkeypatch.setattr("ropecli.live.loading.choose_device", lambda name: "meta")
-    monkeypatch.setattr(torch.nn.Module, "to", None)
-    model = load_model(open_checkpoint(llama))
-    assert all(parameter.is_meta for parameter in model.parameters())
-
-
 def test_vocabularies_of_different_sizes_give_a_warning(llama, loaded, tokenizer):
     model = loaded(llama)  # 512 rows; the tokenizer has 459 tokens
     assert "459" in vocabulary_mismatch(tokenizer, model)

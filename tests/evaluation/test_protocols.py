@@ -89,12 +89,6 @@ def test_tail_scores_the_same_tokens_at_every_length(special, lengths, targets):
         assert window.ids.tolist() == begun
 
 
-def test_prefix_is_the_documents_beginning():
-    (window,) = windows_of(Protocol("prefix"), SpecialTokens((BOS,)), 90, 24, 64)
-    assert window.ids.tolist() == [BOS, *range(1000, 1023)]
-    assert (window.targets, window.stop, window.read) == (23, 24, 24)
-
-
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "recall"])
 def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
     special = SpecialTokens((BOS,))

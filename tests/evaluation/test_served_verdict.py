@@ -1,14 +1,9 @@
 """The verdict of `check-served`, on readings and servers that are made of numbers."""
 
-from contextlib import contextmanager
-from dataclasses import replace
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from ropecli.evaluation import served
-from ropecli.messages import progress_bars
 
 LENGTH, PRETRAINING = 512, 256
 ROLES = {served.CHECKPOINT: 0.0, served.UNPATCHED: 1.0, served.HALF: 0.5, served.DOUBLE: -0.4}
@@ -69,44 +64,3 @@ def test_what_rounding_after_a_single_token_explains_is_rounding(
     noise = size * np.random.default_rng(3).choice([-1, 1], LENGTH - 1)
     verdict = verdict_of(log_probabilities(served.CHECKPOINT) + noise, reference, after_single)
     assert verdict.verdict == expected, verdict
-
-
-def test_a_text_tells_a_token_only_if_no_other_token_has_it():
-    """A sentencepiece token loses its space where it is decoded alone; bytes of a character have one text."""
-
-    class Tokenizer(list):
-        def convert_ids_to_tokens(self, token):
-            return self[token]
-
-        def decode(self, ids):
-            return "\ufffd" if self[ids[0]].startswith("<") else self[ids[0]].strip("▁")
-
-    found = served._ids_by_text(Tokenizer(["▁the", "the", "▁a", "<0xE2>", "<0x82>", "b"]))
-    assert {name: token for name, token in found.items() if not name.startswith("token_id:")} == {
-        " the": 0, " a": 2, "a": 2, "b": 5,
-    }  # fmt: skip
-    assert found["token_id:4"] == 4
-
-
-def test_the_time_left_counts_the_tokens_of_longer_prompts(reference, monkeypatch):
-    """Prompts in ascending length, as check-served sends them, take ever longer."""
-    now, left = [0.0], []
-    monkeypatch.setattr(served, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    @contextmanager
-    def bar(description, total):
-        yield lambda **step: left.append(step["left"])
-
-    def losses(ids):
-        now[0] += len(ids)
-        return [2.0] * len(ids)
-
-    readings = [replace(reference.readings[0], losses={length: [] for length in (64, 128, 256, 512)})]
-    token = progress_bars.set(bar)
-    try:
-        endpoint = SimpleNamespace(prompt_losses=losses)
-        served.ask(endpoint, replace(reference, readings=readings), None, gives_losses=True)
-    finally:
-        progress_bars.reset(token)
-    assert left == sorted(left, reverse=True)
-    assert left[-1] == 0

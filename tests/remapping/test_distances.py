@@ -84,15 +84,11 @@ DEFAULTS = {
     ("self-extend", 256, 2048): {"window": 64, "group": 32},
     ("self-extend", 256, 256): {"window": 64, "group": 1},
     ("jet-long", 256, 2048): {"window": 64},
-    ("jet-long", 32768, 65536): {"window": 2048},
     ("lm-infinite", 256, 2048): {"window": 256, "global_tokens": 10},
-    ("lm-infinite", 8, 64): {"window": 8, "global_tokens": 8},
     ("streaming", 256, 2048): {"window": 252, "sinks": 4},
     ("dual-chunk", 256, 2048): {"chunk": 192, "local_window": 32},
-    ("dual-chunk", 2, 2048): {"chunk": 2, "local_window": 1},
     # the authors' code: (0.1·ln 2 + 1)² of all scores, as cos and sin are multiplied in queries and keys
     ("string", 4096, 4096): {"shift": 1365, "local_window": 128, "score_factor": pytest.approx(1.1434339)},
-    ("string", 256, 256): {"shift": 85, "local_window": 42, "score_factor": pytest.approx(1.1434339)},
 }
 
 

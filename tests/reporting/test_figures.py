@@ -10,7 +10,6 @@ from ropecli.checkpoint.inspection import PRETRAINED
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import draw_frequencies, draw_lengths
-from ropecli.reporting.lines import sets_of
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
@@ -66,35 +65,6 @@ def test_intervals_are_drawn_around_changes_and_not_around_values(reports):
     assert len(drawn(reports[0], replace(reports[1], fingerprint="2" * 64)).subfigs) == 2
 
 
-def test_a_method_has_its_look_in_every_figure_and_black_is_the_base(report, reports):
-    def looks(*reports):
-        return {line.name: line.look for lines in sets_of(reports) for line in lines}
-
-    one, other = looks(*reports), looks(reports[0], report(18.0, 25.0, 47.0, method="ntk", factor=2.0), reports[1])
-    assert one["yarn ×4"] == other["yarn ×4"]
-    assert one["base"] == other["base"] == style.BASE_LOOK
-    assert style.INK not in {look["color"] for name, look in one.items() if name != "base"}
-    variants = [replace(reports[1], factor=factor, scaling=f"×{factor}") for factor in (4.0, 8.0)]
-    first, second = list(looks(reports[0], *variants).values())[1:]
-    assert first["linestyle"] != second["linestyle"]
-    assert {**first, "linestyle": "-"} == {**second, "linestyle": "-"}
-
-
-def luminance(colour):
-    values = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
-    return np.dot([0.2126, 0.7152, 0.0722], linear)
-
-
-@pytest.mark.parametrize("paper", ["#ffffff", "#16181b"])
-def test_lines_are_visible_on_light_and_dark_paper(paper):
-    """WCAG 1.4.11: a contrast of 3 or more."""
-    looks = style.looks(f"method {index}" for index in range(200))
-    for colour in {look["color"] for look in looks}:
-        low, high = sorted((luminance(colour), luminance(paper)))
-        assert (high + 0.05) / (low + 0.05) >= 3, colour
-
-
 def drawn_ropes(*methods, still_pairs=0):
     geometry = RopeGeometry(128, 128, 10_000.0, 4096, still_pairs=still_pairs)
     ropes = {f"{name} ×8": scale(geometry, make_spec(name, 8.0)) for name in methods}
@@ -115,15 +85,6 @@ def test_frequencies_are_ratios():
     with pytest.raises(DataError, match="nothing to compare"):
         drawn_ropes()
     drawn_ropes("nope", "rerope", still_pairs=64).draw_without_rendering()
-
-
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_strange_numbers_are_drawn(report, retrieval):
-    wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
-    hits = {"ntk": 0, "yarn": 39}
-    scores = [retrieval({(256, 0.0): 38, (512, 0.0): hits[name]}, trials=40, method=name) for name in hits]
-    for figure in (drawn(*wide), draw_lengths(scores)):
-        figure.draw_without_rendering()
 
 
 def texts(path):

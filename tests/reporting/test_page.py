@@ -149,22 +149,6 @@ def test_runs_of_one_job_are_one_comparison(report, changed):
     assert joined == f"{patched.cells[2].ppl:.2f}" == whole
 
 
-def test_the_base_is_the_first_report(report, changed):
-    base = report(20.0, 25.0, 47.0, shares=EIGHT)
-    first = replace(changed(base, "yarn", SMALL, LOWER, LOWER), checkpoint="extended", in_memory=False)
-    tree = ET.fromstring(render_page([first, base]))
-    assert rows_of(tree)[1:3][-1][0] == "extended (base)"
-
-
-def test_a_base_that_is_measured_at_its_own_length_only(report, changed):
-    """As in `extend`."""
-    base = report(20.0, 25.0, 47.0, shares=EIGHT)
-    yarn, ntk = (changed(base, name, SMALL, LOWER, added) for name, added in (("yarn", LOWEST), ("ntk", LOWER)))
-    tree = ET.fromstring(render_page([replace(base, cells=base.cells[:1]), ntk, yarn]))
-    assert verdict_of(tree)[0] == "Best: yarn ×4."
-    assert rows_of(tree)[3][:3] == ["base", "–", "–"]
-
-
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, by Playwright."""

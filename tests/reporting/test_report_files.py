@@ -54,20 +54,16 @@ def change_of(*path, **changes):
 OTHER = "has no reports of this version of ropecli:"
 DAMAGED = {
     "another schema": ("prefix", change_of(schema_version=2), f"{OTHER} its schema_version is 2"),
-    "no reports": ("prefix", change_of(reports=[]), OTHER),
     "a missing field": (
         "prefix",
         lambda value: value["reports"][0].pop("fingerprint"),
         "report 1 is invalid: fingerprint: Field required",
     ),
-    "a word for a number": ("prefix", change_of("reports", 0, "cells", 0, tokens="many"), "cells.0.tokens: "),
     "an unknown task": (
         "prefix",
         change_of("reports", 0, task="prefx"),
         "report 1 is invalid: task 'prefx'; expected prefix",
     ),
-    "many faults": ("prefix", change_of("reports", 0, cells=[{}] * 99), "cells.0.task: Field required"),
-    "a negative perplexity": ("prefix", change_of("reports", 0, "cells", 0, low=-1.0), "cells.0.low: "),
     "a depth beyond the end": ("needle", change_of("reports", 0, "cells", 0, depth=1.5), "cells.0.depth: "),
 }
 

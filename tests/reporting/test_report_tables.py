@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropecli.evaluation.statistics import bootstrap_interval, wilson
+from ropecli.evaluation.statistics import bootstrap_interval
 from ropecli.reporting.report_tables import measured_tables
 from ropecli.table import Bold
 
@@ -29,22 +29,6 @@ def test_a_row_for_each_length_with_all_its_numbers(report):
     ]
 
 
-def test_a_row_for_each_model_and_a_dash_for_a_missing_length(report):
-    small, large = (report(18.0, 25.0, 47.0, checkpoint=name, weights=name) for name in ("small", "large"))
-    large = replace(large, cells=large.cells[1:])
-    yarn = replace(small, method="yarn", factor=4.0, params={"beta_fast": 8.0}, scaling="yarn", in_memory=True)
-    tuned = replace(large, checkpoint="tuned", weights="tuned")
-    table = compared(large, yarn, small, tuned)
-    assert table.rows == [
-        ["large (base)", "–", "25.00", "47.00"],
-        ["yarn ×4 (beta_fast 8)", "18.00", "25.00", "47.00"],
-        ["small", "18.00", "25.00", "47.00"],
-        ["tuned", "–", "25.00", "47.00"],
-    ]
-    assert table.sections == {1, 3}
-    assert table.title.endswith("data demo, 4 documents")
-
-
 EIGHT = (0.2, 0.5, 1.4, 1.9, 0.3, 0.6, 1.5, 1.6)
 
 
@@ -61,13 +45,6 @@ def test_changes_are_paired_and_the_best_are_bold(report, changed):
     change = yarn.change_from(first, 256)
     assert change.high < 0
     assert table.rows[1][1] == f"19.02, -4.9% ({100 * change.low:.1f} to {100 * change.high:.1f})"
-
-
-def test_nothing_is_bold_with_few_documents(report, changed):
-    first = report(20.0, 20.0, 20.0, shares=EIGHT[:7])
-    table = compared(first, changed(first, "yarn", -1, -1, -1))
-    assert bold(table) == [[], []]
-    assert table.notes[0] == "Too few documents to tell (7): yarn ×4 leads at 1024 tokens."
 
 
 def test_a_checkpoint_and_its_method_in_memory_are_one_row(report, changed):
@@ -88,11 +65,6 @@ def test_reports_that_are_not_comparable_have_tables_of_their_own(report, change
     tables = measured_tables(reports)
     assert [len(table.rows) for table in tables] == [3, 3]
     assert not any(map(any, map(bold, tables)))
-
-
-def test_different_data_have_a_note(report):
-    tables = measured_tables([report(18.0, 25.0, 47.0), report(1.1, 1.1, 1.1, fingerprint="9" * 64)])
-    assert tables[1].notes[-1] == "different data: the numbers of different tables and panels are not comparable"
 
 
 def test_scores_are_compared_by_prompt(retrieval):
@@ -116,23 +88,3 @@ def test_a_base_and_its_extension_have_cost_and_gain(with_baseline):
         change = 100 * math.expm1((sums[index] - sums[0]).sum() / weights.sum())
         assert f"{where}{change:+.1f}% ({low:.1f} to {high:.1f})" in table.notes[1]
     assert table.notes[1].endswith("from the base at 256 tokens.")
-
-
-def test_scores_by_depth_and_length_and_their_mean(retrieval):
-    hits = {(256, 0.0): 4, (256, 0.999): 3, (256, 1.0): 0, (512, 1.0): 1}
-    ranked = retrieval(hits, settings={"mode": "rank"})
-    (table,) = measured_tables([ranked])
-    assert table.heads == ["depth", "256", "512"]
-    assert table.rows == [
-        ["0", "100", "–"],
-        ["0.999", "75", "–"],
-        ["1", "0", "25"],
-        ["mean", "58.3% (32 to 81)", "25.0% (5 to 70)"],
-    ]
-    assert table.notes[0] == "Guessing scores 10%."
-
-
-def test_wilsons_interval():
-    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), without hits up to z²/n / (1 + z²/n)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
-    assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)

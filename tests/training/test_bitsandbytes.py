@@ -96,37 +96,6 @@ def test_adapter_is_merged_into_the_unquantized_weights(checkpoint, tmp_path):
     assert (merged - logits(model)).abs().max() > 1e-3 * expected.abs().max()
 
 
-def test_qlora_run_resumes_to_the_same_bits(checkpoint, tmp_path):
-    """Accelerate saves what is trained alone: the frozen 4-bit weights could not be loaded back."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    recipe = recipe_of(adapter="qlora", optimizer="adamw-8bit", lora_rank=64)
-
-    def prepared():
-        AcceleratorState._reset_state()
-        accelerator = Accelerator(cpu=not torch.cuda.is_available())
-        adapters.save_only_trained(accelerator)
-        model = adapters.attach(quantized(checkpoint, recipe), recipe).train()
-        loss_of = NextTokenLoss(model)
-        return accelerator, *accelerator.prepare(loss_of, make_optimizer(loss_of, recipe))
-
-    def steps(accelerator, loss_of, optimizer, number):
-        for _ in range(number):
-            accelerator.backward(loss(loss_of))
-            optimizer.step()
-            optimizer.zero_grad()
-        return [parameter.detach().clone() for _, parameter in adapters.trainable(loss_of)]
-
-    first = prepared()
-    steps(*first, 3)
-    first[0].save_state(str(tmp_path / "state"))
-    expected = steps(*first, 3)
-    second = prepared()
-    second[0].load_state(str(tmp_path / "state"))
-    assert all(map(torch.equal, steps(*second, 3), expected))
-
-
 def test_optimizer_state_is_in_eight_bits(checkpoint):
     recipe = recipe_of(optimizer="adamw-8bit", learning_rate=1e-3)
     model = load_model(checkpoint, dtype="float32", device="cpu")

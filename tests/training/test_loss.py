@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError
 from ropecli.training import loss as loss_module
 from ropecli.training.loss import NextTokenLoss, prove_positions
@@ -71,44 +70,6 @@ def test_loss_and_gradients_are_those_of_a_plain_cross_entropy(model, checkpoint
     for name, gradient in gradients.items():
         torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-6)
         assert gradient.abs().max() > 1e-5  # else the line above holds nothing
-
-
-@pytest.mark.parametrize("old_torch", [False, True], ids=["", "torch 2.11"])
-def test_documents_weigh_the_gradient_and_not_the_value(model, old_torch, monkeypatch):
-    monkeypatch.setattr(loss_module, "_CHUNK", 7)
-    if old_torch:
-        monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
-    labels, counts = IDS.roll(-1, 1), torch.from_numpy(np.random.default_rng(1).integers(1, 99, IDS.shape))
-    labels[:, 30:40] = UNSCORED
-
-    def losses(ids):
-        return cross_entropy(model(input_ids=ids).logits.transpose(1, 2), labels, reduction="none")
-
-    unweighted = losses(IDS).sum().item()
-    _, gradients = loss_and_gradients(model, lambda ids: (losses(ids) / counts).sum())
-    ours, our_gradients = loss_and_gradients(model, lambda ids: NextTokenLoss(model)(ids, labels, None, False, counts))
-    assert ours == pytest.approx(unweighted, rel=1e-5)
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-5)
-        assert gradient.abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(("name", "autocast"), [("llama", False), ("gpt_neox", True)])
-def test_frozen_bfloat16_head_trains_what_is_before_it(build, name, autocast):
-    """As adapters leave it. What autocast makes of the last norm may be float32, which no kernel multiplies by it."""
-    from transformers import AutoModelForCausalLM
-
-    folder = build(name)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).requires_grad_(False)
-    model.get_decoder().layers[0].requires_grad_(True)
-    loss_of = NextTokenLoss(model)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = mean(loss_of)(IDS)
-        loss.backward()
-        expected = plain(model)(IDS)
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
-    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters() if parameter.requires_grad)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")

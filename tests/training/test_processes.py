@@ -82,12 +82,12 @@ def test_data_parallel_run_stopped_and_resumed_equals_one_process(
     ddp, stop_and_resume, patched_llama, corpus, text_and_chat, tune, metrics, tmp_path, assert_same, loss
 ):
     mixture = {} if "loss" in loss else {"mixture": text_and_chat}
-    measured = {"eval_data": str(corpus), "eval_every": 4, "eval_documents": 4}
+    measured = {"eval_data": str(corpus), "eval_every": 5, "eval_documents": 4}
     keys = {**KEYS, "steps": 8, **mixture, **loss, **measured}
     two = stop_and_resume(ddp, **keys)
     one = tune(patched_llama, tmp_path / "one", **{**keys, "gradient_accumulation": 4})
     assert "processes: 2" in (two / "run.yaml").read_text()
-    assert sum("ppl" in line for line in metrics(two)) == 3  # before the first step, after 4 and after 8
+    assert sum("ppl" in line for line in metrics(two)) == 3  # before the first step, after 5 and after 8
     assert_same(patched_llama, two, one, within=0.02)
     assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
 
@@ -160,11 +160,3 @@ def test_processes_that_share_each_sequence_equal_one(
         folder = build("gemma3_text", head_dim=32, **windows)
     two = run_two({"ddp": ddp, "fsdp2": fsdp2}[engine], folder, **SHARED, **keys)
     assert_same(folder, two, tune(folder, **{**SHARED, "context_parallel_size": 1, **keys}))
-
-
-@slow
-def test_stopped_run_of_shared_sequences_resumes_to_the_same_bits(
-    ddp, run_two, patched_llama, stop_and_resume, weights_of
-):
-    whole = run_two(ddp, patched_llama, **SHARED)
-    assert weights_of(stop_and_resume(ddp, **SHARED)) == weights_of(whole)

@@ -89,12 +89,3 @@ def test_perplexity_that_is_not_finite_ends_the_run(prepared, patched_llama, cor
     with pytest.raises(NotFiniteError, match="after step 7"):
         evaluation.run(launch, loss_of, 7)
     assert loss_of.training
-
-
-def test_run_with_validation_ends_in_the_same_bits(tune, patched_llama, corpus, uninterrupted, metrics, weights_of):
-    run = tune(patched_llama, eval_data=str(corpus), eval_every=4, eval_documents=2)
-    assert weights_of(run) == weights_of(uninterrupted)
-    lines = metrics(run)
-    assert [line["step"] for line in lines if "ppl" in line and line["step"] > 0] == [4, 6]
-    losses = [[line["loss"] for line in one if "loss" in line] for one in (lines, metrics(uninterrupted))]
-    assert losses[0] == losses[1]
