@@ -34,6 +34,7 @@ def test_guide_and_environment_are_printed(ropecli, monkeypatch, tmp_path):
     guide = ropecli("--guide").succeeds().out
     assert all(f"  ropecli {name}" in guide for name in COMMANDS)
     assert "--resume" in guide
+    assert guide.strip() in (Path(__file__).parents[2] / ".github" / "llms.txt").read_text(encoding="utf-8")
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "shard").write_bytes(bytes(2_000))
     monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path))

@@ -117,3 +117,15 @@ def test_trl_loads_the_patch(plans, run, texts):
             assert table["attention_factor"] == pytest.approx(rope.attention_factor, rel=1e-6), name
         assert results[name]["max_length"] == plan.positions.context_length
         assert results[name]["packing"] < 1e-4, name
+
+
+@pytest.mark.slow
+def test_the_callback_in_trl_with_peft_and_liger(plans, run, texts):
+    home, (_, folder) = texts.parent, plans["llama-yarn"]
+    run("liger", RUNNER.with_name("run_sft.py"), folder, home, cwd=home)
+    checks = json.loads((home / "checks.json").read_text())
+    compared = "1 rotary tables and 2 attention layers were compared."
+    for name in ("as it is", "bfloat16", "Liger"):  # at the start and after the first step
+        assert checks[name].count(compared) == 2, checks[name]
+    assert "unscaled frequencies" in checks["unscaled"]
+    assert "rope_parameters.factor is 2.0, not 4.0" in checks["factor"]

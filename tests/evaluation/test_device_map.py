@@ -1,5 +1,6 @@
 """Models spread over devices by Accelerate: over CPU and disk."""
 
+import numpy as np
 import pytest
 import torch
 from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
@@ -81,3 +82,26 @@ def test_unsuitable_options_are_refused(options, message, ropecli, llama, corpus
 
 
 # On GPUs.
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("method", ["none", "dynamic", "rerope"])
+def test_two_gpus_give_the_losses_of_one(method, build, documents, evaluate):
+    folder = build("llama", head_dim=32, num_hidden_layers=8)
+    checkpoint = open_checkpoint(folder)
+    size = sum(path.stat().st_size for path in checkpoint.weight_files())
+    plan = make_plan(checkpoint, make_spec(method, 4.0 if method != "none" else 1.0))
+    losses = []
+    for options in (
+        {"device": "cuda:0"},
+        {"device_map": "auto", "max_memory": {0: int(0.7 * size), 1: size}},
+        {"device_map": "auto", "max_memory": {0: int(0.5 * size), 1: int(0.3 * size), "cpu": int(0.3 * size)}},
+    ):
+        model = load_model(checkpoint, dtype="float32", **options)
+        if "device_map" in options:
+            assert {"cuda:0", "cuda:1"} <= set(device_names(model).split(","))
+        live_patch(model, plan.positions.ropes)
+        cells = evaluate(model, documents, [100, 200], follows_length=method == "dynamic")
+        losses.append([cell.value for cell in cells])
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)

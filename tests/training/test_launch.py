@@ -1,6 +1,7 @@
 """What engines are refused, what each process reads, and the launch configurations that are shipped."""
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -194,3 +195,35 @@ def test_launch_configurations_are_valid_for_accelerate(path):
     product = np.prod([size for key, size in config.parallelism_config.items() if key.endswith("_size")])
     assert product in (1, config.num_processes)
     assert yaml.safe_load(text)["num_machines"] == (2 if path.stem == "2-nodes" else 1)
+
+
+def test_a_step_reads_the_device_at_its_end_however_many_passes_it_has(llama, monkeypatch):
+    """Each read of a value waits for a GPU. A step reads loss and gradient norm."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers import AutoModelForCausalLM, masking_utils
+
+    from ropecli.training.loop import make_optimizer, train_steps
+    from ropecli.training.loss import NextTokenLoss
+
+    # transformers reads the positions of every pass
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+
+    class Reads(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+
+    def reads(passes):
+        recipe = recipe_of(gradient_accumulation=passes, gradient_checkpointing=False)
+        launch = start_launch(recipe)
+        loss_of = NextTokenLoss(AutoModelForCausalLM.from_pretrained(llama)).train()
+        wrapped, optimizer = launch.prepare(loss_of, make_optimizer(loss_of, recipe))
+        ids = np.arange(2, 34).reshape(1, 32)
+        given = (launch, wrapped, optimizer, lambda step: 1e-3, lambda step: [Batch(ids, ids)] * passes)
+        with Reads() as counted, closing(train_steps(*given, max_grad_norm=1.0, seed=0)) as steps:
+            assert len([*islice(steps, 3)]) == 3
+        return counted.number
+
+    assert reads(passes=4) == reads(passes=1) == 2 * 3

@@ -1,8 +1,10 @@
 """The plan's counts and sizes by hand, and its peak memory against real training steps."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from scripts_by_path import load
 
 from ropecli.config.layers import kv_cache_bytes
@@ -10,11 +12,13 @@ from ropecli.config.settings import read_settings
 from ropecli.live.skeleton import build_model
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator, model_shape
+from ropecli.training.memory_plan.fake_step import AllocationCounter, _shared
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe_schema import Recipe
 
 bench = load("bench_parts/plan")
 WITHIN = 0.05
+WITHIN_ON_GPU = 0.2
 
 
 def recipe(**keys) -> Recipe:
@@ -138,3 +142,45 @@ SMALL = {
 def test_estimate_is_that_of_a_real_step(name):
     case = SMALL[name]
     assert bench.predict(case) == pytest.approx(bench.allocated(case), rel=WITHIN)
+
+
+@pytest.mark.parametrize("keys", [8, 4])
+def test_shared_attention_takes_the_memory_of_ringmasters(keys):
+    """ringmaster's own code, as one of four processes that do not communicate."""
+    ringmaster = pytest.importorskip("ringmaster")
+    from ringmaster.strategies.ulysses import make_ulysses_attention
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    module = SimpleNamespace(is_causal=True, sliding_window=None, num_key_value_groups=8 // keys)
+
+    def peaks(attend):
+        """Most bytes in the forward and in the backward pass."""
+        heads = [torch.zeros(2, count, 128, 32, requires_grad=True) for count in (8, keys, keys)]
+        with AllocationCounter(heads) as counter:
+            counter.phase = "forward"
+            output = attend(*heads)
+            counter.phase = "backward"
+            torch.autograd.grad(output, heads, torch.zeros_like(output))
+        return [sum(counter.peaks[phase]) for phase in ("forward", "backward")]
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        ringmaster.setup(ringmaster.RingmasterConfig(4, ringmaster.Backend.ULYSSES), device_type="cpu")
+        actual = peaks(lambda *heads: make_ulysses_attention("sdpa")(module, *heads, None)[0])
+    finally:
+        ringmaster.teardown()
+        distributed.destroy_process_group()
+    counted = peaks(lambda *heads: _shared(*heads, 4))
+    assert counted == pytest.approx(actual, rel=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama, bf16", "llama, 131072 words", "llama, LoRA", "gemma2, capped logits"])
+def test_estimate_is_that_of_a_real_step_on_a_gpu(name):
+    case = bench.CASES[name]
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    bench.train(case, "cuda")
+    measured = torch.cuda.max_memory_allocated() - before
+    assert bench.predict(case, gpu=True) == pytest.approx(measured, rel=WITHIN_ON_GPU)

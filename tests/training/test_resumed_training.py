@@ -1,6 +1,7 @@
 """An interrupted run resumes to the bits of an uninterrupted one, or says why not. Kills: also test_random_kills.py."""
 
 import os
+import resource
 import shutil
 import signal
 import time
@@ -142,3 +143,21 @@ def test_ignored_signal_stays_ignored(number):
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
+
+
+def test_full_disk_while_saving_keeps_the_earlier_checkpoint(
+    tune, patched_llama, tmp_path, uninterrupted, assert_same_run
+):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_disk(progress):
+        if progress.step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+
+    try:
+        with pytest.raises(OutputError, match="could not be written"):
+            tune(patched_llama, on_step=fill_disk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["000002"]
+    assert_same_run(tune(patched_llama, resume=True), uninterrupted)
