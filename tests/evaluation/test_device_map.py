@@ -6,8 +6,11 @@ import torch
 from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
 
 from ropecli.attention import load_model
+from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.live.devices import device_names, input_device
+from ropecli.scaling.spec import make_spec
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 TYPES = {
