@@ -90,7 +90,7 @@ class Source:
     def rows(self, files: Sequence[DataFile] | None = None) -> Rows:
         """The rows in a fixed order. Raises the fault of one, unless skip_faulty. files: default: all of them."""
         if self.is_demo:
-            rows = starmap(Row, demo_held_out() if self.place == DEMO else corpus.training_files())
+            rows: Rows = starmap(Row, demo_held_out() if self.place == DEMO else corpus.training_files())
         else:
             files = self.files() if files is None else files
             rows = (row for file in files for row in _read_file(file, self.column))
