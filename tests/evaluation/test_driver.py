@@ -12,7 +12,7 @@ from ropecli import messages
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import progress
 from ropecli.evaluation.driver import Job, Task, collect, score_samples
-from ropecli.evaluation.processes import Workers
+from ropecli.evaluation.processes import ALONE, Workers
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.needle import Retrieval
@@ -82,7 +82,7 @@ def subject(llama):
 def run(make, subject, tokenizer, passes):
     """run("sliding", output, batch_size=2, ...) -> the values; `passes` has those of this run."""
 
-    def run(name, output=None, workers=None, batch_size=2):
+    def run(name, output=None, workers=ALONE, batch_size=2):
         passes.clear()
         passes.counting = False
         job, factory = (
