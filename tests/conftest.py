@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 from packaging.version import Version
 from tiny_settings import MULTIMODAL, TINY
 
+hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy
+hypothesis.settings.load_profile("untimed")
 WINDOW, VOCABULARY = TINY["max_position_embeddings"], TINY["vocab_size"]
 
 
