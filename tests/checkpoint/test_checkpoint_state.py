@@ -26,8 +26,8 @@ def test_every_command_reads_the_same_context_length(case, llama, edited, ropecl
         ropecli("patch", llama, "--method", "yarn", "--factor", 8, "--target-length", 256, "-o", folder)
     else:
         folder = edited(llama, rope_parameters=..., rope_theta=1e4, **scaling)
-    for command in ("inspect", "theory"):
-        assert json.loads(ropecli(command, folder, "--json").out)["target_length"] == length
+    for command, key in (("inspect", "context_length"), ("theory", "target_length")):
+        assert json.loads(ropecli(command, folder, "--json").out)[key] == length
     assert f"--max-model-len {length}" in ropecli("export", folder, "--engine", "vllm").out
     outcome = ropecli("finetune", folder, "--data", corpus, "-o", tmp_path / "out", "--dry-run")
     assert f"sequences of {length} tokens" in outcome.out, outcome.err

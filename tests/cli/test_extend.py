@@ -324,7 +324,7 @@ def test_two_processes_train_what_one_trains(start_ropecli, texts, tmp_path):
 )
 def test_the_best_step_within_the_cost_is_kept_and_training_ends_three_scorings_later(far, costs, best, ended):
     remembered = []
-    losses = TwoLosses(None, [], [], 0.0, 0.2, [], 100.0, remembered.append)
+    losses = TwoLosses(None, [], [], 0.0, 0.2, 100.0, remembered.append)
     assert [losses.due(step) for step in (0, 1, 10)] == [True, False, False]  # before the steps are known
     for step, (nll, cost) in enumerate(zip(far, costs, strict=True)):
         losses.follow({"step": step, "far_nll": nll, "cost": cost})

@@ -46,7 +46,7 @@ def test_a_pushed_folder_can_be_used_like_any_other(writable, ropecli, from_hub,
     pushed, written = writable.newest(NEW), list(from_hub.iterdir())
     assert all(path.name == "README.md" or pushed[path.name] == path.read_bytes() for path in written)
     assert set(pushed) - {path.name for path in written} == {".gitattributes"}
-    assert ropecli("inspect", NEW, "--json").json()["target_length"] == 256
+    assert ropecli("inspect", NEW, "--json").json()["context_length"] == 256
     ropecli("revert", NEW, "--dry-run").succeeds()
     # the section of the card is replaced
     ropecli("patch", NEW, "--method", "linear", "--factor", 2, "--no-verify", "-o", tmp_path / "twice").succeeds()

@@ -2,8 +2,6 @@
 
 import pytest
 
-from ropecli.evaluation.needle_prompts import STYLES
-
 
 @pytest.fixture
 def passkey(ropecli, llama):
@@ -44,4 +42,4 @@ def test_a_report_of_needle(needle, corpus):
     assert [(cell["length"], cell["depth"], cell["chance"]) for cell in report["cells"]] == [
         (length, depth, 0.1) for length in (80, 150) for depth in (0, 0.5, 1)
     ]
-    assert report["settings"]["needle"] == STYLES["code"].needle
+    assert report["settings"]["style"] == "code"
