@@ -37,7 +37,8 @@ from ropecli.training.validation import TIMED_STEPS, Scored, Scoring
 RECIPE = Path("extend")
 _STEP_TOKENS = 2**13
 """Tokens of a step, over all processes, where a sequence has no more."""
-_SCORINGS = 10
+_SCORINGS, _STEPS_PER_SCORING = 10, 5
+"""Ten scorings; fewer in a short training, which they would take the time of."""
 _PATIENCE = 3
 """Scorings without a better one after which training ends."""
 _PARAMETERS, _GROWTH, _OF_LORA = 7e9, 0.35, 10
@@ -147,6 +148,11 @@ class Training:
         return {**chosen, "sequences_per_step": self.sequences, "steps": scoring.steps, "kept_step": scoring.best}
 
 
+def _scorings(steps: int) -> int:
+    """How often a training of so many steps is scored, besides its start."""
+    return min(_SCORINGS, max(2, steps // _STEPS_PER_SCORING))
+
+
 @dataclass
 class TwoLosses(Scoring):
     """The far loss and the cost of the trained model, on the measured documents.
@@ -177,13 +183,17 @@ class TwoLosses(Scoring):
         return line
 
     def affordable(self, seconds: float) -> int:
-        left = (self.seconds or 0.0) - (_SCORINGS + 1) * self._took
-        steps = max(TIMED_STEPS + 1, int(left / seconds))
+        allowed, least = self.seconds or 0.0, TIMED_STEPS + 1
+        counts = range(int(allowed / seconds), least, -1)
+        fits = (count for count in counts if count * seconds + (_scorings(count) + 1) * self._took <= allowed)
+        steps = next(fits, least)
         self.remember(steps)
         return steps
 
     def due(self, step: int) -> bool:
-        return step in (0, self.steps) or (self.steps is not None and step % ceil(self.steps / _SCORINGS) == 0)
+        if self.steps is None:
+            return step == 0
+        return step == self.steps or step % ceil(self.steps / _scorings(self.steps)) == 0
 
     def line(self, losses: Sequence[float]) -> dict[str, Any]:
         far, short = losses

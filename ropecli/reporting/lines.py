@@ -51,8 +51,9 @@ class Line:
         return self.report.change_from(base.report, length) if base and both else None
 
     def certainly_worse(self, other: "Line", length: int) -> bool | None:
-        """Whether the paired interval says so; None without an interval, and of few samples."""
-        sign = certain_sign(self.change_from(other, length), self.report.samples(length))
+        """Whether the paired interval says so; None without an interval or a length, and of few samples."""
+        change = self.change_from(other, length)
+        sign = certain_sign(change, self.report.samples(length)) if change else None
         return None if sign is None else sign == (-1 if self.report.higher else 1)
 
 

@@ -331,4 +331,6 @@ def test_the_best_step_within_the_cost_is_kept_and_training_ends_three_scorings_
     assert (losses.best, losses.ended) == (best, ended)
     assert losses.affordable(0.5) == 200
     assert losses.affordable(99) == 3
-    assert remembered == [200, 3]
+    losses._took = 5.0
+    assert losses.affordable(10.0) == 8  # and three scorings
+    assert remembered == [200, 3, 8]
