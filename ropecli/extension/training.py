@@ -149,7 +149,7 @@ class Training:
 
 
 def _scorings(steps: int) -> int:
-    """How often a training of so many steps is scored, besides its start."""
+    """Scorings after the start, by the number of steps."""
     return min(_SCORINGS, max(2, steps // _STEPS_PER_SCORING))
 
 

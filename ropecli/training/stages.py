@@ -205,6 +205,7 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
     sentences = []
     for stage in stages:
         run, tokens = stage.recipe, stage.tokens_per_step(processes)
+        sequences = stage.sequences_per_step(processes)
         gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.position_span:,}"
         weights = sum(source.weight for source in run.sources)
         data = " + ".join(
@@ -214,7 +215,7 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
         )
         sentences.append(
             f"{heading(stage, len(stages))}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} "
-            f"steps of {stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens per step, "
+            f"steps of {sequences:,} sequence{'s'[: sequences > 1]}: {tokens:,} tokens per step, "
             f"{run.steps * tokens:,} in total"
         )
     return sentences
