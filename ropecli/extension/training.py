@@ -38,7 +38,7 @@ RECIPE = Path("extend")
 _STEP_TOKENS = 2**13
 """Tokens of a step, over all processes, where a sequence has no more."""
 _SCORINGS, _STEPS_PER_SCORING = 10, 5
-"""Ten scorings; fewer in a short training, which they would take the time of."""
+"""Ten scorings after the start; fewer in a short time, which they would take from the steps."""
 _PATIENCE = 3
 """Scorings without a better one after which training ends."""
 _PARAMETERS, _GROWTH, _OF_LORA = 7e9, 0.35, 10
@@ -148,11 +148,6 @@ class Training:
         return {**chosen, "sequences_per_step": self.sequences, "steps": scoring.steps, "kept_step": scoring.best}
 
 
-def _scorings(steps: int) -> int:
-    """Scorings after the start, by the number of steps."""
-    return min(_SCORINGS, max(2, steps // _STEPS_PER_SCORING))
-
-
 @dataclass
 class TwoLosses(Scoring):
     """The far loss and the cost of the trained model, on the measured documents.
@@ -185,7 +180,7 @@ class TwoLosses(Scoring):
     def affordable(self, seconds: float) -> int:
         allowed, least = self.seconds or 0.0, TIMED_STEPS + 1
         counts = range(int(allowed / seconds), least, -1)
-        fits = (count for count in counts if count * seconds + (_scorings(count) + 1) * self._took <= allowed)
+        fits = (count for count in counts if count * seconds + (self._scorings(count) + 1) * self._took <= allowed)
         steps = next(fits, least)
         self.remember(steps)
         return steps
@@ -193,7 +188,10 @@ class TwoLosses(Scoring):
     def due(self, step: int) -> bool:
         if self.steps is None:
             return step == 0
-        return step == self.steps or step % ceil(self.steps / _scorings(self.steps)) == 0
+        return step == self.steps or step % ceil(self.steps / self._scorings(self.steps)) == 0
+
+    def _scorings(self, steps: int) -> int:
+        return _SCORINGS if self.seconds is None else min(_SCORINGS, max(2, steps // _STEPS_PER_SCORING))
 
     def line(self, losses: Sequence[float]) -> dict[str, Any]:
         far, short = losses
