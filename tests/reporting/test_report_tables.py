@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from ropecli.evaluation.statistics import bootstrap_interval
+from ropecli.reporting.lines import sets_of
 from ropecli.reporting.report_tables import measured_tables
+from ropecli.reporting.summary import Summary
 from ropecli.table import Bold
 
 
@@ -88,3 +90,11 @@ def test_a_base_and_its_extension_have_cost_and_gain(with_baseline):
         change = 100 * math.expm1((sums[index] - sums[0]).sum() / weights.sum())
         assert f"{where}{change:+.1f}% ({low:.1f} to {high:.1f})" in table.notes[1]
     assert table.notes[1].endswith("from the base at 256 tokens.")
+
+
+def test_models_that_lack_the_base_s_length_are_compared_at_their_own(report, changed):
+    base = report(18.0, 25.0, 47.0, shares=np.linspace(0.8, 1.2, 16), document_names=[f"{n}" for n in range(16)])
+    yarn, ntk = (changed(base, method, 0.0, -0.4, -0.8) for method in ("yarn", "ntk"))
+    short, *long = (replace(each, cells=[each.cells[place]]) for each, place in ((base, 0), (yarn, 2), (ntk, 2)))
+    best, others = Summary(sets_of([short, *long])).best
+    assert (best.report.method, [line.report.method for line in others]) == ("yarn", ["ntk"])
