@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ropecli.analysis.base_bound import LONGEST_BOUNDED, smallest_base
-from ropecli.analysis.score import first_negative
 from ropecli.analysis.summary import critical_dimension, summarize
 from ropecli.checkpoint.advice import how_to_read
 from ropecli.checkpoint.lint import find_faults
@@ -268,19 +267,20 @@ def theory_report(
     none was found. smallest_base: of the pretrained geometry for the target; infinite if there is none, null for
     targets above base_bound.LONGEST_BOUNDED.
     """
-    pretrained = ropes[PRETRAINED]
-    negative = first_negative(pretrained.inv_freq)
+    geometry = ropes[PRETRAINED].geometry
+    summaries = {label: summarize(rope, target) for label, rope in ropes.items()}
+    negative = summaries[PRETRAINED]["first_negative_score"]
     return {
         "checkpoint": name,
-        "original_max_position_embeddings": pretrained.geometry.original_max_position_embeddings,
+        "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "target_length": target,
         "supported_length": None if negative is None else negative - 1,
-        "smallest_base": smallest_base(pretrained.geometry, target) if target <= LONGEST_BOUNDED else None,
+        "smallest_base": smallest_base(geometry, target) if target <= LONGEST_BOUNDED else None,
         "ropes": [
             {
                 "name": label,
                 **{key: getattr(rope.spec.method, key) for key in ("g", "h", "interpolation")},
-                **summarize(rope, target),
+                **summaries[label],
             }
             for label, rope in ropes.items()
         ],

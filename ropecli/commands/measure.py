@@ -188,7 +188,7 @@ def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
         return VllmReaderFactory(arguments, vllm_overrides)
     from ropecli.evaluation.completions import endpoint_of
 
-    endpoint = endpoint_of(url, options)  # type: ignore[arg-type]
+    endpoint = endpoint_of(url, options)
     from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
 
     return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)

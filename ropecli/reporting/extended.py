@@ -89,7 +89,7 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         return steps
     cost = chosen["cost"]["change"]
     if cost > 0 and record["output"]:
-        # intervals apart: 11.2% for 11.5% is no choice
+        # what does not certainly cost less saves nothing
         cheaper = [row for row in rows if row["reads_far"] and _is_below(row["cost"], chosen["cost"])]
         for row in cheaper[:1]:
             steps.append((f"For less, {row['label']}: recall {_recall(row)}, cost {_cost(row)}", row["command"] or ""))

@@ -116,7 +116,8 @@ def run_stages(
                 else:
                     if stage.number > 1:
                         source = open_checkpoint(folders[stage.number - 2], weights=True)
-                    _run_stage(stage, source, patched, folder, _counted_from(done, listener), scoring, stream)
+                    counted = _counted_from(done, listener)
+                    _run_stage(_prepare(stage, source, patched, folder, counted, scoring, stream))
             finally:
                 if first:
                     _clear(stage, folder, patched)
@@ -137,27 +138,6 @@ def _clear(stage: Stage, folder: Path, patched: Path) -> None:
         shutil.rmtree(patched, ignore_errors=True)
         with suppress(OSError):  # earlier stages are kept
             patched.parent.rmdir()
-
-
-def _run_stage(
-    stage: Stage,
-    source: Checkpoint,
-    patched: Path,
-    output: Path,
-    listener: Listener,
-    scoring: Scoring | None,
-    stream: Stream | None,
-) -> None:
-    """Prepare, train and write a stage, or resume what the folder `output` contains."""
-    run = _prepare(stage, source, patched, output, listener, scoring, stream)
-    with stop_on_signals(listener.say) as interrupt:
-        if run.launch.is_main:
-            run_folder.begin_run(output, run.settings)
-        run.launch.wait()
-        listener.on_phase("fine-tuning")
-        run.wrap()
-        _train(run, interrupt)
-        _write(run)
 
 
 @dataclass
@@ -262,6 +242,18 @@ def _prepare(
     optimizer = make_optimizer(loss_of, recipe)
     opened = (launch, checkpoint, output, listener, stream, scoring, model, unread)
     return _Run(stage, recipe, *opened, loss_of, optimizer, settings)
+
+
+def _run_stage(run: _Run) -> None:
+    """Train and write a prepared stage, or resume what its output folder contains."""
+    with stop_on_signals(run.listener.say) as interrupt:
+        if run.launch.is_main:
+            run_folder.begin_run(run.output, run.settings)
+        run.launch.wait()
+        run.listener.on_phase("fine-tuning")
+        run.wrap()
+        _train(run, interrupt)
+        _write(run)
 
 
 def _patch(

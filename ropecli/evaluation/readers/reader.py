@@ -1,6 +1,6 @@
 """Readers give a task losses, log-probabilities of answers, and answers.
 
-Readers: a model in this process (live.py), vLLM in this process (vllm.py), a server (endpoint.py).
+Readers: a model in this process (live.py), vLLM in this process (vllm_reader.py), a server (endpoint.py).
 """
 
 import contextlib
