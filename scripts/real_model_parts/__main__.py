@@ -88,6 +88,14 @@ STEPS = {
     # the attention factors of yarn ×2 and ×4, exchanged
     "versions-16k-cooler": Step(4, f"{_YARN} --factors 2 --set attention_factor=1.1386 {_AT_16K}"),
     "versions-16k-warmer": Step(4, f"{_YARN} --factors 4 --set attention_factor=1.0693 {_AT_16K}"),
+    # what the text repeats from far: both corpora in float32, without AMX
+    "copies-versions": Step(
+        49, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_AT_16K.replace('bfloat16', 'float32')}"
+    ),
+    "copies-held-out": Step(
+        49,
+        f"{_AGAINST_BASE} --methods yarn --factors 2,4 --data {WORK}/held-out --dtype float32 {_TAIL} --lengths 16k --resume",
+    ),
     "versions-12k": Step(8, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_VERSIONS}/12k --lengths 8k,12k"),
     "versions-12k-control": Step(5, f"{_YARN} --factors 2,4 {_VERSIONS}/12k-control --lengths 12k"),
     "versions-16k-x3": Step(4, f"{_YARN} --factors 3 {_AT_16K}"),

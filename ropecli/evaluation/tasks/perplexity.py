@@ -88,11 +88,17 @@ class Perplexity(Task):
         self._whole = self.protocol.reads_whole_documents
 
     def up_to(self, length: int) -> "Perplexity":
-        """The same target tokens at the lengths up to `length`; the task itself if it has none, or none beyond.
+        """The same target tokens at the lengths up to `length`; `tail` without such a length is read at `length` itself.
 
-        Protocols that do not score the same tokens at every length keep all lengths.
+        Protocols that do not score the same tokens at every length keep all lengths, and so do longer `sliding` ones.
         """
         lengths = [shorter for shorter in self.lengths if shorter <= length] if self.name in SAME_TOKENS else []
+        if (
+            not lengths
+            and self.protocol.targets
+            and self.protocol.targets + self.documents.special.first_scored <= length
+        ):
+            lengths = [length]
         return self if lengths in ([], self.lengths) else self.only(*lengths)
 
     def only(self, *lengths: int) -> "Perplexity":
