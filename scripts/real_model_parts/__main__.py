@@ -94,7 +94,8 @@ STEPS = {
     ),
     "copies-held-out": Step(
         49,
-        f"{_AGAINST_BASE} --methods yarn --factors 2,4 --data {WORK}/held-out --dtype float32 {_TAIL} --lengths 16k --resume",
+        f"{_AGAINST_BASE} --methods yarn --factors 2,4 --data {WORK}/held-out --dtype float32 {_TAIL} --lengths 16k "
+        "--resume",
     ),
     "versions-12k": Step(8, f"{_AGAINST_BASE} --methods yarn --factors 2,4 {_VERSIONS}/12k --lengths 8k,12k"),
     "versions-12k-control": Step(5, f"{_YARN} --factors 2,4 {_VERSIONS}/12k-control --lengths 12k"),

@@ -88,9 +88,9 @@ class Perplexity(Task):
         self._whole = self.protocol.reads_whole_documents
 
     def up_to(self, length: int) -> "Perplexity":
-        """The same target tokens at the lengths up to `length`; `tail` without such a length is read at `length` itself.
+        """The same target tokens at the lengths up to `length`; without one, `tail` is read at `length` itself.
 
-        Protocols that do not score the same tokens at every length keep all lengths, and so do longer `sliding` ones.
+        Protocols that do not score the same tokens at every length keep all lengths, and so does `sliding` without one.
         """
         lengths = [shorter for shorter in self.lengths if shorter <= length] if self.name in SAME_TOKENS else []
         if (
