@@ -130,8 +130,7 @@ def check_served(
     ids = served.read_tokens(Source(data).texts(), tokenizer, longest)
     gives_losses = endpoint.gives_prompt_losses(ids)  # before the long reading
     expected = served.make_expected(subjects, LiveReaderFactory(loading, exact=True), tokenizer, ids)
-    answers = served.ask(endpoint, expected, tokenizer, gives_losses=gives_losses)
-    verdict = served.judge(answers, expected)
+    answers, verdict = served.ask(endpoint, expected, tokenizer, gives_losses=gives_losses)
     engine, fix = _ENGINES_BY_OWNER.get(endpoint.model.owner), ""
     notes: tuple[str, ...] = ()
     if verdict.verdict != served.SERVED:

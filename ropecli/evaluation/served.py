@@ -12,6 +12,7 @@ After a single token no scaling matters, since a single key gets all attention. 
 checkpoint is its rounding, or other weights.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from ropecli.config.layers import acts_nowhere
 from ropecli.data.documents import special_tokens, tokenize
 from ropecli.errors import DataError, EndpointError, MethodError, PatchError
 from ropecli.evaluation.completions import Endpoint, PromptRefusedError, logprobs_of
-from ropecli.evaluation.progress import Progress
+from ropecli.evaluation.progress import Progress, Speed
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
@@ -40,6 +41,8 @@ CHECKPOINT, UNPATCHED, HALF, DOUBLE = "checkpoint", "unpatched", "half", "double
 SERVED, NOT_SERVED, UNCLEAR = "served", "not served", "unclear"
 _PREFIXES, _PREFIXES_READ_ALONE = 128, 16
 """Prompts of different length; fewer where frequencies follow the length, so that each needs a pass of its own."""
+_EVERY, _WIDER = 8, 1.5
+"""Every eighth prompt is asked first. They decide alone if intervals 1.5 times as wide (99.7%) decide."""
 _SINGLES = 32
 """Prompts of a single token."""
 _SERVER_TOP, _REFERENCE_TOP = 5, 64
@@ -263,43 +266,60 @@ class Answers:
         return max([0, *self.losses, *self.next_tokens])
 
 
-def ask(endpoint: Endpoint, expected: Expected, tokenizer: Any, *, gives_losses: bool) -> Answers:
-    """Ask the server for the expected lengths that it accepts. Raises EndpointError.
+def ask(endpoint: Endpoint, expected: Expected, tokenizer: Any, *, gives_losses: bool) -> tuple[Answers, Verdict]:
+    """Ask the server for the expected lengths that it accepts, until the verdict is clear. Raises EndpointError.
 
     gives_losses: see Endpoint.gives_prompt_losses.
     """
     answers = Answers(gives_losses, {}, {}, [])
-    lengths = expected.scored_lengths if answers.gives_losses else expected.lengths
     ids_by_text = cache(lambda: _ids_by_text(tokenizer))
-    asked, total = 0, sum(lengths) + len(expected.singles)
-    with progress_bar("asking the server", total) as step:
-        for length in lengths:
-            ids = expected.ids[:length]
-            try:
-                if answers.gives_losses:
-                    answers.losses[length] = endpoint.prompt_losses(ids)
-                else:
-                    answers.next_tokens[length] = _next_tokens(endpoint, ids, ids_by_text)
-            except PromptRefusedError as error:
-                if not answers.accepted:
-                    raise
-                warn(f"Comparing up to {answers.accepted} tokens: {error}")
-                break
-            asked += length
-            step(done=asked)
-        for number, single in enumerate(expected.singles, 1):
-            if answers.gives_losses:
-                (following,) = single.following
-                answers.singles.append({following: -endpoint.prompt_losses([single.token, following])[0]})
-            else:
-                answers.singles.append(_next_tokens(endpoint, [single.token], ids_by_text))
-            step(done=total - len(expected.singles) + number)
-    if not answers.gives_losses and not (any(answers.next_tokens.values()) and any(answers.singles)):
+
+    def following(ids: Sequence[int]) -> dict[int, float]:
+        return _next_tokens(endpoint, ids, ids_by_text)
+
+    for single in expected.singles:
+        if gives_losses:
+            (token,) = single.following
+            answers.singles.append({token: -endpoint.prompt_losses([single.token, token])[0]})
+        else:
+            answers.singles.append(following([single.token]))
+    if gives_losses:
+        _ask_lengths(expected, expected.scored_lengths, answers.losses, endpoint.prompt_losses)
+        return answers, judge(answers, expected)
+    first = expected.lengths[::-1][::_EVERY][::-1]
+    _ask_lengths(expected, first, answers.next_tokens, following)
+    if not (any(answers.next_tokens.values()) and any(answers.singles)):
         raise EndpointError(
             f"{endpoint.url} names tokens by texts that do not tell the checkpoint's tokens. It serves another "
             "model, or needs an option to name them by id, such as vLLM's --return-tokens-as-token-ids."
         )
-    return answers
+    verdict = judge(answers, expected, wider=_WIDER)
+    if verdict.verdict == UNCLEAR:
+        rest = [length for length in expected.lengths if length < answers.accepted and length not in first]
+        _ask_lengths(expected, rest, answers.next_tokens, following)
+        verdict = judge(answers, expected)
+    return answers, verdict
+
+
+def _ask_lengths(
+    expected: Expected, lengths: Sequence[int], found: dict[int, Any], ask_server: Callable[[Sequence[int]], Any]
+) -> None:
+    """Add the server's answers to prompts of these lengths, ascending, up to the first that it refuses."""
+    speed, begun = Speed(), time.monotonic()
+    with progress_bar("asking the server", 1) as step:
+        for number, length in enumerate(lengths, 1):
+            started = time.monotonic()
+            try:
+                found[length] = ask_server(expected.ids[:length])
+            except PromptRefusedError as error:
+                if not found:
+                    raise
+                warn(f"Comparing up to {max(found)} tokens: {error}")
+                return
+            now = time.monotonic()
+            speed.add(length, length, now - started)
+            left = sum(later * speed.seconds_per_token(later) for later in lengths[number:])
+            step(done=(now - begun) / (now - begun + left), left=left)
 
 
 def _next_tokens(
@@ -368,10 +388,10 @@ def _values_of(tokens: Iterable[int], kept: Mapping[int, float]) -> np.ndarray:
     return np.array([kept.get(token, least) for token in tokens])
 
 
-def judge(answers: Answers, expected: Expected) -> Verdict:
-    """Say which reading the server computes."""
+def judge(answers: Answers, expected: Expected, wider: float = 1.0) -> Verdict:
+    """Say which reading the server computes. wider: times the 95% intervals."""
     blocks = list(_blocks(answers, expected))
-    comparisons = [_compare(reading.role, reading.label, blocks) for reading in expected.readings]
+    comparisons = [_compare(reading.role, reading.label, blocks, wider) for reading in expected.readings]
     checkpoint, *rest = comparisons
     nearest = min(comparisons, key=lambda comparison: comparison.difference)
     apart = max(
@@ -411,7 +431,7 @@ def judge(answers: Answers, expected: Expected) -> Verdict:
     return Verdict(verdict, nearest.label, reason, after_single, comparisons)
 
 
-def _compare(role: str, label: str, blocks: Sequence[_Block]) -> Comparison:
+def _compare(role: str, label: str, blocks: Sequence[_Block], wider: float) -> Comparison:
     differences = {
         place: [block.server - block.readings[role] for block in blocks if block.beyond is place]
         for place in (False, True)
@@ -429,7 +449,9 @@ def _compare(role: str, label: str, blocks: Sequence[_Block]) -> Comparison:
     # too few tokens, or the same for these tokens, as dynamic NTK at the beginning
     if low is None or high is None or np.abs(toward).mean() <= np.abs(away).mean() / 20:
         return Comparison(role, label, difference, within, beyond, 0.0, -1.0, 1.0)
-    return Comparison(role, label, difference, within, beyond, float(sums.sum() / weights.sum()), low, high)
+    share = float(sums.sum() / weights.sum())
+    low, high = (share + wider * (end - share) for end in (low, high))
+    return Comparison(role, label, difference, within, beyond, share, low, high)
 
 
 def _off_line(values: np.ndarray, base: np.ndarray) -> np.ndarray:

@@ -57,6 +57,7 @@ def test_verdict_names_the_scaling_that_a_rounding_server_computes(check, logits
     result = json.loads(outcome.out)
     assert result["verdict"] == ("served" if right else "not served")
     assert result["compared"] == ("prompt" if like == "vllm" else "next token")
+    assert len(result["lengths"]) == (2 if like == "vllm" else 16)  # every eighth prompt decides
     assert result["max_length"] == 256
     if scaling[0] == "none":
         assert result["nearest"] == "unpatched"
@@ -83,9 +84,11 @@ def test_scaling_unlike_all_readings_is_not_the_checkpoints(check, logits_of, to
 def test_verdict_is_unclear_for_other_weights(check, logits_of, tokenizer, like):
     other = logits_of(noise=2.0)
     with CompletionsServer(other, like=like, most=256, tokenizer=tokenizer).running() as server:
-        outcome = check(server)
+        outcome = check(server, "--json")
     assert outcome.code == 4, outcome
-    assert "has other weights, reads other tokens, or rounds too much" in outcome.printed
+    result = json.loads(outcome.out)
+    assert "has other weights, reads other tokens, or rounds too much" in result["reason"]
+    assert len(result["lengths"]) == (2 if like == "vllm" else 128)
 
 
 def test_prompt_leaves_room_for_an_answer_at_the_context_length(ropecli, patched, llama, logits_of, corpus):
@@ -112,8 +115,8 @@ def test_prompts_stop_where_the_server_does(check, logits_of):
         server.like = "other"  # no /props
         outcome = check(server)
     assert outcome.code == 0, outcome
-    assert "Comparing up to 99 tokens" in outcome.err
-    assert "Accepts at least 99 tokens." in outcome.out
+    assert "Comparing up to 96 tokens" in outcome.err
+    assert "Accepts at least 96 tokens." in outcome.out
 
 
 @pytest.mark.parametrize(
