@@ -89,6 +89,14 @@ FAULTS: list[tuple[str, str]] = [
         'loss_difference(self.arm("absent", length), self.arm("far", length), self._reference.gains)',
     ),
     ("[begin, *passages, end]", "[*passages, begin, end]"),
+    # passages of a pass, copies in the text
+    ("for place in np.argsort(order)", "for place in order"),
+    ("passes = [pass_of[numbers[0]] for numbers in documents.values()] if self.passages > 1 else []", "passes = []"),
+    ("together = size > 0 and others == size and self._differ(numbers)", "together = size > 0"),
+    ("repeats & (tokens - last >= reference)", "repeats & (tokens - last > reference)"),
+    ("repeats = (last >= 0) & (last >= starts[tokens])", "repeats = last >= 0"),
+    ("(ids[np.maximum(last, 0) + context] != ids[tokens])", "(ids[np.maximum(last, 0) + context] == ids[tokens])"),
+    ("            lengths = [length]\n        return self if lengths in", "            pass\n        return self if lengths in"),
     ("if (first == end).all():", "if len(runs):"),
     ("if note.values and value not in note.values:", "if note.values and value is None:"),
     ("cache = outputs.past_key_values", "cache = None"),
@@ -115,6 +123,7 @@ FAULTS: list[tuple[str, str]] = [
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
     ("length, launch).total <= _USABLE * memory", "length, launch).total <= memory"),
     ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),
+    ("if verdict.verdict == UNCLEAR:\n        rest", "if False:\n        rest"),
     ("exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)", "exact = True"),
     ("4 * largest * processes // launch.world", "4 * largest * processes"),
     # checkpoint
@@ -150,8 +159,15 @@ FAULTS: list[tuple[str, str]] = [
     ('part.what != "reasoning"', "True"),
     ("0 if is_free else cursor", "0"),
     ("document.ids[-1:] != end", "False"),
+    # joined reports
+    ("enough and _weigh_alike(first, report, common)", "enough"),
+    ("reports[place] = reports[place].only(documents, reference)", "pass"),
     # extend
     ('method.training in ("no", "a little")', "True"),
+    ('{"held_out": measured, ', '{"held_out": [], '),
+    ('max(0.0, line["cost"] - self.most_cost), line["far_nll"]', '0.0, line["far_nll"]'),
+    ("return min(trained, key=lambda step: (self._seen[step], step), default=None)", "return max(trained, default=None)"),
+    ("sum(step > best for step in self._seen) >= _PATIENCE", "False"),
     ("return cost > most", "return False"),
     ("tokens == store.lengths[conversation] <= length", "store.lengths[conversation] <= length"),
     ("positions >= pretraining_length).sum()", "positions > pretraining_length).sum()"),
