@@ -18,7 +18,7 @@ from torch import Tensor
 from ropecli.attention.block_attention import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
 from ropecli.live.devices import probe_ids
-from ropecli.live.rotary import RotaryTable, modules_of, rotary_tables, unpatched_after
+from ropecli.live.rotary import RotaryTable, modules_of, on_positions, rotary_tables, unpatched_after
 from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -113,9 +113,7 @@ class _CausalRecorder(AttentionRecorder):
         if unknown:
             raise PatchError(f"{name} passes unsupported arguments to its attention: {unknown}.")
         if mask is None or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
-            raise PatchError(
-                f"{name} changes the attention mask, which is not supported (sparse attention, for example)."
-            )
+            raise PatchError(f"{name} changes the attention mask, as sparse attention does; it is not supported.")
         if (arguments.get("sliding_window") is not None) == bool(mask.flatten()[0]):
             raise PatchError(f"{name} has either a sliding_window or a mask that hides part of the context, not both.")
         return super().__call__(module, query, key, value, attention_mask, **arguments)
@@ -235,14 +233,8 @@ def _run(model: "PreTrainedModel") -> Tensor:
 
 def change_positions(tables: list[RotaryTable], change: Callable[[Tensor], Tensor]) -> None:
     """Change the positions that rotary modules receive. Changing the tables would miss modules that ignore them."""
-
-    def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if "position_ids" in named:
-            return arguments, {**named, "position_ids": change(named["position_ids"])}
-        return (arguments[0], change(arguments[1]), *arguments[2:]), named
-
     for module in modules_of(tables):
-        module.register_forward_pre_hook(before_pass, with_kwargs=True)
+        on_positions(module, change)
 
 
 def _common_layout(layers: list[_Seen], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:

@@ -81,9 +81,8 @@ def check_tables(model: nn.Module, checkpoint: Checkpoint) -> LoadedCheck:
     models = _models_in(model)
     if len(models) > 1:  # which of them a pass uses, only the wrapper knows
         names = ", ".join(models)
-        return LoadedCheck(
-            0, unproved=(f"{type(model).__name__} holds several models ({names}): check the one in use.",)
-        )
+        several = f"{type(model).__name__} holds several models ({names}): check the one in use."
+        return LoadedCheck(0, unproved=(several,))
     loaded, state = unwrapped(model), read_state(checkpoint)
     text, ropes = loaded.config.get_text_config(), state.positions.ropes
     differences, unproved, proved = [], [], 0
@@ -146,10 +145,7 @@ def _cause(model: "PreTrainedModel", checkpoint: Checkpoint, table: RotaryTable,
     if rope is not None and _rotates_by(table, rope.geometry.inv_freq()):
         sentences.append("These are the unscaled frequencies.")
         if "default" not in repr(getattr(model.config.get_text_config(), "rope_parameters", "default")):
-            sentences.append(
-                "The model's config scales: it was set after loading, or the module changed after loading."
-            )
-            return " ".join(sentences)
+            return f"{sentences[0]} The model's config scales: it was set, or the module changed, after loading."
     for label, other in positions.ropes.items():
         if label != table.layer_type and _rotates_by(table, other.inv_freq):
             sentences.append(f"These are the frequencies of {label}.")

@@ -117,9 +117,7 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     if config.get_text_config()._attn_implementation != saved.attention:
         raise ProofError("Stock transformers ignores the attention set in config.json.")
     if is_encoder(config):
-        raise PatchError(
-            f"{saved.method} needs a model that sees only earlier tokens; {config.model_type} is an encoder."
-        )
+        raise PatchError(f"{saved.method} needs a model that sees only earlier tokens; this is an encoder.")
     model, _ = make_small_model(config)
     if config.get_text_config() is not config and any(table.axes > 1 for table in rotary_tables(model)):
         raise PatchError(

@@ -121,6 +121,5 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Delete it to use only config.json."
-    )
+    path, reason = folder / PROVENANCE, reason_of(error)
+    return CheckpointError(f"{path} cannot be read ({reason}). Delete it to use only config.json.")

@@ -49,7 +49,7 @@ def inspect_checkpoint(
         "pretraining_length": positions.pretraining_length,
         "pretraining_length_source": state.length_source,
         "config_pretraining_length": state.before.config_length,
-        "max_position_embeddings": state.max_position_embeddings,
+        "max_position_embeddings": state.settings.max_position_embeddings,
         "context_length": length,
         "makers_extension": _extension(state),
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
@@ -70,10 +70,10 @@ def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -
     for layer, count in Counter(layers).most_common():
         rope = ropes.get(layer.rope) if layer.rotates else None
         kind = {"count": count, "attention": layer.attention, "window": layer.window, "rotates": layer.rotates}
-        used = (
-            {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor} if rope else {}
-        )
-        kinds.append({**kind, "sees_whole_context": layer.far, "layer_type": layer.rope, **used})
+        kind |= {"sees_whole_context": layer.far, "layer_type": layer.rope}
+        if rope:
+            kind |= {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor}
+        kinds.append(kind)
     return kinds
 
 
@@ -81,9 +81,8 @@ def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> d
     keys = ("kv_cache_bytes_per_token", "kv_cache_bytes_per_token_beyond_windows", "kv_cache_bytes")
     if any(str(name).endswith("ForMaskedLM") for name in state.checkpoint.config.get("architectures") or ()):
         return dict.fromkeys(keys)  # an encoder
-    first, before, full = (
-        kv_cache_bytes(state.section, state.settings.family, layers, tokens) for tokens in (1, length - 1, length)
-    )
+    section, family = state.section, state.settings.family
+    first, before, full = (kv_cache_bytes(section, family, layers, tokens) for tokens in (1, length - 1, length))
     return dict(zip(keys, (first, None if full is None or before is None else full - before, full), strict=True))
 
 

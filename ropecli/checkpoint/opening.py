@@ -118,26 +118,24 @@ class Checkpoint:
         """Names of files that are not copied, because engines read them instead of config.json and its weights."""
         return sorted({path.name for pattern in MISTRAL_FORMAT for path in self.folder.glob(pattern)})
 
-    def skip_warnings(self) -> tuple[str, ...]:
-        """A sentence about `skipped_files`, if there are any."""
+    @property
+    def skip_warning(self) -> str:
+        """A sentence about `skipped_files`; empty if there are none."""
         names = ", ".join(self.skipped_files())
         read = "which engines such as vLLM read instead of config.json and its weights"
-        return (f"skipping {names}, {read}.",) if names else ()
+        return f"skipping {names}, {read}." if names else ""
 
+    @cached_property
     def digest(self) -> str:
         """`sha256:` and the sha256 of config.json and all weights; without weights, `commit:`. Raises CheckpointError.
 
-        Computed at the first call. A process reads each file once, also for other checkpoints that link to it.
+        A process reads each file once, also for other checkpoints that link to it.
         """
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
         if not self.has_weights:
             return f"commit:{self.commit}"
         paths = [path for path in weights_in(self.folder) if is_file(path)]
         names = [path.name for path in paths]
-        return f"sha256:{digest(self.config, names, _hashes_of(paths), self.base and self.base.digest())}"
+        return f"sha256:{digest(self.config, names, _hashes_of(paths), self.base and self.base.digest)}"
 
     def origin(self, *, digest: bool = True) -> dict[str, Any]:
         """Name, revision, commit and digest, for records of where something came from.
@@ -145,7 +143,7 @@ class Checkpoint:
         digest: false to read no weights of a Hub id, which its commit identifies.
         """
         pinned = {"revision": self.revision, "commit": self.commit} if self.commit else {}
-        return {"checkpoint": self.name, **pinned, **({"digest": self.digest()} if digest or not pinned else {})}
+        return {"checkpoint": self.name, **pinned, **({"digest": self.digest} if digest or not pinned else {})}
 
 
 _hashes: dict[tuple[object, ...], str] = {}
@@ -182,13 +180,10 @@ def open_checkpoint(
         folder = hub.fetch(str(name), revision, weights=weights, tokenizer=tokenizer)
         revision, commit = revision or hub.DEFAULT_REVISION, folder.name
     elif revision is not None:
-        raise CheckpointError(
-            f"--revision is {revision[:60]}, but {name} is a local checkpoint, not a Hub id. Remove --revision."
-        )
+        raise CheckpointError(f"--revision is {revision[:60]}, but {name} is not a Hub id. Remove --revision.")
     # one that ropecli wrote has a config.json like a checkpoint
-    is_adapter = is_own_file(folder / ADAPTER_CONFIG) and all(
-        path.name == ADAPTER_WEIGHTS for path in weights_in(folder)
-    )
+    weight_names = {path.name for path in weights_in(folder)}
+    is_adapter = is_own_file(folder / ADAPTER_CONFIG) and weight_names <= {ADAPTER_WEIGHTS}
     if is_adapter and not adapters:
         raise CheckpointError(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
@@ -216,15 +211,12 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
     config = read_json(adapter / ADAPTER_CONFIG)
     name, pinned = config.get("base_model_name_or_path"), revision or config.get("revision")
     if not name or not isinstance(name, str) or not isinstance(pinned, str | None):
-        raise CheckpointError(
-            f"{adapter}: {ADAPTER_CONFIG} has no base model. Specify it: ropecli merge --base CHECKPOINT."
-        )
+        raise CheckpointError(f"{adapter}: {ADAPTER_CONFIG} has no base model. Name it: ropecli merge --base NAME.")
     try:
         return open_checkpoint(name, weights=True, revision=pinned)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"Cannot open the base model of {adapter}: {error} Specify it: ropecli merge --base CHECKPOINT."
-        ) from error
+        base = f"Cannot open the base model of {adapter}"
+        raise CheckpointError(f"{base}: {error} Name another: ropecli merge --base NAME.") from error
 
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:
@@ -251,6 +243,4 @@ def _check_header(path: Path) -> None:
         with safe_open(path, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a safetensors file: {error}. Download or copy it again."
-        ) from error
+        raise CheckpointError(f"{path} is damaged, or not safetensors: {error}. Copy it again.") from error

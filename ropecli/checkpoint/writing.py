@@ -185,8 +185,7 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
             f"the checkpoint that was patched: {source}."
         )
     before = checkpoint.tokenizer_config
-    tokenizer_config, warnings = _tokenizer_before(before, note)
-    warnings += checkpoint.skip_warnings()
+    tokenizer_config, warning = _tokenizer_before(before, note)
     return Reversal(
         source=checkpoint,
         config=note.original,
@@ -194,7 +193,7 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
         changes=tuple(diff(checkpoint.config, note.original)),
         tokenizer_changes=tuple(diff(before or {}, tokenizer_config or {})),
         notes=other_notes(checkpoint.record),
-        warnings=tuple(warnings),
+        warnings=tuple(filter(None, (warning, checkpoint.skip_warning))),
     )
 
 
@@ -210,14 +209,12 @@ def revert_to(
         _place_files(reversal.source, folder, reversal.tokenizer_config, link=link, say=say)
 
 
-def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, list[str]]:
-    """The tokenizer's config with its original model_max_length, and warnings."""
+def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, str]:
+    """The tokenizer's config with its original model_max_length, and a warning, which may be empty."""
     now = (config or {}).get("model_max_length")
     if config is None or now is None or not note.tokenizer_lengths:
-        return config, []
+        return config, ""
     before, after = note.tokenizer_lengths
     if now == after:
-        return {**config, "model_max_length": before}, []
-    return config, [
-        f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."
-    ]
+        return {**config, "model_max_length": before}, ""
+    return config, f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."

@@ -101,13 +101,15 @@ def patch(
 
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.scalings import method_parameters
+    from ropecli.checkpoint.scalings import read_factors
     from ropecli.scaling.spec import make_spec
 
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
     plan = make_plan(
         opened,
-        make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file)),
+        make_spec(
+            method, 1.0 if factor is None else factor, {**read_factors(method, factors_file), **(settings or {})}
+        ),
         target_length=target_length,
         original_length=original_length,
         layer_types=layer_types,

@@ -30,7 +30,8 @@ from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.spec import ScalingSpec
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
@@ -102,6 +103,10 @@ class RopeSettings:
         scaled = round(original * rope.spec.factor)
         return self.max_position_embeddings if raised else max(self.max_position_embeddings, scaled)
 
+    def scaled(self) -> dict[str | None, ScaledRope]:
+        """The ropes by layer type, as config.json scales them. Raises MethodError."""
+        return {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.ropes}
+
 
 def read_settings(config: dict[str, Any], original_length: int | None = None, *, stock: bool = False) -> RopeSettings:
     """Read the RoPE settings of config.json, in either dialect.
@@ -161,10 +166,8 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
 
 def _is_far(layer_type: str | None, layers: Sequence[Layer], family: Family) -> bool:
     """Whether some layer that sees the whole context rotates by this rope, or may."""
-    rotated = [layer for layer in layers if layer.rope == layer_type and layer.rotates is not False]
-    return (
-        any(layer.far for layer in rotated) if rotated or layer_type is None else family.sees_whole_context(layer_type)
-    )
+    rotated = [layer.far for layer in layers if layer.rope == layer_type and layer.rotates is not False]
+    return any(rotated) if rotated or layer_type is None else family.sees_whole_context(layer_type)
 
 
 def _main_parameters(family: Family, rotating: Mapping[str | None, Parameters]) -> Parameters | None:
@@ -222,9 +225,8 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
     if family.refused:
         raise CheckpointError(f"{model_type} is not supported: {family.refused}.")
     if not family.rotary:
-        raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding to configure, so no scaling applies."
-        )
+        what = "has no rotary position embedding to configure, so no scaling applies"
+        raise CheckpointError(f"model_type {shown(model_type)} {what}.")
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
         raise CheckpointError(f"This {model_type} has no rotary positions: {key} in config.json is not {value!r}.")
@@ -360,7 +362,5 @@ def _ignored_lengths(
         for place in (section, parameters[geometry.layer_type] or {}):
             named, used = place.get(ORIGINAL_LENGTH), geometry.original_max_position_embeddings
             if named not in (None, used):
-                message = (
-                    f"Ignoring {ORIGINAL_LENGTH} {shown(named)} in config.json, like transformers; the pretraining "
-                )
-                yield Finding("unread-length", f"{message}length is {used}. Correct it with patch --original-length.")
+                what = f"Ignoring {ORIGINAL_LENGTH} {shown(named)}, like transformers; the pretraining length is {used}"
+                yield Finding("unread-length", f"{what}. Correct it with patch --original-length.")

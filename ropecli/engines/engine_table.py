@@ -11,12 +11,7 @@ from ropecli.checkpoint.hub import DEFAULT_REVISION
 from ropecli.checkpoint.lint import faults_in_results, fix_command
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import Positions, read_state
-from ropecli.config.dialects import (
-    MAX_POSITIONS,
-    MSCALE_PAIR,
-    THETA_KEYS,
-    Parameters,
-)
+from ropecli.config.dialects import MAX_POSITIONS, MSCALE_PAIR, THETA_KEYS, Parameters
 from ropecli.config.encoding import written_parameters
 from ropecli.config.fields import LATENT, draft_layers, first, is_drafter
 from ropecli.config.findings import Finding
@@ -28,9 +23,7 @@ from ropecli.scaling.yarn import yarn_attention_factor
 _SECTIONS = ("mrope_section", "xdrope_section")
 # Types with multi-head latent attention whose classes do not treat every scaling as DeepSeek's yarn.
 _LATENT_AS_OTHERS = {"minicpm3"}
-_NOT_RAISED = (
-    "config.json states a context length of {p.written_length} tokens. Without the options, the engine stops there."
-)
+_NOT_RAISED = "Without the options, the engine stops at {p.written_length} tokens, the context length in config.json."
 
 
 @dataclass(frozen=True)
@@ -187,7 +180,7 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         text_type=str(section.get("model_type") or checkpoint.config.get("model_type")),
         parameters=parameters,
         positions=positions,
-        written_length=state.max_position_embeddings,
+        written_length=state.settings.max_position_embeddings,
         length_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
         older_fields=not section.get("rope_parameters")

@@ -70,9 +70,7 @@ def merge_adapter(
     in_full = {name: tensor for name, tensor in tensors.items() if name not in lora}
     untied = _load_trained_in_full(checkpoint, model, in_full, {name.partition(".lora_")[0] for name in lora})
     if untied and config.ensure_weight_tying:
-        raise CheckpointError(
-            f"{checkpoint.name}: a LoRA of tied embeddings with ensure_weight_tying is not supported for merging."
-        )
+        raise CheckpointError(f"{checkpoint.name}: ensure_weight_tying is not supported for merging tied embeddings.")
     lora_config = dataclasses.replace(
         config, modules_to_save=None, ensure_weight_tying=False, init_lora_weights=True, inference_mode=True
     )
@@ -101,7 +99,7 @@ def only_weights(checkpoint: Checkpoint) -> Checkpoint:
 def other_base(adapter: Path, base: Checkpoint) -> str | None:
     """Return a warning if the adapter was trained with other base weights."""
     recorded = entry(read_record(adapter), ADAPTER_NOTE).get("weights")
-    if not recorded or recorded == only_weights(base).digest():
+    if not recorded or recorded == only_weights(base).digest:
         return None
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."
 

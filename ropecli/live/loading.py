@@ -228,9 +228,7 @@ def load_tokenizer(checkpoint: Checkpoint):
     homes = (checkpoint.folder, checkpoint.configured)
     folder = next((home for home in homes if any((home / name).is_file() for name in known)), None)
     if folder is None:
-        raise CheckpointError(
-            f"{checkpoint.name}: no tokenizer in {checkpoint.folder}; expected one of {', '.join(known)}."
-        )
+        raise CheckpointError(f"{checkpoint.name}: no tokenizer in {checkpoint.folder}; expected {' or '.join(known)}.")
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -137,9 +137,8 @@ def llama3(
     linear in the number of rotations. Equal values, as in Llama 4, leave nothing in between.
     """
     if high_freq_factor < low_freq_factor:
-        raise MethodError(
-            f"high_freq_factor is {high_freq_factor:g}; expected at least low_freq_factor, {low_freq_factor:g}."
-        )
+        least = f"expected at least low_freq_factor, {low_freq_factor:g}"
+        raise MethodError(f"high_freq_factor is {high_freq_factor:g}; {least}.")
     base = rope.inv_freq()
     rotations = rope.original_max_position_embeddings * base / (2 * math.pi)
     band = max(high_freq_factor - low_freq_factor, np.finfo(float).tiny)

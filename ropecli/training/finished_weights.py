@@ -58,7 +58,7 @@ def write_result(
     elif not hasattr(model, "peft_config"):
         write = partial(save_weights, checkpoint, model, state=state)
     elif save == "adapter":
-        notes[ADAPTER_NOTE] = {"weights": only_weights(checkpoint).digest()}
+        notes[ADAPTER_NOTE] = {"weights": only_weights(checkpoint).digest}
         write = partial(save_adapter, checkpoint, model, state=state)
     else:
         # merge into the weights on disk: a base loaded in 4 bits or bfloat16 is rounded
@@ -70,7 +70,7 @@ def write_result(
 
 def _small_files(checkpoint: Checkpoint) -> list[Path]:
     """Such as the tokenizer's. Warns of files that are not copied."""
-    for warning in checkpoint.skip_warnings():
+    if warning := checkpoint.skip_warning:
         warn(warning)
     return [file for file in checkpoint.files() if ".safetensors" not in file.name and file.name != ADAPTER_CONFIG]
 
