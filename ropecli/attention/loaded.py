@@ -83,7 +83,7 @@ def check_tables(model: nn.Module, checkpoint: Checkpoint) -> LoadedCheck:
         names = ", ".join(models)
         several = f"{type(model).__name__} holds several models ({names}): check the one in use."
         return LoadedCheck(0, unproved=(several,))
-    loaded, state = unwrapped(model), read_state(checkpoint)
+    loaded, state = next(iter(models.values())), read_state(checkpoint)
     text, ropes = loaded.config.get_text_config(), state.positions.ropes
     differences, unproved, proved = [], [], 0
     try:
@@ -109,15 +109,11 @@ def check_tables(model: nn.Module, checkpoint: Checkpoint) -> LoadedCheck:
     return LoadedCheck(proved, 0, tuple(differences), tuple(unproved))
 
 
-def unwrapped(model: nn.Module) -> "PreTrainedModel":
-    """The first transformers model in its wrappers. Raises CheckpointError if there is none."""
-    if models := _models_in(model):
-        return next(iter(models.values()))
-    raise CheckpointError(f"{type(model).__name__} holds no transformers model.")
-
-
 def _models_in(model: nn.Module) -> dict[str, "PreTrainedModel"]:
-    """The transformers models that are not part of another one, by their names in the wrapper."""
+    """The transformers models that are not part of another one, by their names in the wrapper.
+
+    Raises CheckpointError if there is none.
+    """
     from transformers import PreTrainedModel
 
     models: dict[str, PreTrainedModel] = {}
@@ -126,6 +122,8 @@ def _models_in(model: nn.Module) -> dict[str, "PreTrainedModel"]:
         if isinstance(module, PreTrainedModel) and module not in inside:
             models[name] = module
             inside |= {*module.modules()}
+    if not models:
+        raise CheckpointError(f"{type(model).__name__} holds no transformers model.")
     return models
 
 
@@ -239,7 +237,7 @@ class _Comparison:
 
 def _check_attention(model: nn.Module, positions: Positions, check: LoadedCheck) -> LoadedCheck:
     """Add the attention to a check of the tables that found no differences."""
-    loaded, recorder = unwrapped(model), AttentionRecorder()
+    (loaded,), recorder = _models_in(model).values(), AttentionRecorder()
     tables = rotary_tables(loaded)
     comparison = _Comparison({table.layer_type for table in tables}, recorder)
     last = max(rope.scaled_length for rope in positions.ropes.values()) - 1

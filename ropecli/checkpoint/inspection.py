@@ -10,6 +10,7 @@ import numpy as np
 from ropecli.analysis.base_bound import LONGEST_BOUNDED, smallest_base
 from ropecli.analysis.summary import critical_dimension, summarize
 from ropecli.checkpoint.advice import how_to_read
+from ropecli.checkpoint.files import CONFIG, PROVENANCE
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
@@ -40,14 +41,14 @@ def inspect_checkpoint(
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
     main = {key: value for key, value in _describe(positions.main).items() if key != "layer_type"}
     tokenizer = checkpoint.tokenizer_config or {}
-    findings = find_faults(state)
+    findings, makers = find_faults(state), state.before.known_makers
     if reading and reading["verdict"] == MISREAD:
         findings.insert(0, Finding(MISREAD, reading["message"]))
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
         "pretraining_length": positions.pretraining_length,
-        "pretraining_length_source": state.length_source,
+        "pretraining_length_source": PROVENANCE if state.note else makers.source if makers else CONFIG,
         "config_pretraining_length": state.before.config_length,
         "max_position_embeddings": state.settings.max_position_embeddings,
         "context_length": length,

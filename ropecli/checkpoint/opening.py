@@ -27,6 +27,7 @@ from ropecli.checkpoint.files import (
     read_record,
     weights_in,
 )
+from ropecli.config.fields import entries
 from ropecli.errors import CheckpointError, quoted, shown
 from ropecli.hashing import digest, sha256_of
 from ropecli.names import checkpoint_folder, refuse_without_config
@@ -221,15 +222,12 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:
     """Refuse attention kernels from the Hub: transformers would download and run them (with the `kernels` package)."""
-    parts = [checkpoint.config]
-    for part in parts:
-        parts += [value for value in part.values() if isinstance(value, dict)]
-        for key in [key for key in part if "attn_implementation" in key]:
-            if "/" in str(part[key]):
-                raise CheckpointError(
-                    f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(part[key])}), "
-                    f"which ropecli does not run. Remove {key}."
-                )
+    for key, value in entries(checkpoint.config, inside=True):
+        if "attn_implementation" in key and "/" in str(value):
+            raise CheckpointError(
+                f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(value)}), which "
+                f"ropecli does not run. Remove {key}."
+            )
 
 
 def _check_header(path: Path) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ropecli.checkpoint.files import CONFIG, PROVENANCE
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance, read_provenance
 from ropecli.config.encoding import write_context_length
@@ -101,14 +100,6 @@ class CheckpointState:
                 spec = replace(saved.spec, factor=factor)
                 ropes[label] = replace(ropes[label], spec=spec, remapping=saved.remapping())
         return ropes
-
-    @property
-    def length_source(self) -> str:
-        """The source of the pretraining length."""
-        if self.note is not None:
-            return PROVENANCE
-        makers = self.before.known_makers
-        return makers.source if makers else CONFIG
 
     @property
     def guesses_pretraining_length(self) -> bool:

@@ -149,7 +149,7 @@ def write_plan(
         )
     proved = 0
     if output is not None:
-        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn, check=check)
+        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, check=check)
     elif verify:  # so that a dry run refuses what `patch` refuses
         from ropecli.live.proof import prove
         from ropecli.live.stock_transformers import stock_config_of
