@@ -134,10 +134,9 @@ class BlockAttention:
         (batch, heads, queries, head_dim), dtype = query.shape, computing_dtype(query)
         kv_heads = key.shape[1]
         group = heads // kv_heads
-        seen: dict[PositionMap, int] = {}  # by the positions that branches rotate keys to: keys up to the last one seen
-        for keys in ranges:
-            if keys.branch.key:
-                seen[keys.branch.key] = max(seen.get(keys.branch.key, 0), int(keys.stop[-1]))
+        # by the positions that branches rotate keys to: keys up to the last one seen
+        by_stop = sorted(ranges, key=lambda keys: keys.stop[-1])
+        seen = {keys.branch.key: int(keys.stop[-1]) for keys in by_stop if keys.branch.key}
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(keys.stop - keys.first for keys in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))

@@ -8,7 +8,7 @@ Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -147,16 +147,8 @@ def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
             module.training = was
 
 
-class _Seen(NamedTuple):
-    """A layer's attention call at the model's positions (before) and at twice the positions (after)."""
-
-    before: AttentionCall
-    after: AttentionCall
-
-    @property
-    def rotates(self) -> bool:
-        pairs = ((self.before.query, self.after.query), (self.before.key, self.after.key))
-        return any(difference(first, second) > ALLOWED[first.dtype] for first, second in pairs)
+_Layer = tuple[AttentionCall, AttentionCall]
+"""A layer's attention call at the model's positions, and at twice the positions."""
 
 
 def find_layout(model: "PreTrainedModel") -> HeadLayout:
@@ -165,10 +157,10 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
     Restores the model. Raises PatchError if rotating q and k in the attention function is not exact, or if positions
     have other effects.
     """
-    far = [layer for layer in _see_layers(model) if not layer.before.slides]
+    far = [(before, after) for before, after in _see_layers(model) if not before.slides]
     if not far:
         raise PatchError("All layers have a sliding window, so distance methods have no effect on this model.")
-    still = [layer.before.name for layer in far if not layer.rotates]
+    still = [before.name for before, after in far if _are_equal((before.query, before.key), after)]
     if still:
         raise PatchError(
             f"{len(still)} of {len(far)} layers with full attention do not rotate by the rotary tables (the first is "
@@ -195,7 +187,7 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
     )
 
 
-def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
+def _see_layers(model: "PreTrainedModel") -> list[_Layer]:
     """Run the two passes. Raises PatchError if anything other than queries and keys depends on positions."""
     recorder = _CausalRecorder()
     with attending_by(model, recorder):
@@ -207,7 +199,7 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
             )
         change_positions(rotary_tables(model), lambda positions: 2 * positions)
         output_of_second, second = _run(model), recorder.taken()
-    layers = [_Seen(*calls) for calls in zip(first, second, strict=True)]
+    layers = list(zip(first, second, strict=True))
     for before, after in layers:
         if not all(states.isfinite().all() for states in (before.query, before.key, before.value)):
             raise NotFiniteError(
@@ -237,31 +229,35 @@ def change_positions(tables: list[RotaryTable], change: Callable[[Tensor], Tenso
         on_positions(module, change)
 
 
-def _common_layout(layers: list[_Seen], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
+def _common_layout(layers: list[_Layer], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
     """Return the layout that fits all layers. Raises PatchError if there is none."""
-    width = layers[0].before.query.shape[3]
+    width = layers[0][0].query.shape[3]
     starts = sorted({0, *(width - 2 * inv_freq.size for inv_freq in frequencies.values())})
     layouts = [HeadLayout(start, neighbours) for start in starts for neighbours in (False, True)]
-    for layer in layers:
-        inv_freq = frequencies[layer_label(layer.before.module, frequencies)]
-        layouts = [layout for layout in layouts if _rotates_by(layer, inv_freq, layout)]
+    for before, after in layers:
+        inv_freq = frequencies[layer_label(before.module, frequencies)]
+        layouts = [layout for layout in layouts if _rotates_by(before, after, inv_freq, layout)]
         if not layouts:
             raise PatchError(
-                f"{layer.before.name} changes queries or keys after the rotation (a norm, for example) or rotates them "
+                f"{before.name} changes queries or keys after the rotation (a norm, for example) or rotates them "
                 "in an unknown way, so rotating them further in the attention is not exact."
             )
     return layouts[0]
 
 
-def _rotates_by(layer: _Seen, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
+def _rotates_by(before: AttentionCall, after: AttentionCall, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
     """Return whether doubling the positions equals one more rotation by the positions in this layout."""
-    before, after = layer
     tokens, width = before.query.shape[2:]
     if not 0 <= layout.rotary_start <= width - 2 * inv_freq.size:
         return False
     rotation, by = Rotation(inv_freq, *layout), np.arange(tokens)
-    pairs = ((before.query, after.query), (before.key, after.key))
-    return all(difference(rotation.rotate(first, by), second) <= ALLOWED[first.dtype] for first, second in pairs)
+    return _are_equal([rotation.rotate(states, by) for states in (before.query, before.key)], after)
+
+
+def _are_equal(query_and_key: Iterable[Tensor], call: AttentionCall) -> bool:
+    """Return whether these are the queries and keys of the call, up to rounding."""
+    pairs = zip(query_and_key, (call.query, call.key), strict=True)
+    return all(difference(first, second) <= ALLOWED[first.dtype] for first, second in pairs)
 
 
 def difference(first: Tensor, second: Tensor) -> float:

@@ -143,7 +143,7 @@ def _cause(model: "PreTrainedModel", checkpoint: Checkpoint, table: RotaryTable,
     if rope is not None and _rotates_by(table, rope.geometry.inv_freq()):
         sentences.append("These are the unscaled frequencies.")
         if "default" not in repr(getattr(model.config.get_text_config(), "rope_parameters", "default")):
-            return f"{sentences[0]} The model's config scales: it was set, or the module changed, after loading."
+            return f"{sentences[0]} The model's config scales: it was set, or the module was changed after loading."
     for label, other in positions.ropes.items():
         if label != table.layer_type and _rotates_by(table, other.inv_freq):
             sentences.append(f"These are the frequencies of {label}.")
