@@ -35,12 +35,12 @@ _SAME_IN_HALF = 5e-2
 """Allowed difference between two ways to compute an output, relative to its largest number."""
 
 
-def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: Any) -> int:
+def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True) -> int:
     """Write the patched checkpoint. Returns the number of rotary tables compared (0 without `verify`).
 
-    options: passed to write_patch. Raises OutputError, ProofError; then the output is removed.
+    Raises OutputError, ProofError; then the output is removed.
     """
-    return write_patch(with_layout(plan), output, prove=prove if verify else None, **options)
+    return write_patch(with_layout(plan), output, prove=prove if verify else None)
 
 
 def with_layout(plan: PatchPlan) -> PatchPlan:

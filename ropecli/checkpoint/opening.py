@@ -235,8 +235,7 @@ def _check_header(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        if path.exists():
-            is_file(path)  # opening a pipe would block
+        is_file(path)  # opening a pipe would block
         path.open("rb").close()  # safetensors reports any failure to open as a missing file
         with safe_open(path, framework="numpy"):
             pass
