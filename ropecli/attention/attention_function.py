@@ -78,12 +78,7 @@ def remapped_attention(
 
 
 def _attend_same_padding(
-    kernel: BlockAttention,
-    row: "RowPadding",
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: dict[str, Any],
+    kernel: BlockAttention, row: "RowPadding", query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> Tensor:
     """Attend in rows with equal padding: cut off the padding and count positions from the first token."""
     padding, first_query, first_key = row

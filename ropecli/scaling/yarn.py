@@ -123,13 +123,7 @@ def dynamic_yarn(
 @scaling_method("llama3", source="Meta 2024, Llama 3.1's apply_scaling in llama-models", training="a little",
                 h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at low_freq_factor rotations to 1 at high_freq_factor",
                 targeted=True, rope_type="llama3")  # fmt: skip
-def llama3(
-    rope: RopeGeometry,
-    s: float,
-    *,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-) -> Frequencies:
+def llama3(rope: RopeGeometry, s: float, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0) -> Frequencies:
     """Llama 3.1: divide the frequencies of slow pairs by the factor, keep fast pairs, and interpolate in between.
 
     low_freq_factor, high_freq_factor: rotations within the pretraining length. Pairs with fewer than low_freq_factor
