@@ -6,20 +6,12 @@ If the Hub does not answer, or HF_HUB_OFFLINE is set, only the cache is used.
 from pathlib import Path
 from typing import Any
 
-from ropecli.checkpoint.files import (
-    CHECKPOINT_FILES,
-    CODE,
-    CONFIG,
-    MISTRAL_FORMAT,
-    PROVENANCE,
-    TOKENIZER_CONFIG,
-    WEIGHTS,
-    weights_in,
-)
+from ropecli.checkpoint import files
 from ropecli.errors import CheckpointError, quoted, reason_of
 
-_ALLOWED = [*CHECKPOINT_FILES, CODE, PROVENANCE]
-_IGNORED = ["*/*", *MISTRAL_FORMAT]
+_ALLOWED = [*files.CHECKPOINT_FILES, files.CODE, files.PROVENANCE]
+_CONFIGS = [files.CONFIG, files.TOKENIZER_CONFIG, files.PROVENANCE]
+_IGNORED = ["*/*", *files.MISTRAL_FORMAT]
 DEFAULT_REVISION = "main"
 PATIENCE = 10.0  # seconds for the Hub's first answer
 
@@ -39,11 +31,11 @@ def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = F
     except Exception as error:  # errors of the Hub, the network, proxies, certificates
         problem = error
     options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
-    options["allow_patterns"] = _ALLOWED if weights or tokenizer else [CONFIG, TOKENIZER_CONFIG, PROVENANCE]
-    options["ignore_patterns"] = _IGNORED if weights else [*_IGNORED, WEIGHTS]
+    options["allow_patterns"] = _ALLOWED if weights or tokenizer else _CONFIGS
+    options["ignore_patterns"] = _IGNORED if weights else [*_IGNORED, files.WEIGHTS]
     try:
         folder = Path(snapshot_download(name, **options))
-        has_needed = weights_in(folder) if weights else tokenizer or (folder / CONFIG).exists()
+        has_needed = files.weights_in(folder) if weights else tokenizer or (folder / files.CONFIG).exists()
         if is_partial := bool(not has_needed and (problem or not weights)):
             raise FileNotFoundError
     except Exception as error:  # the Hub client raises many kinds; each means that there is no folder
@@ -68,7 +60,7 @@ def _explain(name: str, revision: str | None, error: Exception, cached: str) -> 
     if isinstance(error, errors.RevisionNotFoundError):
         return f"and it has no revision {revision} on the Hub. Set --revision to a branch, tag or commit."
     if type(error) is FileNotFoundError:  # of fetch
-        return f"and it has no {CONFIG} on the Hub. Repositories of adapters or GGUF files are not supported."
+        return f"and it has no {files.CONFIG} on the Hub. Repositories of adapters or GGUF files are not supported."
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         step = f"Check your token, or {login}." if status in (401, 403) else "Try again later."

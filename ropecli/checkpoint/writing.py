@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
-from ropecli.checkpoint.files import PROVENANCE, WEIGHTS
-from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
+from ropecli.checkpoint.files import CONFIG, PROVENANCE, TOKENIZER_CONFIG, WEIGHTS
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import Provenance, entry, other_notes, read_provenance
 from ropecli.checkpoint.state import read_state

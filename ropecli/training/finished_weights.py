@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
-from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, read_json, read_record
-from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
+from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG, PROVENANCE, is_own_file, read_json, read_record
+from ropecli.checkpoint.opening import Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.writing import TRAINED_AFTER, place, write_json
 from ropecli.config.fields import section_of
 from ropecli.errors import NotFiniteError, OutputError
