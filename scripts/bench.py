@@ -34,8 +34,7 @@ def memory_meter() -> Callable[[], float]:
     """Returns a function: the peak of this process since now, above what it holds now, MiB."""
     import psutil
     import torch
-
-    from ropecli.live.devices import peak_memory, reset_peak
+    from peak_memory import peak_memory, reset_peak
 
     before, cpu = psutil.Process().memory_info().rss, torch.device("cpu")
     reset_peak(cpu)

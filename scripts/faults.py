@@ -129,7 +129,7 @@ FAULTS: list[tuple[str, str]] = [
     # checkpoint
     ('written_length = original if spec.method.rope_type == "dynamic" else target', "written_length = target"),
     ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + NO_ROTATION", "allowed = rope.inv_freq + NO_ROTATION"),
-    ("if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:", "if False:"),
+    ("if abs(attention_factor - expected) > _RELATIVE * expected:", "if False:"),
     ("if not np.array_equal(axes, before):", "if False:"),
     ("before = None if original is None else require_reading(original)", "before = None"),
     ("return self.inv_freq, self.attention_factor if exact else applied", "return self.inv_freq, self.attention_factor"),

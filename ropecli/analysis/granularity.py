@@ -7,7 +7,6 @@ distances range from 0 to 2. The attention factor, which lengthens images, is ig
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,20 +30,13 @@ def granularity(inv_freq: np.ndarray) -> float:
     return float(np.sin(inv_freq).mean())
 
 
-class ClosestImages(NamedTuple):
-    """distance: between the two closest images. gap: between their positions, tokens."""
-
-    distance: float
-    gap: int
-
-
-def closest_images(inv_freq: np.ndarray, length: int) -> ClosestImages:
-    """q(f̂): the smallest distance between the images of two positions below `length`, which is at least 2.
+def closest_images(inv_freq: np.ndarray, length: int) -> tuple[float, int]:
+    """q(f̂): the smallest distance between the images of two positions below `length`, which is at least 2; their gap.
 
     The paper assumes that neighbours are closest; this checks every gap up to 4 million tokens. A larger q is better.
     """
     gap = 1 + int(scores(inv_freq, 1, min(length, FARTHEST_CHECKED + 1)).argmax())
-    return ClosestImages(float(_apart(gap * inv_freq)), gap)
+    return float(_apart(gap * inv_freq)), gap
 
 
 def distance_to_old_images(old: np.ndarray, new: np.ndarray, original_length: int, target: int) -> float:

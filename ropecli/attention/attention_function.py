@@ -22,7 +22,6 @@ from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.first_and_last import sliding
 from ropecli.scaling.registry import scaling_methods
-from ropecli.scaling.scale import scale
 
 
 def register() -> None:
@@ -72,23 +71,14 @@ def remapped_attention(
     else:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row in dict.fromkeys(rows):
-            same_padding = torch.tensor(
-                [index for index, padded in enumerate(rows) if padded == row], device=query.device
-            )
-            attended = _attend_same_padding(
-                kernel, row, query[same_padding], key[same_padding], value[same_padding], options
-            )
-            output = output.index_copy(0, same_padding, attended)
+            same = torch.tensor([index for index, padded in enumerate(rows) if padded == row], device=query.device)
+            attended = _attend_same_padding(kernel, row, query[same], key[same], value[same], options)
+            output = output.index_copy(0, same, attended)
     return output.transpose(1, 2).contiguous(), None
 
 
 def _attend_same_padding(
-    kernel: BlockAttention,
-    row: "RowPadding",
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: dict[str, Any],
+    kernel: BlockAttention, row: "RowPadding", query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> Tensor:
     """Attend in rows with equal padding: cut off the padding and count positions from the first token."""
     padding, first_query, first_key = row
@@ -137,9 +127,7 @@ def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
     """Build one attention for all layers with the same settings, so that they share its tables."""
     saved = SavedRemapping(**json.loads(saved_as_json))
     if saved.rotary_start is None or saved.neighbours is None:
-        raise CheckpointError(
-            f"{KEY} in config.json lacks the layout of the rotary dimensions. Patch the original checkpoint again."
-        )
+        raise CheckpointError(f"{KEY} in config.json lacks the layout of heads. Patch the original checkpoint again.")
     return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
 
 
@@ -150,9 +138,8 @@ def _sliding(window: int) -> BlockAttention:
 
 def frequencies_of(config: Any) -> dict[str, list[float]]:
     """Frequencies by layer type ("" for all) from a config object's RoPE fields, radians per token."""
-    ropes = read_settings(config.to_dict()).ropes
-    scaled = (scale(rope.geometry, rope.spec.checked()) for rope in ropes)
-    return {rope.geometry.layer_type or "": rope.inv_freq.tolist() for rope in scaled}
+    ropes = read_settings(config.to_dict()).scaled()
+    return {label or "": rope.inv_freq.tolist() for label, rope in ropes.items()}
 
 
 class RowPadding(NamedTuple):
@@ -208,9 +195,7 @@ def read_padding(described: Tensor | None) -> list[RowPadding]:
 def _left_paddings(mask: Tensor, tokens: int) -> list[int]:
     """Left padding of each row. mask: shape (batch, tokens or more), true for tokens. Raises PatchError."""
     if mask.shape[1] < tokens:
-        raise PatchError(
-            f"The attention mask has {mask.shape[1]} tokens; expected {tokens}, including those in the KV cache."
-        )
+        raise PatchError(f"The attention mask has {mask.shape[1]} tokens; expected {tokens}, with those in the cache.")
     mask = mask[:, :tokens].to(torch.int64)
     first, last = mask.argmax(1), tokens - 1 - mask.flip(1).argmax(1)
     counts = mask.sum(1)

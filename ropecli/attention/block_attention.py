@@ -66,28 +66,6 @@ def computing_dtype(states: Tensor) -> torch.dtype:
     return torch.float64 if states.dtype == torch.float64 else torch.float32
 
 
-class RotationTable:
-    """Rotates heads from each position p to positions(p). Caches the angles for the next layer and token."""
-
-    def __init__(self, rotation: Rotation, positions: PositionMap) -> None:
-        self._rotation = rotation
-        self._positions = positions
-        self._known: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
-
-    def rotate(self, states: Tensor, first: int) -> Tensor:
-        """states: shape (..., tokens, head_dim), at consecutive positions starting at `first`."""
-        stop = first + states.shape[-2]
-        kind = (states.device, computing_dtype(states))
-        known = self._known.get(kind)
-        if known is None or len(known[0]) < stop:
-            at = np.arange(1 << int(stop - 1).bit_length())  # a power of two, so that generation rarely recomputes it
-            known = self._rotation.cos_sin(self._positions(at) - at, *kind)
-            if type(states) is Tensor:  # the fake tensors of a memory plan have no values to cache
-                self._known[kind] = known
-        cos, sin = known
-        return self._rotation.apply(states, cos[first:stop], sin[first:stop])
-
-
 def _parts(ranges: list[KeyRange]) -> list[int]:
     """The first query of each part: later queries may rotate keys to other positions, and one copy is kept at a time.
 
@@ -105,13 +83,8 @@ class BlockAttention:
     """
 
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
-        self.remapping = remapping
-        self._tables = {
-            positions: RotationTable(rotation, positions)
-            for branch in remapping.branches
-            for positions in (branch.query, branch.key)
-            if rotation and positions
-        }
+        self.remapping, self._rotation = remapping, rotation
+        self._angles: dict[tuple[PositionMap, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._masks = lru_cache(maxsize=32)(partial(make_block_masks, remapping))  # every layer uses the same masks
 
     def __call__(
@@ -161,10 +134,9 @@ class BlockAttention:
         (batch, heads, queries, head_dim), dtype = query.shape, computing_dtype(query)
         kv_heads = key.shape[1]
         group = heads // kv_heads
-        seen: dict[PositionMap, int] = {}  # by the positions that branches rotate keys to: keys up to the last one seen
-        for keys in ranges:
-            if keys.branch.key:
-                seen[keys.branch.key] = max(seen.get(keys.branch.key, 0), int(keys.stop[-1]))
+        # by the positions that branches rotate keys to: keys up to the last one seen
+        by_stop = sorted(ranges, key=lambda keys: keys.stop[-1])
+        seen = {keys.branch.key: int(keys.stop[-1]) for keys in by_stop if keys.branch.key}
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(keys.stop - keys.first for keys in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
@@ -186,7 +158,7 @@ class BlockAttention:
 
     def _rotate_keys(self, key: Tensor, first_key: int, seen: Mapping[PositionMap, int]) -> dict[PositionMap, Tensor]:
         """The keys at other positions. seen: number of keys to rotate to each."""
-        return {to: self._tables[to].rotate(key[..., :count, :], first_key) for to, count in seen.items()}
+        return {to: self._move(key[..., :count, :], first_key, to) for to, count in seen.items()}
 
     def _rotate(
         self, ranges: list[KeyRange], query: Tensor, key: Tensor, first_query: int, keys: dict[PositionMap, Tensor]
@@ -196,5 +168,21 @@ class BlockAttention:
         keys: at other positions.
         """
         for branch in (keys_of_branch.branch for keys_of_branch in ranges):
-            rotated = self._tables[branch.query].rotate(query, first_query) if branch.query else query
+            rotated = self._move(query, first_query, branch.query) if branch.query else query
             yield rotated, keys[branch.key] if branch.key else key
+
+    def _move(self, states: Tensor, first: int, to: PositionMap) -> Tensor:
+        """Rotate heads to other positions. Caches the angles for the next layer and token.
+
+        states: shape (..., tokens, head_dim), at consecutive positions starting at `first`.
+        """
+        assert self._rotation is not None
+        stop, kind = first + states.shape[-2], (states.device, computing_dtype(states))
+        known = self._angles.get((to, *kind))
+        if known is None or len(known[0]) < stop:
+            at = np.arange(1 << int(stop - 1).bit_length())  # a power of two, so that generation rarely recomputes it
+            known = self._rotation.cos_sin(to(at) - at, *kind)
+            if type(states) is Tensor:  # the fake tensors of a memory plan have no values to cache
+                self._angles[to, *kind] = known
+        cos, sin = known
+        return self._rotation.apply(states, cos[first:stop], sin[first:stop])

@@ -1,14 +1,14 @@
 """Find which dimensions of a head rotate, in which pairs, and prove that the attention can rotate them further.
 
 The proof runs two passes over the same tokens, the second at twice the positions. Queries and keys must differ by
-exactly one more rotation by the positions. The second pass reuses the attention outputs of the first, so that every
-layer sees the same hidden states and any other effect of the positions changes the model's output. For these passes, an
-attention function and a mask function for transformers' interfaces replace the model's own and record their arguments.
+exactly one more rotation by the positions. For these passes, an attention function and a mask function for
+transformers' interfaces replace the model's own and record their arguments. Every token attends to itself alone, so
+that every layer sees the same hidden states in both, and any other effect of the positions changes the model's output.
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from ropecli.attention.block_attention import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
 from ropecli.live.devices import probe_ids
-from ropecli.live.rotary import RotaryTable, modules_of, rotary_tables, unpatched_after
+from ropecli.live.rotary import RotaryTable, modules_of, on_positions, rotary_tables, unpatched_after
 from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ layout, 0.5."""
 _NAME = "ropecli:layout"
 # arguments that do not change the attention or that the methods support
 _UNDERSTOOD = {
-    *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
+    *("scaling", "dropout", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
 }
 
@@ -52,6 +52,7 @@ class AttentionCall(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
+    scaling: float
     slides: bool
 
     @property
@@ -60,26 +61,15 @@ class AttentionCall(NamedTuple):
         return name if index is None else f"Layer {index} ({name})"
 
 
-class AttentionProbe:
-    """An attention function that records its arguments, and a mask function whose mask it must receive."""
+class AttentionRecorder:
+    """An attention function that records its calls, while every token attends to itself alone, and a mask function."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
-        self._outputs: list[Tensor] = []
-        self._replays = False
-        self._causal: list[bool] = []  # whether each mask is exactly causal
 
-    def replay(self) -> None:
-        """Start a second pass, in which each call returns its output of the first pass."""
-        self._replays, self.calls, self._causal = True, [], []
-
-    def mask(self, *, batch_size: int, mask_function: Any = None, **unused: Any) -> Tensor:
-        """The mask function. Each mask holds only a number that identifies it."""
-        from transformers.masking_utils import causal_mask_function
-
-        number = len(self._causal)
-        self._causal.append(mask_function is causal_mask_function)
-        return torch.full((batch_size, 1, 1, 3), number)
+    def mask(self, **unused: Any) -> Tensor | None:
+        """The mask function."""
+        return None
 
     def __call__(
         self,
@@ -89,57 +79,53 @@ class AttentionProbe:
         value: Tensor,
         attention_mask: Any,
         scaling: float | None = None,
-        dropout: float = 0.0,
         **arguments: Any,
     ) -> tuple[Tensor, None]:
-        """The attention function: causal attention, or the output of the same call in the first pass."""
-        slides = arguments.get("sliding_window") is not None
-        if not self._replays:
-            self._check(type(module).__name__, attention_mask, slides, arguments)
-            self._outputs.append(causal_attention(query, key, value, scaling))
-        output = self._outputs[len(self.calls)]
-        self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), slides))
-        return output, None
+        """The attention function."""
+        from transformers.integrations.sdpa_attention import repeat_kv
 
-    def _check(self, name: str, mask: Any, slides: bool, arguments: dict[str, Any]) -> None:
-        """Raise PatchError for anything other than standard causal attention. name: the module, for messages."""
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        slides = arguments.get("sliding_window") is not None
+        self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), scaling, slides))
+        return repeat_kv(value, query.shape[1] // value.shape[1]).transpose(1, 2).contiguous(), None
+
+    def taken(self) -> list[AttentionCall]:
+        """The calls. Forgets them."""
+        calls, self.calls = self.calls, []
+        return calls
+
+
+class _CausalRecorder(AttentionRecorder):
+    """Refuses everything other than standard causal attention."""
+
+    def mask(self, *, batch_size: int, mask_function: Any = None, **unused: Any) -> Tensor:
+        """The mask function. Each mask holds only whether it is exactly causal, 1 or 0."""
+        from transformers.masking_utils import causal_mask_function
+
+        return torch.full((batch_size, 1, 1, 3), int(mask_function is causal_mask_function))
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
+    ) -> tuple[Tensor, None]:
+        """The attention function. Raises PatchError."""
+        name, mask = type(module).__name__, attention_mask
         unknown = sorted(key for key, value in arguments.items() if value is not None and key not in _UNDERSTOOD)
         if unknown:
             raise PatchError(f"{name} passes unsupported arguments to its attention: {unknown}.")
         if mask is None or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
-            raise PatchError(
-                f"{name} changes the attention mask, which is not supported (sparse attention, for example)."
-            )
-        causal = self._causal[mask.flatten()[0]]
-        if slides == causal:
+            raise PatchError(f"{name} changes the attention mask, as sparse attention does; it is not supported.")
+        if (arguments.get("sliding_window") is not None) == bool(mask.flatten()[0]):
             raise PatchError(f"{name} has either a sliding_window or a mask that hides part of the context, not both.")
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention. Returns shape (batch, tokens, heads, width), as transformers expects."""
-    key, value = for_every_head(query, key, value)
-    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    return output.transpose(1, 2).contiguous()
-
-
-def for_every_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values as kernels need them that do not support grouped queries."""
-    groups = query.shape[1] // key.shape[1]
-    if groups == 1:
-        return key, value
-    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        return super().__call__(module, query, key, value, attention_mask, **arguments)
 
 
 @contextlib.contextmanager
-def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
-    """Run the model with `probe` as its attention, in evaluation mode and without gradients; restore it at the end.
-
-    probe: an attention function with a method `mask`, the mask function.
-    """
+def attending_by(model: "PreTrainedModel", recorder: AttentionRecorder) -> Iterator[None]:
+    """Run the model with this attention, in evaluation mode and without gradients; restore it at the end."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(_NAME, probe)
-    AttentionMaskInterface.register(_NAME, probe.mask)
+    AttentionInterface.register(_NAME, recorder)
+    AttentionMaskInterface.register(_NAME, recorder.mask)
     try:
         with torch.no_grad(), quiet_transformers(), in_evaluation(model), unpatched_after(model):
             model.set_attn_implementation(_NAME)
@@ -161,16 +147,8 @@ def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
             module.training = was
 
 
-class _Seen(NamedTuple):
-    """A layer's attention call at the model's positions (before) and at twice the positions (after)."""
-
-    before: AttentionCall
-    after: AttentionCall
-
-    @property
-    def rotates(self) -> bool:
-        pairs = ((self.before.query, self.after.query), (self.before.key, self.after.key))
-        return any(difference(first, second) > ALLOWED[first.dtype] for first, second in pairs)
+_Layer = tuple[AttentionCall, AttentionCall]
+"""A layer's attention call at the model's positions, and at twice the positions."""
 
 
 def find_layout(model: "PreTrainedModel") -> HeadLayout:
@@ -179,10 +157,10 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
     Restores the model. Raises PatchError if rotating q and k in the attention function is not exact, or if positions
     have other effects.
     """
-    far = [layer for layer in _see_layers(model) if not layer.before.slides]
+    far = [(before, after) for before, after in _see_layers(model) if not before.slides]
     if not far:
         raise PatchError("All layers have a sliding window, so distance methods have no effect on this model.")
-    still = [layer.before.name for layer in far if not layer.rotates]
+    still = [before.name for before, after in far if _are_equal((before.query, before.key), after)]
     if still:
         raise PatchError(
             f"{len(still)} of {len(far)} layers with full attention do not rotate by the rotary tables (the first is "
@@ -209,20 +187,19 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
     )
 
 
-def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
+def _see_layers(model: "PreTrainedModel") -> list[_Layer]:
     """Run the two passes. Raises PatchError if anything other than queries and keys depends on positions."""
-    probe = AttentionProbe()
-    with attending_by(model, probe):
-        output, first = _run(model), probe.calls
+    recorder = _CausalRecorder()
+    with attending_by(model, recorder):
+        output, first = _run(model), recorder.taken()
         if not first:
             raise PatchError(
                 "No layer uses transformers' attention interface: the model has its own attention code, which cannot "
                 "be replaced."
             )
         change_positions(rotary_tables(model), lambda positions: 2 * positions)
-        probe.replay()
-        output_of_second, second = _run(model), probe.calls
-    layers = [_Seen(*calls) for calls in zip(first, second, strict=True)]
+        output_of_second, second = _run(model), recorder.taken()
+    layers = list(zip(first, second, strict=True))
     for before, after in layers:
         if not all(states.isfinite().all() for states in (before.query, before.key, before.value)):
             raise NotFiniteError(
@@ -239,7 +216,7 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
 def _run(model: "PreTrainedModel") -> Tensor:
     try:
         return model(input_ids=probe_ids(model, _TOKENS), use_cache=False)[0]
-    except Exception as error:  # of the probe; models raise many kinds
+    except Exception as error:  # of the recorder; models raise many kinds
         raise PatchError(
             f"{type(model).__name__} does not run with another attention function, perhaps because it uses the mask "
             f"itself, as sparse attention does: {reason_of(error)}"
@@ -248,41 +225,39 @@ def _run(model: "PreTrainedModel") -> Tensor:
 
 def change_positions(tables: list[RotaryTable], change: Callable[[Tensor], Tensor]) -> None:
     """Change the positions that rotary modules receive. Changing the tables would miss modules that ignore them."""
-
-    def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if "position_ids" in named:
-            return arguments, {**named, "position_ids": change(named["position_ids"])}
-        return (arguments[0], change(arguments[1]), *arguments[2:]), named
-
     for module in modules_of(tables):
-        module.register_forward_pre_hook(before_pass, with_kwargs=True)
+        on_positions(module, change)
 
 
-def _common_layout(layers: list[_Seen], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
+def _common_layout(layers: list[_Layer], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
     """Return the layout that fits all layers. Raises PatchError if there is none."""
-    width = layers[0].before.query.shape[3]
+    width = layers[0][0].query.shape[3]
     starts = sorted({0, *(width - 2 * inv_freq.size for inv_freq in frequencies.values())})
     layouts = [HeadLayout(start, neighbours) for start in starts for neighbours in (False, True)]
-    for layer in layers:
-        inv_freq = frequencies[layer_label(layer.before.module, frequencies)]
-        layouts = [layout for layout in layouts if _rotates_by(layer, inv_freq, layout)]
+    for before, after in layers:
+        inv_freq = frequencies[layer_label(before.module, frequencies)]
+        layouts = [layout for layout in layouts if _rotates_by(before, after, inv_freq, layout)]
         if not layouts:
             raise PatchError(
-                f"{layer.before.name} changes queries or keys after the rotation (a norm, for example) or rotates them "
+                f"{before.name} changes queries or keys after the rotation (a norm, for example) or rotates them "
                 "in an unknown way, so rotating them further in the attention is not exact."
             )
     return layouts[0]
 
 
-def _rotates_by(layer: _Seen, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
+def _rotates_by(before: AttentionCall, after: AttentionCall, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
     """Return whether doubling the positions equals one more rotation by the positions in this layout."""
-    before, after = layer
     tokens, width = before.query.shape[2:]
     if not 0 <= layout.rotary_start <= width - 2 * inv_freq.size:
         return False
     rotation, by = Rotation(inv_freq, *layout), np.arange(tokens)
-    pairs = ((before.query, after.query), (before.key, after.key))
-    return all(difference(rotation.rotate(first, by), second) <= ALLOWED[first.dtype] for first, second in pairs)
+    return _are_equal([rotation.rotate(states, by) for states in (before.query, before.key)], after)
+
+
+def _are_equal(query_and_key: Iterable[Tensor], call: AttentionCall) -> bool:
+    """Return whether these are the queries and keys of the call, up to rounding."""
+    pairs = zip(query_and_key, (call.query, call.key), strict=True)
+    return all(difference(first, second) <= ALLOWED[first.dtype] for first, second in pairs)
 
 
 def difference(first: Tensor, second: Tensor) -> float:

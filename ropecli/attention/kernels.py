@@ -103,33 +103,23 @@ class BlockLoop(NamedTuple):
         count = len(self.ranges)
         queries, keys, values, sinks = (pieces[first : first + count] for first in range(0, 4 * count, count))
         units, group, rows, _ = queries[0].shape
-        widths = [key.shape[1] for key in keys] + [1] * len(sinks)
-        # without gradients the branches write into one matrix, and need not be copied together
-        matrix = None if torch.is_grad_enabled() else queries[0].new_empty(units, group * rows, sum(widths))
-        parts: Any = [None] * count if matrix is None else matrix.split(widths, -1)[:count]
         # autocast would compute the scores in half precision
         with torch.autocast(queries[0].device.type, enabled=False):
-            columns = [self._scores(block, *branch) for branch in zip(self.ranges, queries, keys, parts, strict=True)]
+            columns = [self._scores(block, *branch) for branch in zip(self.ranges, queries, keys, strict=True)]
             columns += [sink[..., None, None].expand(-1, -1, rows, 1).flatten(1, 2) for sink in sinks]
-            if matrix is None:
-                scores = torch.cat(columns, -1)
-            else:
-                scores = matrix
-                if sinks:
-                    matrix[..., -1:] = columns[-1]
-            del columns
-            shares = torch.softmax(scores, -1).split(widths, -1)[:count]
+            widths = [scores.shape[-1] for scores in columns]
+            shares = torch.softmax(torch.cat(columns, -1), -1).split(widths, -1)[:count]
             result = torch.bmm(shares[0], values[0])
             for share, value in zip(shares[1:], values[1:], strict=True):
                 result = torch.baddbmm(result, share, value)
         return result.view(units, group, rows, -1)
 
-    def _scores(self, block: slice, keys_of_branch: KeyRange, query: Tensor, key: Tensor, out: Tensor | None) -> Tensor:
-        """Shape (units, group · rows, keys). out: to write them to."""
+    def _scores(self, block: slice, keys_of_branch: KeyRange, query: Tensor, key: Tensor) -> Tensor:
+        """Shape (units, group · rows, keys)."""
         rows = query.shape[2]
-        scores = torch.bmm(query.flatten(1, 2) * self.scaling, key.mT, out=out)
+        scores = torch.bmm(query.flatten(1, 2) * self.scaling, key.mT)
         if self.softcap:
-            scores = torch.mul(torch.tanh(scores / self.softcap), self.softcap, out=out)
+            scores = torch.tanh(scores / self.softcap) * self.softcap
         lowest = torch.finfo(scores.dtype).min  # not -inf: rows without visible keys, and their gradients, would be NaN
         for places, hidden in keys_of_branch.hidden(block):
             by_head = scores.unflatten(1, (-1, rows))

@@ -4,9 +4,10 @@ Each layer runs by itself on the hidden states of a first pass. It rotates if it
 It sees the tokens whose hidden states have a gradient.
 """
 
+import contextlib
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,8 @@ def probe_layers(config: Any) -> tuple[Layer, ...]:
                         windows.setdefault(kind, value)
                         setattr(part, key, min(_WINDOW, value))
         model, places = make_small_model(config)
-        small_layers = _Probe(model).layers()
+        calls = _calls(model)
+        small_layers = [_layer(call, ropes) for call, ropes in zip(calls, _ropes(model, calls), strict=True)]
     except Exception as error:  # model classes raise many kinds of errors
         raise CheckpointError(f"A small model of type {config.model_type} cannot be run: {reason_of(error)}") from error
     layers = [small_layers[place] for place in places]
@@ -65,17 +67,20 @@ def refuse_without_effect(plan: PatchPlan) -> None:
     except CheckpointError:  # the proof says what transformers cannot read
         return
     if not any(layer.far and layer.rotates for layer in layers):
-        raise PatchError(
-            f"{plan.source.name}: a small model of its type shows that {no_effect(layers, plan.spec.method)}"
-        )
+        effect = no_effect(layers, plan.spec.method)
+        raise PatchError(f"{plan.source.name}: a small model of its type shows that {effect}")
 
 
-class _Call:
+class _Call(NamedTuple):
     """A layer with the arguments of one call."""
 
-    def __init__(self, layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self.layer, self.args, self.named = layer, args, named
-        self.hidden: Tensor = (args[0] if args else named["hidden_states"]).detach()
+    layer: nn.Module
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+
+    @property
+    def hidden(self) -> Tensor:
+        return (self.args[0] if self.args else self.named["hidden_states"]).detach()
 
     def on(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other hidden states."""
@@ -87,77 +92,69 @@ class _Call:
         return output[0] if isinstance(output, tuple) else output
 
 
-class _Probe:
-    def __init__(self, model: "PreTrainedModel") -> None:
-        self.model = model
-        self.calls = self._calls()
-        if len(self.calls) != len(decoder_layers(model)):
-            raise CheckpointError(f"{type(model).__name__} does not run each of its layers once.")
+@torch.no_grad()
+def _calls(model: "PreTrainedModel", like: Sequence[_Call] = ()) -> list[_Call]:
+    """The call of each layer in a pass over the model. like: calls whose hidden states to use."""
+    calls: list[_Call] = []
 
-    def layers(self) -> list[Layer]:
-        ropes = self._ropes()
-        return [self._layer(call, labels) for call, labels in zip(self.calls, ropes, strict=True)]
+    def before(layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        calls.append(_Call(layer, args, named))
+        return calls[-1].on(like[len(calls) - 1].hidden) if like else (args, named)
 
-    @torch.no_grad()
-    def _calls(self, like: Sequence[_Call] = ()) -> list[_Call]:
-        """The call of each layer in a pass over the model. like: calls whose hidden states to use."""
-        calls: list[_Call] = []
+    with contextlib.ExitStack() as hooks:
+        for layer in decoder_layers(model):
+            hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+        model(input_ids=probe_ids(model, _TOKENS), use_cache=False)
+    if len(calls) != len(decoder_layers(model)):
+        raise CheckpointError(f"{type(model).__name__} does not run each of its layers once.")
+    return calls
 
-        def before(layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            calls.append(_Call(layer, args, named))
-            return calls[-1].on(like[len(calls) - 1].hidden) if like else (args, named)
 
-        hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in decoder_layers(self.model)]
-        try:
-            self.model(input_ids=probe_ids(self.model, _TOKENS), use_cache=False)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return calls
+@torch.no_grad()
+def _ropes(model: "PreTrainedModel", calls: Sequence[_Call]) -> list[set[str | None]]:
+    """The layer types of the tables with which each layer's output changes."""
+    before = [call.output(call.hidden) for call in calls]
+    ropes: list[set[str | None]] = [set() for _ in calls]
+    for table in rotary_tables(model):
+        table.refuse_if_computed()
+        with table.changed():
+            for number, changed in enumerate(_calls(model, calls)):
+                if not torch.equal(changed.output(calls[number].hidden), before[number]):
+                    ropes[number].add(table.layer_type)
+    return ropes
 
-    @torch.no_grad()
-    def _ropes(self) -> list[set[str | None]]:
-        """The layer types of the tables with which each layer's output changes."""
-        before = [call.output(call.hidden) for call in self.calls]
-        ropes: list[set[str | None]] = [set() for _ in self.calls]
-        for table in rotary_tables(self.model):
-            table.refuse_if_computed()
-            with table.changed():
-                changed = self._calls(self.calls)
-                for number, call in enumerate(changed):
-                    if not torch.equal(call.output(self.calls[number].hidden), before[number]):
-                        ropes[number].add(table.layer_type)
-        return ropes
 
-    def _layer(self, call: _Call, ropes: set[str | None]) -> Layer:
-        last, earlier = self._seen(call, _TOKENS - 1), self._seen(call, _TOKENS - 4)
-        if last == [_TOKENS - 1]:
-            return Layer(OTHER, rotates=False, far=False)
-        rope = min(ropes, key=str) if ropes else None
-        if last == list(range(_TOKENS)):
-            recurrent = not ropes and self._orders(call)
-            return Layer(RECURRENT if recurrent else FULL, bool(ropes), not recurrent, rope)
-        if last != list(range(last[0], _TOKENS)):
-            return Layer(SPARSE, bool(ropes), far=True, rope=rope)
-        if not ropes and len(last) != _WINDOW and last[0] != earlier[0]:
-            return Layer(RECURRENT, rotates=False, far=False)  # a convolution
-        return Layer(CHUNKED if last[0] == earlier[0] else SLIDING, bool(ropes), far=False, rope=rope)
+def _layer(call: _Call, ropes: set[str | None]) -> Layer:
+    last, earlier = _seen(call, _TOKENS - 1), _seen(call, _TOKENS - 4)
+    if last == [_TOKENS - 1]:
+        return Layer(OTHER, rotates=False, far=False)
+    rope = min(ropes, key=str) if ropes else None
+    if last == list(range(_TOKENS)):
+        recurrent = not ropes and _orders(call)
+        return Layer(RECURRENT if recurrent else FULL, bool(ropes), not recurrent, rope)
+    if last != list(range(last[0], _TOKENS)):
+        return Layer(SPARSE, bool(ropes), far=True, rope=rope)
+    if not ropes and len(last) != _WINDOW and last[0] != earlier[0]:
+        return Layer(RECURRENT, rotates=False, far=False)  # a convolution
+    return Layer(CHUNKED if last[0] == earlier[0] else SLIDING, bool(ropes), far=False, rope=rope)
 
-    def _seen(self, call: _Call, query: int) -> list[int]:
-        """The tokens up to `query` on which the layer's output at `query` depends."""
-        hidden = call.hidden.clone().requires_grad_()
-        output = _by_token(call.output(hidden))[query]
-        (output * torch.linspace(0.5, 1.5, len(output))).sum().backward()
-        assert hidden.grad is not None
-        return [at for at in _by_token(hidden.grad).abs().sum(1).nonzero().flatten().tolist() if at <= query]
 
-    @torch.no_grad()
-    def _orders(self, call: _Call) -> bool:
-        """Whether the last output depends on the order of earlier tokens."""
-        order = [*reversed(range(_TOKENS - 1)), _TOKENS - 1]
-        reordered = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
-        outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, reordered)]
-        return bool((outputs[0] - outputs[1]).abs().max() > _ORDER * outputs[0].abs().max())
+def _seen(call: _Call, query: int) -> list[int]:
+    """The tokens up to `query` on which the layer's output at `query` depends."""
+    hidden = call.hidden.clone().requires_grad_()
+    output = _by_token(call.output(hidden))[query]
+    (output * torch.linspace(0.5, 1.5, len(output))).sum().backward()
+    assert hidden.grad is not None
+    return [at for at in _by_token(hidden.grad).abs().sum(1).nonzero().flatten().tolist() if at <= query]
+
+
+@torch.no_grad()
+def _orders(call: _Call) -> bool:
+    """Whether the last output depends on the order of earlier tokens."""
+    order = [*reversed(range(_TOKENS - 1)), _TOKENS - 1]
+    reordered = call.hidden.index_select(call.hidden.shape.index(_TOKENS), torch.tensor(order))
+    outputs = [_by_token(call.output(hidden))[-1] for hidden in (call.hidden, reordered)]
+    return bool((outputs[0] - outputs[1]).abs().max() > _ORDER * outputs[0].abs().max())
 
 
 def _by_token(hidden: Tensor) -> Tensor:

@@ -35,12 +35,12 @@ _SAME_IN_HALF = 5e-2
 """Allowed difference between two ways to compute an output, relative to its largest number."""
 
 
-def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: Any) -> int:
+def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True) -> int:
     """Write the patched checkpoint. Returns the number of rotary tables compared (0 without `verify`).
 
-    options: passed to write_patch. Raises OutputError, ProofError; then the output is removed.
+    Raises OutputError, ProofError; then the output is removed.
     """
-    return write_patch(with_layout(plan), output, prove=prove if verify else None, **options)
+    return write_patch(with_layout(plan), output, prove=prove if verify else None)
 
 
 def with_layout(plan: PatchPlan) -> PatchPlan:
@@ -117,9 +117,7 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     if config.get_text_config()._attn_implementation != saved.attention:
         raise ProofError("Stock transformers ignores the attention set in config.json.")
     if is_encoder(config):
-        raise PatchError(
-            f"{saved.method} needs a model that sees only earlier tokens; {config.model_type} is an encoder."
-        )
+        raise PatchError(f"{saved.method} needs a model that sees only earlier tokens; this is an encoder.")
     model, _ = make_small_model(config)
     if config.get_text_config() is not config and any(table.axes > 1 for table in rotary_tables(model)):
         raise PatchError(

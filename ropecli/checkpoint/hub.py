@@ -3,24 +3,15 @@
 If the Hub does not answer, or HF_HUB_OFFLINE is set, only the cache is used.
 """
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
-from ropecli.checkpoint.files import (
-    CHECKPOINT_FILES,
-    CODE,
-    CONFIG,
-    MISTRAL_FORMAT,
-    PROVENANCE,
-    TOKENIZER_CONFIG,
-    WEIGHTS,
-    weights_in,
-)
+from ropecli.checkpoint import files
 from ropecli.errors import CheckpointError, quoted, reason_of
 
-_ALLOWED = [*CHECKPOINT_FILES, CODE, PROVENANCE]
-_IGNORED = ["*/*", *MISTRAL_FORMAT]
+_ALLOWED = [*files.CHECKPOINT_FILES, files.CODE, files.PROVENANCE]
+_CONFIGS = [files.CONFIG, files.TOKENIZER_CONFIG, files.PROVENANCE]
+_IGNORED = ["*/*", *files.MISTRAL_FORMAT]
 DEFAULT_REVISION = "main"
 PATIENCE = 10.0  # seconds for the Hub's first answer
 
@@ -34,36 +25,23 @@ def fetch(name: str, revision: str | None, *, weights: bool, tokenizer: bool = F
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # no line for each retry
-    problem, partly = None, False
+    problem, is_partial = None, False
     try:  # before the download, because the client's downloads retry for half a minute without a network
         HfApi().model_info(name, revision=revision, timeout=PATIENCE)
     except Exception as error:  # errors of the Hub, the network, proxies, certificates
         problem = error
     options: dict[str, Any] = {"revision": revision, "local_files_only": problem is not None}
+    options["allow_patterns"] = _ALLOWED if weights or tokenizer else _CONFIGS
+    options["ignore_patterns"] = _IGNORED if weights else [*_IGNORED, files.WEIGHTS]
     try:
-        if weights or tokenizer:
-            ignored = _IGNORED if weights else [*_IGNORED, WEIGHTS]
-            folder = Path(snapshot_download(name, allow_patterns=_ALLOWED, ignore_patterns=ignored, **options))
-        else:
-            folder = _get_configs(name, **options)
-        if partly := bool(problem and weights and not weights_in(folder)):
-            raise FileNotFoundError("no weights")
+        folder = Path(snapshot_download(name, **options))
+        has_needed = files.weights_in(folder) if weights else tokenizer or (folder / files.CONFIG).exists()
+        if is_partial := bool(not has_needed and (problem or not weights)):
+            raise FileNotFoundError
     except Exception as error:  # the Hub client raises many kinds; each means that there is no folder
-        cached = "only partly" if partly or hasattr(error, "snapshot_path") else "not"
+        cached = "only partly" if is_partial or hasattr(error, "snapshot_path") else "not"
         reason = _explain(name, revision, problem or error, f"{cached} in the Hub's cache ({constants.HF_HUB_CACHE})")
         raise CheckpointError(f"{name} is not a local folder, {reason}") from (problem or error)
-    return folder
-
-
-def _get_configs(name: str, revision: str | None, local_files_only: bool) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-
-    absent = LocalEntryNotFoundError if local_files_only else RemoteEntryNotFoundError
-    folder = Path(hf_hub_download(name, CONFIG, revision=revision, local_files_only=local_files_only)).parent
-    for optional in (TOKENIZER_CONFIG, PROVENANCE):
-        with contextlib.suppress(absent):
-            hf_hub_download(name, optional, revision=folder.name, local_files_only=local_files_only)
     return folder
 
 
@@ -81,8 +59,8 @@ def _explain(name: str, revision: str | None, error: Exception, cached: str) -> 
         return f"and it was not found on the Hub. Check the name; if it is private, {login}."
     if isinstance(error, errors.RevisionNotFoundError):
         return f"and it has no revision {revision} on the Hub. Set --revision to a branch, tag or commit."
-    if isinstance(error, errors.RemoteEntryNotFoundError):
-        return f"and it has no {CONFIG} on the Hub. Repositories of adapters or GGUF files are not supported."
+    if type(error) is FileNotFoundError:  # of fetch
+        return f"and it has no {files.CONFIG} on the Hub. Repositories of adapters or GGUF files are not supported."
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         step = f"Check your token, or {login}." if status in (401, 403) else "Try again later."

@@ -36,7 +36,7 @@ def identity_of(checkpoint: Checkpoint, patched: Positions | None = None) -> Ide
         remapping = rope.remapping and (rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)
         tables = rope.inv_freq.astype(np.float32), round(rope.attention_factor, 6)
         parts += [layer_type, *tables, remapping, follows]
-    weights = (replace(checkpoint, config=state.note.original) if state.note else checkpoint).digest()
+    weights = (replace(checkpoint, config=state.note.original) if state.note else checkpoint).digest
     if checkpoint.has_weights:
         files = [path for name in _TOKENIZER if is_file(path := checkpoint.folder / name)]
         template = (checkpoint.tokenizer_config or {}).get("chat_template")

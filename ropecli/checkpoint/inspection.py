@@ -10,6 +10,7 @@ import numpy as np
 from ropecli.analysis.base_bound import LONGEST_BOUNDED, smallest_base
 from ropecli.analysis.summary import critical_dimension, summarize
 from ropecli.checkpoint.advice import how_to_read
+from ropecli.checkpoint.files import CONFIG, PROVENANCE
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
@@ -40,16 +41,16 @@ def inspect_checkpoint(
     checkpoint, positions, length = state.checkpoint, state.positions, state.positions.context_length
     main = {key: value for key, value in _describe(positions.main).items() if key != "layer_type"}
     tokenizer = checkpoint.tokenizer_config or {}
-    findings = find_faults(state)
+    findings, makers = find_faults(state), state.before.known_makers
     if reading and reading["verdict"] == MISREAD:
         findings.insert(0, Finding(MISREAD, reading["message"]))
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
         "pretraining_length": positions.pretraining_length,
-        "pretraining_length_source": state.length_source,
+        "pretraining_length_source": PROVENANCE if state.note else makers.source if makers else CONFIG,
         "config_pretraining_length": state.before.config_length,
-        "max_position_embeddings": state.max_position_embeddings,
+        "max_position_embeddings": state.settings.max_position_embeddings,
         "context_length": length,
         "makers_extension": _extension(state),
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
@@ -70,10 +71,10 @@ def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -
     for layer, count in Counter(layers).most_common():
         rope = ropes.get(layer.rope) if layer.rotates else None
         kind = {"count": count, "attention": layer.attention, "window": layer.window, "rotates": layer.rotates}
-        used = (
-            {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor} if rope else {}
-        )
-        kinds.append({**kind, "sees_whole_context": layer.far, "layer_type": layer.rope, **used})
+        kind |= {"sees_whole_context": layer.far, "layer_type": layer.rope}
+        if rope:
+            kind |= {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor}
+        kinds.append(kind)
     return kinds
 
 
@@ -81,9 +82,8 @@ def _kv_cache(state: CheckpointState, layers: Sequence[Layer], length: int) -> d
     keys = ("kv_cache_bytes_per_token", "kv_cache_bytes_per_token_beyond_windows", "kv_cache_bytes")
     if any(str(name).endswith("ForMaskedLM") for name in state.checkpoint.config.get("architectures") or ()):
         return dict.fromkeys(keys)  # an encoder
-    first, before, full = (
-        kv_cache_bytes(state.section, state.settings.family, layers, tokens) for tokens in (1, length - 1, length)
-    )
+    section, family = state.section, state.settings.family
+    first, before, full = (kv_cache_bytes(section, family, layers, tokens) for tokens in (1, length - 1, length))
     return dict(zip(keys, (first, None if full is None or before is None else full - before, full), strict=True))
 
 

@@ -68,12 +68,10 @@ def _against_makers(state: CheckpointState) -> Iterator[Finding]:
         scaling = f", and their scaling is {extension[0]} ×{extension[1]:g} of that" if extension else ""
         what = f"the makers' pretraining length is {length} tokens ({theirs.source})"
         yield Finding("foreign-length", f"{what}, not {before.config_length}{scaling}.")
-    elif makers and makers.longest and state.max_position_embeddings > makers.longest:
-        what = f"max_position_embeddings is {state.max_position_embeddings} without a scaling"
-        trained = (
-            f"the makers trained on {makers.pretraining_length} tokens ({makers.source}), and ship {makers.longest}"
-        )
-        yield Finding("beyond-makers", f"{what}; {trained}.")
+    elif makers and makers.longest and state.settings.max_position_embeddings > makers.longest:
+        what = f"max_position_embeddings is {state.settings.max_position_embeddings} without a scaling; the makers"
+        trained = f"trained on {makers.pretraining_length} tokens ({makers.source}), and ship {makers.longest}"
+        yield Finding("beyond-makers", f"{what} {trained}.")
 
 
 def _makers_fix(state: CheckpointState) -> str | None:
@@ -154,15 +152,19 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _lengths(state: CheckpointState) -> Iterator[Finding]:
-    main, context = state.positions.main, state.positions.context_length
+    main, context, written = (
+        state.positions.main,
+        state.positions.context_length,
+        state.settings.max_position_embeddings,
+    )
     yield from plan_warnings.switches(main)
     if _falls_short(state) and not state.before.overruled_by:
-        for finding in plan_warnings.beyond_scaling(main, state.max_position_embeddings):
+        for finding in plan_warnings.beyond_scaling(main, written):
             advice = "The fix raises the factor; if the model was trained with this one, lower max_position_embeddings."
             yield finding._replace(message=f"{finding.message} {advice}")
     if _stops_early(state):
         message = (
-            f"max_position_embeddings is {state.max_position_embeddings}, but {main.spec.method} ×{main.spec.factor:g} "
+            f"max_position_embeddings is {written}, but {main.spec.method} ×{main.spec.factor:g} "
             f"reaches {main.scaled_length} tokens. Inference engines stop at the smaller."
         )
         yield Finding("context-below-scaling", message)
@@ -178,7 +180,7 @@ def _lengths(state: CheckpointState) -> Iterator[Finding]:
 def _other_formats(state: CheckpointState) -> Iterator[Finding]:
     folder = state.checkpoint.folder
     if any(Path(name).match(WEIGHTS) for name in state.checkpoint.skipped_files()):
-        yield from plan_warnings.skipped(state.checkpoint)
+        yield Finding("mistral-format", state.checkpoint.skip_warning)
     if is_own_file(folder / ADAPTER_CONFIG):
         message = (
             f"{ADAPTER_CONFIG} is beside a whole model: transformers adds the adapter to the model or, from the Hub, "
@@ -201,14 +203,18 @@ def _rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
 def _falls_short(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is longer than the scaling reaches."""
     main = state.positions.main
-    longer = state.max_position_embeddings > main.scaled_length
+    longer = state.settings.max_position_embeddings > main.scaled_length
     return main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
 
 
 def _stops_early(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is shorter than the scaling reaches."""
-    method, shorter = state.positions.main.spec.method, state.max_position_embeddings < state.positions.context_length
-    return method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
+    shorter = state.settings.max_position_embeddings < state.positions.context_length
+    return (
+        state.positions.main.spec.method.name in (*_BY_RATIO, "longrope")
+        and shorter
+        and not state.guesses_pretraining_length
+    )
 
 
 def fix_command(state: CheckpointState) -> str | None:
@@ -248,7 +254,7 @@ def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
     """Options that set the true pretraining length and keep the context length."""
     if state.guesses_pretraining_length:
         return {"original_length": state.before.unscaled.pretraining_length if state.before.unscaled else "N"}
-    main, written, reaches = state.positions.main, state.max_position_embeddings, state.positions.main.scaled_length
-    if main.spec.method.name == "dynamic" or written == reaches or _stops_early(state):
+    main, written = state.positions.main, state.settings.max_position_embeddings
+    if main.spec.method.name == "dynamic" or written == main.scaled_length or _stops_early(state):
         return {}
     return {"target_length": written} if written >= state.positions.pretraining_length else {}

@@ -6,26 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropecli.checkpoint import hub
-from ropecli.checkpoint.files import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    CHECKPOINT_FILES,
-    CODE,
-    CONFIG,
-    EXTENSION,
-    MISTRAL_FORMAT,
-    PROVENANCE,
-    TOKENIZER_CONFIG,
-    WEIGHTS,
-    indexed_weights,
-    is_file,
-    is_of_mistral,
-    is_own_file,
-    read_json,
-    read_record,
-    weights_in,
-)
+from ropecli.checkpoint import files, hub
+from ropecli.config.fields import entries
 from ropecli.errors import CheckpointError, quoted, shown
 from ropecli.hashing import digest, sha256_of
 from ropecli.names import checkpoint_folder, refuse_without_config
@@ -55,42 +37,45 @@ class Checkpoint:
     @property
     def configured(self) -> Path:
         """The folder with config.json: the base's, for an adapter that peft wrote."""
-        return self.base.folder if self.base and not is_own_file(self.folder / CONFIG) else self.folder
+        return self.base.folder if self.base and not files.is_own_file(self.folder / files.CONFIG) else self.folder
 
     @property
     def tokenizer_config(self) -> dict[str, Any] | None:
-        path = self.folder / TOKENIZER_CONFIG
-        return read_json(path) if is_own_file(path) else None
+        path = self.folder / files.TOKENIZER_CONFIG
+        return files.read_json(path) if files.is_own_file(path) else None
 
     @cached_property
     def record(self) -> dict[str, Any]:
         """The content of ropecli.yaml, read once; empty if there is none. Raises CheckpointError."""
-        return read_record(self.configured)
+        return files.read_record(self.configured)
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files. Raises CheckpointError if there are none, or one is missing or damaged."""
+        """The safetensors files that transformers reads: some folders have the same weights in another form as well.
+
+        Raises CheckpointError if there are none, or one is missing or damaged.
+        """
         if self.base:
             return self.base.weight_files()
-        files = weights_in(self.folder)
-        listed, names = indexed_weights(self.folder), {path.name for path in files}
+        listed, names = files.indexed_weights(self.folder), {path.name for path in files.weights_in(self.folder)}
         # compare names only: files outside of the folder count as missing
         if missing := sorted(set(listed) - names):
             what = f"the index of the weights lists {missing[0][:100]}, which is not in {self.folder}"
             raise CheckpointError(f"{self.name}: {what}.")
-        if listed and "model.safetensors" in names.difference(listed):
+        if listed and files.WHOLE in names.difference(listed):
             raise CheckpointError(
                 f"{self.name}: {self.folder} has the weights twice: transformers reads model.safetensors, other "
                 f"engines the files of its index, such as {listed[0]}. Remove the older ones."
             )
-        if not files:
+        if not names:
             pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(pattern)]
             hint = f" {pickled[0]} is a pickle, which is not supported: convert it to safetensors." if pickled else ""
-            if other := next(self.folder.glob(WEIGHTS), None):
+            if other := next(self.folder.glob(files.WEIGHTS), None):
                 hint = f" {other.name} is in Mistral's own format, which transformers does not read: convert it."
             raise CheckpointError(f"{self.name}: no *.safetensors weights in {self.folder}.{hint}")
-        for path in files:
-            _check_header(path)
-        return files
+        in_use = listed or sorted({files.WHOLE} & names or names)
+        for name in in_use:
+            _check_header(self.folder / name)
+        return [self.folder / name for name in in_use]
 
     def files(self) -> list[Path]:
         """The files to copy: all files of the checkpoint except config.json, ropecli's own, and `skipped_files`.
@@ -98,41 +83,39 @@ class Checkpoint:
         Raises CheckpointError for special files, and for a small file that is a link out of the folder.
         """
         names_code = self.config.get("auto_map") or (self.tokenizer_config or {}).get("auto_map")
-        patterns = [*CHECKPOINT_FILES, CODE] if names_code else CHECKPOINT_FILES
+        patterns = [*files.CHECKPOINT_FILES, files.CODE] if names_code else files.CHECKPOINT_FILES
         return [
             path
             for path in sorted(self.folder.iterdir())
             if not path.is_dir()
-            and path.name not in (CONFIG, PROVENANCE, EXTENSION)
-            and not is_of_mistral(path)
+            and path.name not in (files.CONFIG, files.PROVENANCE, files.EXTENSION)
+            and not files.is_of_mistral(path)
             and any(path.match(pattern) for pattern in patterns)
-            and (path.match(WEIGHTS) or is_own_file(path))
+            and (path.match(files.WEIGHTS) or files.is_own_file(path))
         ]
 
     def skipped_files(self) -> list[str]:
         """Names of files that are not copied, because engines read them instead of config.json and its weights."""
-        return sorted({path.name for pattern in MISTRAL_FORMAT for path in self.folder.glob(pattern)})
+        return sorted({path.name for pattern in files.MISTRAL_FORMAT for path in self.folder.glob(pattern)})
 
-    def skip_warnings(self) -> tuple[str, ...]:
-        """A sentence about `skipped_files`, if there are any."""
+    @property
+    def skip_warning(self) -> str:
+        """A sentence about `skipped_files`; empty if there are none."""
         names = ", ".join(self.skipped_files())
         read = "which engines such as vLLM read instead of config.json and its weights"
-        return (f"skipping {names}, {read}.",) if names else ()
+        return f"skipping {names}, {read}." if names else ""
 
+    @cached_property
     def digest(self) -> str:
         """`sha256:` and the sha256 of config.json and all weights; without weights, `commit:`. Raises CheckpointError.
 
-        Computed at the first call. A process reads each file once, also for other checkpoints that link to it.
+        A process reads each file once, also for other checkpoints that link to it.
         """
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
         if not self.has_weights:
             return f"commit:{self.commit}"
-        paths = [path for path in weights_in(self.folder) if is_file(path)]
+        paths = [path for path in files.weights_in(self.folder) if files.is_file(path)]
         names = [path.name for path in paths]
-        return f"sha256:{digest(self.config, names, _hashes_of(paths), self.base and self.base.digest())}"
+        return f"sha256:{digest(self.config, names, _hashes_of(paths), self.base and self.base.digest)}"
 
     def origin(self, *, digest: bool = True) -> dict[str, Any]:
         """Name, revision, commit and digest, for records of where something came from.
@@ -140,7 +123,7 @@ class Checkpoint:
         digest: false to read no weights of a Hub id, which its commit identifies.
         """
         pinned = {"revision": self.revision, "commit": self.commit} if self.commit else {}
-        return {"checkpoint": self.name, **pinned, **({"digest": self.digest()} if digest or not pinned else {})}
+        return {"checkpoint": self.name, **pinned, **({"digest": self.digest} if digest or not pinned else {})}
 
 
 _hashes: dict[tuple[object, ...], str] = {}
@@ -177,20 +160,17 @@ def open_checkpoint(
         folder = hub.fetch(str(name), revision, weights=weights, tokenizer=tokenizer)
         revision, commit = revision or hub.DEFAULT_REVISION, folder.name
     elif revision is not None:
-        raise CheckpointError(
-            f"--revision is {revision[:60]}, but {name} is a local checkpoint, not a Hub id. Remove --revision."
-        )
+        raise CheckpointError(f"--revision is {revision[:60]}, but {name} is not a Hub id. Remove --revision.")
     # one that ropecli wrote has a config.json like a checkpoint
-    is_adapter = is_own_file(folder / ADAPTER_CONFIG) and all(
-        path.name == ADAPTER_WEIGHTS for path in weights_in(folder)
-    )
+    weight_names = {path.name for path in files.weights_in(folder)}
+    is_adapter = files.is_own_file(folder / files.ADAPTER_CONFIG) and weight_names <= {files.ADAPTER_WEIGHTS}
     if is_adapter and not adapters:
         raise CheckpointError(
             f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
         )
     base = adapter_base(folder) if is_adapter else None
-    if is_own_file(folder / CONFIG):
-        config = read_json(folder / CONFIG)
+    if files.is_own_file(folder / files.CONFIG):
+        config = files.read_json(folder / files.CONFIG)
     elif base is None:
         refuse_without_config(name, folder)
     else:
@@ -208,31 +188,25 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
 
     revision: overrides the revision in adapter_config.json.
     """
-    config = read_json(adapter / ADAPTER_CONFIG)
+    config = files.read_json(adapter / files.ADAPTER_CONFIG)
     name, pinned = config.get("base_model_name_or_path"), revision or config.get("revision")
     if not name or not isinstance(name, str) or not isinstance(pinned, str | None):
-        raise CheckpointError(
-            f"{adapter}: {ADAPTER_CONFIG} has no base model. Specify it: ropecli merge --base CHECKPOINT."
-        )
+        raise CheckpointError(f"{adapter / files.ADAPTER_CONFIG} names no base. Set it by ropecli merge --base NAME.")
     try:
         return open_checkpoint(name, weights=True, revision=pinned)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"Cannot open the base model of {adapter}: {error} Specify it: ropecli merge --base CHECKPOINT."
-        ) from error
+        base = f"Cannot open the base model of {adapter}"
+        raise CheckpointError(f"{base}: {error} Name it: ropecli merge --base CHECKPOINT.") from error
 
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:
     """Refuse attention kernels from the Hub: transformers would download and run them (with the `kernels` package)."""
-    parts = [checkpoint.config]
-    for part in parts:
-        parts += [value for value in part.values() if isinstance(value, dict)]
-        for key in [key for key in part if "attn_implementation" in key]:
-            if "/" in str(part[key]):
-                raise CheckpointError(
-                    f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(part[key])}), "
-                    f"which ropecli does not run. Remove {key}."
-                )
+    for key, value in entries(checkpoint.config, inside=True):
+        if "attn_implementation" in key and "/" in str(value):
+            raise CheckpointError(
+                f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(value)}), which "
+                f"ropecli does not run. Remove {key}."
+            )
 
 
 def _check_header(path: Path) -> None:
@@ -240,12 +214,9 @@ def _check_header(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        if path.exists():
-            is_file(path)  # opening a pipe would block
+        files.is_file(path)  # opening a pipe would block
         path.open("rb").close()  # safetensors reports any failure to open as a missing file
         with safe_open(path, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a safetensors file: {error}. Download or copy it again."
-        ) from error
+        raise CheckpointError(f"{path} is damaged, or not safetensors: {error}. Copy it again.") from error

@@ -10,7 +10,7 @@ import numpy as np
 
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import CheckpointState, Positions, edit_finding, far_layers, read_state, scale_layers
+from ropecli.checkpoint.state import CheckpointState, Positions, far_layers, read_state, scale_layers
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
@@ -78,7 +78,7 @@ def _before_patches(
     theirs = None if original_length or keeps_shipped else state.before.overruled_by
     length = theirs.pretraining_length if theirs else original_length
     settings = read_settings(config, length) if length else state.before
-    findings = edit_finding(state.edited) + settings.findings
+    findings = state.edit_findings + settings.findings
     makers = theirs or settings.makers
     if makers is not None and makers.pretraining_length != state.before.config_length:
         of_makers = (
@@ -113,10 +113,8 @@ def make_plan(
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(settings, labels)
-    geometry, shipped = next(
-        (rope.geometry, rope.spec) for rope in settings.ropes if rope.geometry.layer_type in labels
-    )
-    original = geometry.original_max_position_embeddings
+    first = next(rope for rope in settings.ropes if rope.geometry.layer_type in labels)
+    original, shipped = first.geometry.original_max_position_embeddings, first.spec
     if spec.method.name == "none" and spec.factor == 1 and target_length is None:
         target_length = max(original, settings.context_length)
     if target_length is not None and target_length < original:
@@ -129,7 +127,7 @@ def make_plan(
     check_factor(spec.factor)
     target = target_length or round(original * spec.factor)
     keeps &= shipped.method.name != "none"
-    spec = _with_softmax_scale(_beside_shipped(spec, shipped), settings, labels)
+    spec = _with_softmax_scale(_beside_shipped(spec, shipped), shipped)
     ropes = scale_layers(settings, spec, labels, target)
     rope = ropes[labels[0]]
     unchanged = np.array_equal(rope.inv_freq, rope.geometry.inv_freq()) and rope.attention_factor == 1
@@ -201,7 +199,7 @@ def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
     return replace(spec, params={**kept, **spec.params})
 
 
-def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
+def _with_softmax_scale(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
     """Keep DeepSeek's mscale pair in a new YaRN, so that logits are scaled as in training.
 
     Other methods do not get it, because the pair would still multiply the softmax scale.
@@ -212,8 +210,8 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
     written_as_yarn = frequency.rope_type == "yarn" and MSCALE_PAIR[0] in frequency.signature
     if not written_as_yarn or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
         return spec
-    before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
-    return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})
+    pair = {key: shipped.params[key] for key in MSCALE_PAIR if key in shipped.params}
+    return replace(spec, params={**spec.params, **pair})
 
 
 def _refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:

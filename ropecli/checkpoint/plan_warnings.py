@@ -58,21 +58,13 @@ def of_writing(
             message = f"config.json has custom code (auto_map): with trust_remote_code=True it may ignore {method}. "
             yield Finding("custom-code", f"{message}Load it without; only that was verified.")
     if method.rope_type == "dynamic":
-        message = (
-            f"max_position_embeddings stays at {max_position_embeddings}: stock readers use it as the pretraining "
-        )
-        yield Finding("dynamic-length", f"{message}length of dynamic NTK.")
+        message = f"max_position_embeddings stays at {max_position_embeddings}, the pretraining length of dynamic NTK."
+        yield Finding("dynamic-length", message)
     if rope.rope_theta != rope.geometry.rope_theta:
-        message = (
-            "config.json only has the new base; the pretrained base is in ropecli.yaml. Keep it next to the weights."
-        )
+        message = "config.json has only the new base; the pretrained one is in ropecli.yaml. Keep it with the weights."
         yield Finding("base-in-record", message)
-    yield from skipped(checkpoint)
-
-
-def skipped(checkpoint: Checkpoint) -> Iterator[Finding]:
-    for message in checkpoint.skip_warnings():
-        yield Finding("mistral-format", message)
+    if warning := checkpoint.skip_warning:
+        yield Finding("mistral-format", warning)
 
 
 def beyond_scaling(rope: ScaledRope, target: int) -> Iterator[Finding]:

@@ -13,15 +13,8 @@ from ropecli.names import AS_IS, LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
-_LISTS = {"longrope": "long_factor", "custom": "factors"}
-"""The parameter that a list in a factors file sets."""
-
-
-def method_parameters(
-    method: str, settings: Mapping[str, Any] | None, factors_file: str | Path | None
-) -> dict[str, Any]:
-    """Return the method's parameters from --set and --factors-file. Raises MethodError."""
-    return {**_read_factors(method, factors_file), **(settings or {})}
+_LISTS = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}
+"""The parameters that are lists. A list in a factors file sets the first."""
 
 
 def method_specs(
@@ -42,7 +35,7 @@ def method_specs(
     if not names and factors_file is not None:
         raise MethodError(f"--factors-file needs a method; {AS_IS} has no parameters.")
     for name in [name for name in names if name in _LISTS] or names[:1]:  # the first one may refuse the file
-        params[name] = {**_read_factors(name, factors_file), **params[name]}
+        params[name] = {**read_factors(name, factors_file), **params[name]}
     if not factors and (needy := [name for name in names if name not in LENGTH_ONLY]):
         raise MethodError(f"{needy[0]} needs --factor, such as --factor 4.")
     specs: list[ScalingSpec | None] = [None] if AS_IS in methods else []
@@ -63,24 +56,19 @@ def _sorted_by_method(names: list[str], settings: Mapping[str, Any]) -> dict[str
     return params
 
 
-def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
-    """Read a JSON object with the method's parameters, or a list of its factors."""
+def read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
+    """The parameters of --factors-file: a JSON object with them, or a list of factors. Raises MethodError."""
     if path is None:
         return {}
     if method not in _LISTS:
         raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list.")
     value = read_file(as_path(path), json.loads, MethodError)
     if isinstance(value, list):
-        value = {_LISTS[method]: value}
-    named = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}[method]
-    config_keys = ("rope_parameters", "rope_scaling", "text_config")
-    if (
-        isinstance(value, dict)
-        and method == "longrope"
-        and any(isinstance(value.get(key), dict) for key in config_keys)
-    ):
+        value = {_LISTS[method][0]: value}
+    keys_of_config = {"rope_parameters", "rope_scaling", "text_config"}
+    if isinstance(value, dict) and method == "longrope" and keys_of_config & value.keys():
         ropes = read_settings(value).ropes
         value = next((dict(rope.spec.params) for rope in ropes if rope.spec.method.name == "longrope"), value)
-    if not isinstance(value, dict) or not any(key in value for key in named):
-        raise MethodError(f"{path} must hold a list of factors, or an object with {' or '.join(named)}.")
+    if not isinstance(value, dict) or not any(key in value for key in _LISTS[method]):
+        raise MethodError(f"{path} must hold a list of factors, or an object with {' or '.join(_LISTS[method])}.")
     return value

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ropecli.checkpoint.files import CONFIG, PROVENANCE
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance, read_provenance
 from ropecli.config.encoding import write_context_length
@@ -93,7 +92,7 @@ class CheckpointState:
     def _ropes(self) -> dict[str | None, ScaledRope]:
         if self.note is not None:
             return scale_layers(self.before, self.note.spec(), self.note.layer_types, self.note.target_length)
-        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.before.ropes}
+        ropes = self.before.scaled()
         if saved := self.saved_remapping:
             for label in far_layers(self.before):
                 # as in ropecli.yaml, the factor is relative to the pretraining length
@@ -103,19 +102,6 @@ class CheckpointState:
         return ropes
 
     @property
-    def max_position_embeddings(self) -> int:
-        """max_position_embeddings of config.json, tokens."""
-        return self.settings.max_position_embeddings
-
-    @property
-    def length_source(self) -> str:
-        """The source of the pretraining length."""
-        if self.note is not None:
-            return PROVENANCE
-        makers = self.before.known_makers
-        return makers.source if makers else CONFIG
-
-    @property
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json has a scaling without its pretraining length."""
         return self.note is None and self.before.guesses_pretraining_length
@@ -123,7 +109,15 @@ class CheckpointState:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """About missing or contradictory values in the files."""
-        return edit_finding(self.edited) + (self.settings if self.note is not None else self.before).findings
+        return self.edit_findings + (self.settings if self.note is not None else self.before).findings
+
+    @property
+    def edit_findings(self) -> tuple[Finding, ...]:
+        """That ropecli.yaml is ignored, if config.json was edited after it."""
+        if self.edited is None:
+            return ()
+        keys = ", ".join(self.edited.edited)
+        return (Finding("edited", f"ignoring ropecli.yaml: config.json was edited after it was written ({keys})."),)
 
 
 def read_state(checkpoint: Checkpoint) -> CheckpointState:
@@ -139,14 +133,6 @@ def read_state(checkpoint: Checkpoint) -> CheckpointState:
         settings = read_settings(checkpoint.config, note.original_length if note else None)
         state = checkpoint.memory["state"] = CheckpointState(checkpoint, settings, note, edited)
     return state
-
-
-def edit_finding(edited: Provenance | None) -> tuple[Finding, ...]:
-    """Say that ropecli.yaml is ignored. edited: its patch, if config.json was edited after it."""
-    if edited is None:
-        return ()
-    keys = ", ".join(edited.edited)
-    return (Finding("edited", f"ignoring ropecli.yaml: config.json was edited after it was written ({keys})."),)
 
 
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:

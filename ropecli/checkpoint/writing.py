@@ -16,14 +16,14 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
-from ropecli.checkpoint.files import PROVENANCE
-from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
+from ropecli.checkpoint.files import CONFIG, PROVENANCE, TOKENIZER_CONFIG, WEIGHTS
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import Provenance, entry, other_notes, read_provenance
 from ropecli.checkpoint.state import read_state
 from ropecli.config.changes import ConfigChange, diff
 from ropecli.errors import PatchError
-from ropecli.messages import size
+from ropecli.messages import size, warn
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
@@ -41,14 +41,13 @@ def write_patch(
     *,
     prove: Prove | None = None,
     link: bool = True,
-    say: Callable[[str], None] = lambda message: None,
     check: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Write the patched checkpoint. Returns the result of `prove`, or 0.
 
     plan: for a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
     with the live model (see attention.patching.patch_to). link: hard-link the weights where possible; otherwise copy
-    them and report it with `say`. check: called on the complete folder before it is renamed. Raises OSError,
+    them, with a warning. check: called on the complete folder before it is renamed. Raises OSError,
     OutputError, ProofError: nothing is written.
     """
     plan.source.weight_files()
@@ -57,7 +56,7 @@ def write_patch(
         tokenizer_config, lengths = _raise_tokenizer(plan)
         _write_record(folder, plan, lengths)
         proved = prove(folder, plan.positions.ropes, plan.original) if prove else 0
-        _place_files(plan.source, folder, tokenizer_config, link=link, say=say)
+        _place_files(plan.source, folder, tokenizer_config, link=link)
         check(folder)
     return proved
 
@@ -109,27 +108,19 @@ def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, dict[str, 
     return {**config, "model_max_length": after}, {"model_max_length": [before, after]}
 
 
-def _place_files(
-    source: Checkpoint,
-    folder: Path,
-    tokenizer_config: dict[str, Any] | None,
-    *,
-    link: bool,
-    say: Callable[[str], None],
-) -> None:
+def _place_files(source: Checkpoint, folder: Path, tokenizer_config: dict[str, Any] | None, *, link: bool) -> None:
     """Link or copy the checkpoint's files, except config.json and ropecli.yaml, and write tokenizer_config.
 
     Only weights are linked, because users edit the small files.
     """
-    weights = source.weight_files()
     copied = 0
     for file in source.files():
-        linked = place(file, folder / file.name, link=link and file in weights)
-        copied += file.stat().st_size if file in weights and not linked else 0
+        linked = place(file, folder / file.name, link=link and file.match(WEIGHTS))
+        copied += file.stat().st_size if file.match(WEIGHTS) and not linked else 0
     if tokenizer_config is not None:
         write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
     if link and copied:
-        say(
+        warn(
             f"the weights were copied ({size(copied)}), because hard links from {source.folder} to the "
             "output are not possible."
         )
@@ -186,8 +177,7 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
             f"the checkpoint that was patched: {source}."
         )
     before = checkpoint.tokenizer_config
-    tokenizer_config, warnings = _tokenizer_before(before, note)
-    warnings += checkpoint.skip_warnings()
+    tokenizer_config, warning = _tokenizer_before(before, note)
     return Reversal(
         source=checkpoint,
         config=note.original,
@@ -195,29 +185,26 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
         changes=tuple(diff(checkpoint.config, note.original)),
         tokenizer_changes=tuple(diff(before or {}, tokenizer_config or {})),
         notes=other_notes(checkpoint.record),
-        warnings=tuple(warnings),
+        warnings=tuple(filter(None, (warning, checkpoint.skip_warning))),
     )
 
 
-def revert_to(
-    reversal: Reversal, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
-) -> None:
-    """Write the original checkpoint. link, say: see write_patch. Raises OSError, OutputError: nothing is written."""
+def revert_to(reversal: Reversal, output: Path, *, link: bool = True) -> None:
+    """Write the original checkpoint. link: see write_patch. Raises OSError, OutputError: nothing is written."""
+    reversal.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, reversal.config)
         if reversal.notes:
             _write_notes(folder, reversal.notes)
-        _place_files(reversal.source, folder, reversal.tokenizer_config, link=link, say=say)
+        _place_files(reversal.source, folder, reversal.tokenizer_config, link=link)
 
 
-def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, list[str]]:
-    """The tokenizer's config with its original model_max_length, and warnings."""
+def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, str]:
+    """The tokenizer's config with its original model_max_length, and a warning, which may be empty."""
     now = (config or {}).get("model_max_length")
     if config is None or now is None or not note.tokenizer_lengths:
-        return config, []
+        return config, ""
     before, after = note.tokenizer_lengths
     if now == after:
-        return {**config, "model_max_length": before}, []
-    return config, [
-        f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."
-    ]
+        return {**config, "model_max_length": before}, ""
+    return config, f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."

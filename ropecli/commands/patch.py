@@ -101,13 +101,15 @@ def patch(
 
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.scalings import method_parameters
+    from ropecli.checkpoint.scalings import read_factors
     from ropecli.scaling.spec import make_spec
 
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
     plan = make_plan(
         opened,
-        make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file)),
+        make_spec(
+            method, 1.0 if factor is None else factor, {**read_factors(method, factors_file), **(settings or {})}
+        ),
         target_length=target_length,
         original_length=original_length,
         layer_types=layer_types,
@@ -147,7 +149,7 @@ def write_plan(
         )
     proved = 0
     if output is not None:
-        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn, check=check)
+        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, check=check)
     elif verify:  # so that a dry run refuses what `patch` refuses
         from ropecli.live.proof import prove
         from ropecli.live.stock_transformers import stock_config_of

@@ -49,5 +49,5 @@ def revert(
     for warning in reversal.warnings:
         warn(warning)
     if folder is not None:
-        revert_to(reversal, folder, link=weights == "link", say=warn)
+        revert_to(reversal, folder, link=weights == "link")
     return RevertResult(reversal, folder)

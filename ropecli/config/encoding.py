@@ -36,16 +36,12 @@ _FACTOR_OF_ZERO_FREQUENCY = 1e30
 """The factor for a frequency of zero: JSON has no infinity, and float32 ends at 3e38."""
 
 
-def native_parameters(
-    scaled: ScaledRope, family: Family | None = None, context_length: int | None = None
-) -> Parameters:
+def _native_parameters(scaled: ScaledRope, family: Family, context_length: int) -> Parameters:
     """The `rope_parameters` with which stock transformers computes these frequencies.
 
-    If the method has no rope_type, or the model type does not support it, writes longrope with equal short and long
-    factors, which can express any static frequencies. context_length: max_position_embeddings, tokens. Default:
-    pretraining length × factor. Raises PatchError for frequencies that config.json cannot express.
+    If the method has no rope_type, or the model type does not support it: longrope with equal short and long factors,
+    which can express any static frequencies. context_length: max_position_embeddings, tokens. Raises PatchError.
     """
-    family = family or Family(None)
     rope_type = _rope_type(scaled, family)
     if rope_type != "longrope" or scaled.spec.method.name == "longrope":
         values = _own_values(scaled, rope_type, family)
@@ -54,7 +50,7 @@ def native_parameters(
     if rope_type == "longrope":
         # what a reader computes from the two lengths without factor and attention_factor
         original = scaled.geometry.original_max_position_embeddings
-        usual = longrope_attention_factor(context_length / original if context_length else scaled.spec.factor, original)
+        usual = longrope_attention_factor(context_length / original, original)
         if family.reads_mscales or not math.isclose(scaled.attention_factor, usual):
             values |= dict.fromkeys(MSCALES, scaled.attention_factor)
     known = {key: values[key] for key in NATIVE_KEYS[rope_type] if key in values}
@@ -189,7 +185,7 @@ def written_parameters(
     Raises PatchError.
     """
     family, label = settings.family, rope.geometry.layer_type
-    parameters, before = native_parameters(rope, family, context_length), settings.parameters[label] or {}
+    parameters, before = _native_parameters(rope, family, context_length), settings.parameters[label] or {}
     # for unknown model types, keep all other keys: the checkpoint's code may read them
     kept = {
         key: value

@@ -176,9 +176,8 @@ def attention_of(label: str) -> str | None:
     """The kind of attention that a name in layer_types means; None for an empty name."""
     if label == "reference_sliding_attention":  # the whole prompt, and a window of what was generated
         return FULL
-    return (
-        next((kind for kind, parts in _LABELS.items() if any(part in label for part in parts)), label and FULL) or None
-    )
+    kinds = (kind for kind, parts in _LABELS.items() if any(part in label for part in parts))
+    return next(kinds, label and FULL) or None
 
 
 def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Layer], length: int) -> int | None:

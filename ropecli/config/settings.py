@@ -30,7 +30,8 @@ from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.spec import ScalingSpec
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
@@ -102,6 +103,10 @@ class RopeSettings:
         scaled = round(original * rope.spec.factor)
         return self.max_position_embeddings if raised else max(self.max_position_embeddings, scaled)
 
+    def scaled(self) -> dict[str | None, ScaledRope]:
+        """The ropes by layer type, as config.json scales them. Raises MethodError."""
+        return {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.ropes}
+
 
 def read_settings(config: dict[str, Any], original_length: int | None = None, *, stock: bool = False) -> RopeSettings:
     """Read the RoPE settings of config.json, in either dialect.
@@ -121,10 +126,14 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         findings.append(Finding("wrong-original-length", message))
     by_layer_type = parameters_by_layer_type(section, family, findings, stock=stock)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
-    main, makers, unscaled = _main_parameters(family, rotating), None, None
-    if not original_length and not stock:
-        makers = _find_makers(section, family, main, max_positions)
-        unscaled = makers or _find_makers(section, family, main, max_positions, scaled=False)
+    # the parameters of the layers that see the whole context, or else of the others
+    far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
+    main, makers, unscaled = next(iter(far or rotating.values()), None), None, None
+    if main and not original_length and not stock:
+        read = {"rope_theta": main["rope_theta"], "max_position_embeddings": max_positions}
+        scaling, factor = _read_method(main, family), main.get("factor") or 1
+        makers = find_makers(section, family.model_type, scaling=scaling, factor=factor, **read)
+        unscaled = makers or find_makers(section, family.model_type, scaling="none", factor=1, **read)
     layers = read_layers(section, family, rotating)
     named = {label: _named_length(section, parameters, family, label) for label, parameters in rotating.items()}
     ropes = []
@@ -136,8 +145,8 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
             message = f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
             findings.append(Finding(TEXT_TRUNCATE, message))
         original = length or (makers.pretraining_length if makers else max_positions)
-        far = _is_far(label, layers, family)
-        ropes.append(_read_rope(section, family, parameters, label, original, max_positions, far))
+        is_far = _is_far(label, layers, family)
+        ropes.append(_read_rope(section, family, parameters, label, original, max_positions, is_far))
     if original_length is None:
         findings += _ignored_lengths(section, by_layer_type, ropes)
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
@@ -161,32 +170,8 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
 
 def _is_far(layer_type: str | None, layers: Sequence[Layer], family: Family) -> bool:
     """Whether some layer that sees the whole context rotates by this rope, or may."""
-    rotated = [layer for layer in layers if layer.rope == layer_type and layer.rotates is not False]
-    return (
-        any(layer.far for layer in rotated) if rotated or layer_type is None else family.sees_whole_context(layer_type)
-    )
-
-
-def _main_parameters(family: Family, rotating: Mapping[str | None, Parameters]) -> Parameters | None:
-    """The parameters of the layers that see the whole context, or else of the others; None if no layer rotates."""
-    far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
-    return next(iter(far or rotating.values()), None)
-
-
-def _find_makers(
-    section: dict[str, Any], family: Family, parameters: Parameters | None, max_positions: int, *, scaled: bool = True
-) -> Makers | None:
-    """Look up the makers. scaled: false to leave out the scaling in config.json."""
-    if parameters is None:
-        return None
-    return find_makers(
-        section,
-        family.model_type,
-        scaling=_read_method(parameters, family) if scaled else "none",
-        factor=(parameters.get("factor") or 1) if scaled else 1,
-        rope_theta=parameters["rope_theta"],
-        max_position_embeddings=max_positions,
-    )
+    rotated = [layer.far for layer in layers if layer.rope == layer_type and layer.rotates is not False]
+    return any(rotated) if rotated or layer_type is None else family.sees_whole_context(layer_type)
 
 
 def _default_base(section: dict[str, Any], family: Family, parameters: Parameters | None) -> tuple[str, Finding | None]:
@@ -222,9 +207,8 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
     if family.refused:
         raise CheckpointError(f"{model_type} is not supported: {family.refused}.")
     if not family.rotary:
-        raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding to configure, so no scaling applies."
-        )
+        what = "has no rotary position embedding to configure, so no scaling applies"
+        raise CheckpointError(f"model_type {shown(model_type)} {what}.")
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
         raise CheckpointError(f"This {model_type} has no rotary positions: {key} in config.json is not {value!r}.")
@@ -360,7 +344,5 @@ def _ignored_lengths(
         for place in (section, parameters[geometry.layer_type] or {}):
             named, used = place.get(ORIGINAL_LENGTH), geometry.original_max_position_embeddings
             if named not in (None, used):
-                message = (
-                    f"Ignoring {ORIGINAL_LENGTH} {shown(named)} in config.json, like transformers; the pretraining "
-                )
-                yield Finding("unread-length", f"{message}length is {used}. Correct it with patch --original-length.")
+                what = f"Ignoring {ORIGINAL_LENGTH} {shown(named)}, like transformers; the pretraining length is {used}"
+                yield Finding("unread-length", f"{what}. Correct it with patch --original-length.")

@@ -10,13 +10,8 @@ from ropecli import demo
 from ropecli.checkpoint.hub import DEFAULT_REVISION
 from ropecli.checkpoint.lint import faults_in_results, fix_command
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import Positions, read_state
-from ropecli.config.dialects import (
-    MAX_POSITIONS,
-    MSCALE_PAIR,
-    THETA_KEYS,
-    Parameters,
-)
+from ropecli.checkpoint.state import CheckpointState, read_state
+from ropecli.config.dialects import MAX_POSITIONS, MSCALE_PAIR, THETA_KEYS, Parameters
 from ropecli.config.encoding import written_parameters
 from ropecli.config.fields import LATENT, draft_layers, first, is_drafter
 from ropecli.config.findings import Finding
@@ -28,39 +23,32 @@ from ropecli.scaling.yarn import yarn_attention_factor
 _SECTIONS = ("mrope_section", "xdrope_section")
 # Types with multi-head latent attention whose classes do not treat every scaling as DeepSeek's yarn.
 _LATENT_AS_OTHERS = {"minicpm3"}
-_NOT_RAISED = (
-    "config.json states a context length of {p.written_length} tokens. Without the options, the engine stops there."
-)
+_NOT_RAISED = "Without the options, the engine stops at {p.written_length} tokens, the context length in config.json."
 
 
 @dataclass(frozen=True)
 class EngineInput:
     """Input of the engine tables.
 
-    checkpoint: folder or Hub id, as written on a command line. on_hub: whether it is a Hub id. revision: of the Hub
-    id, None for the default. patched: whether the folder has a ropecli.yaml. section: the part of config.json with the
-    RoPE fields, None for the top level; text_type: its model_type. parameters: `rope_parameters` including rope_theta,
-    by layer type; key None where all layers share them. written_length: the context length in config.json, under
-    length_key. sections: whether config.json splits the pairs into sections for multimodal positions. latent: whether
-    attention is multi-head latent. draft_layers: for multi-token prediction. older_fields: whether rope_theta and
-    rope_scaling have all that rope_parameters has. fix: the command that writes them. findings: those of `inspect`
-    that change what is computed.
+    checkpoint: folder or Hub id, as written on a command line. revision: of the Hub id, None for the default. patched:
+    whether the folder has a ropecli.yaml. section: the part of config.json with the RoPE fields, None for the top
+    level; text_type: its model_type. parameters: `rope_parameters` including rope_theta, by layer type; key None where
+    all layers share them. written_length: the context length in config.json, under length_key. draft_layers: for
+    multi-token prediction. older_fields: whether rope_theta and rope_scaling have all that rope_parameters has. fix:
+    the command that writes them. findings: those of `inspect` that change what is computed.
     """
 
+    state: CheckpointState
     checkpoint: str
-    on_hub: bool
     revision: str | None
     model_type: str
     patched: bool
     section: str | None
     text_type: str
     parameters: Mapping[str | None, Parameters | None]
-    positions: Positions
     written_length: int
     length_key: str
     tokenizer_length: float
-    sections: bool
-    latent: bool
     draft_layers: int
     older_fields: bool
     fix: str | None
@@ -68,12 +56,12 @@ class EngineInput:
 
     @property
     def rope(self) -> ScaledRope:
-        return self.positions.main
+        return self.state.positions.main
 
     @property
     def length(self) -> int:
         """The context length, tokens."""
-        return self.positions.context_length
+        return self.state.positions.context_length
 
     @property
     def original_length(self) -> int:
@@ -160,13 +148,12 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
             "as its draft model."
         )
     state = read_state(checkpoint)
-    section, family, positions, rope = state.section, state.settings.family, state.positions, state.positions.main
-    ropes, written = positions.ropes, state.settings.parameters
+    section, positions, rope = state.section, state.positions, state.positions.main
     parameters = {
-        label: written_parameters(section, state.settings, ropes[label], positions.context_length)
-        if label in ropes
+        label: written_parameters(section, state.settings, positions.ropes[label], positions.context_length)
+        if label in positions.ropes
         else None
-        for label in written
+        for label in state.settings.parameters
     }
     if rope.remapping is not None and not remaps:
         use = "Fine-tune it with `ropecli finetune`." if trains else "Load it with `import ropecli.attention`."
@@ -176,25 +163,22 @@ def read_input(checkpoint: Checkpoint, *, trains: bool = False, remaps: bool = F
         )
     scaled = any(value and value["rope_type"] != "default" for value in parameters.values())
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
-    names = family.names_of(MAX_POSITIONS)
+    names = state.settings.family.names_of(MAX_POSITIONS)
     return EngineInput(
+        state=state,
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,
-        on_hub=checkpoint.commit is not None,
         revision=None if checkpoint.revision == DEFAULT_REVISION else checkpoint.revision,
         model_type=str(checkpoint.config.get("model_type")),
         patched=state.note is not None or state.edited is not None,
         section=None if section is checkpoint.config else "text_config",
         text_type=str(section.get("model_type") or checkpoint.config.get("model_type")),
         parameters=parameters,
-        positions=positions,
-        written_length=state.max_position_embeddings,
+        written_length=state.settings.max_position_embeddings,
         length_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
         older_fields=not section.get("rope_parameters")
         or (first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))),
         fix=fix_command(state),
-        sections=any(key in (fields or {}) for fields in written.values() for key in _SECTIONS),
-        latent=section.get(LATENT) is not None,
         draft_layers=draft_layers(section),
         findings=faults_in_results(state),
     )
@@ -241,13 +225,16 @@ ONE_DYNAMIC_TABLE = Case(
     "transformers leaves requests of up to {p.original_length} tokens unscaled.",
 )
 DROPS_SECTIONS = Case(
-    lambda p: p.sections and p.rope_type not in ("default", "yarn"),
+    lambda p: (
+        any(key in (fields or {}) for fields in p.state.settings.parameters.values() for key in _SECTIONS)
+        and p.rope_type not in ("default", "yarn")
+    ),
     "with rope_type {p.rope_type!r} it silently drops the sections of multimodal positions. "
     "Patch with yarn, ntk or abf.",
 )
 LATENT_ATTENTION = Case(
     lambda p: (
-        p.latent
+        p.state.section.get(LATENT) is not None
         and bool(p.scaled)
         and not p.scales_softmax
         and p.text_type not in _LATENT_AS_OTHERS

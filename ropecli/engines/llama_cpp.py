@@ -171,9 +171,11 @@ def _stores_longrope(p: EngineInput) -> bool:
 _CHECKED = {*_BY_LAYER, *_LLAMA3_IN_FILE, *_MSCALE_IN_FILE, "minicpm3"}
 _CARRIED = Same(f"{_MODEL} already contains all of it: llama.cpp gives the same results without the --rope options.")
 _CONVERSION_NOTES = (
-    Case(lambda p: not p.on_hub, f"To make {_MODEL}: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}."),
     Case(
-        lambda p: p.on_hub,
+        lambda p: p.state.checkpoint.commit is None, f"To make {_MODEL}: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}."
+    ),
+    Case(
+        lambda p: bool(p.state.checkpoint.commit),
         f"To make {_MODEL}: hf download {{p.quoted}} prints a local folder, DIR; "
         f"then run {_CONVERTER} DIR --outfile {_MODEL}.",
     ),

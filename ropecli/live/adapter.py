@@ -13,6 +13,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import entry
 from ropecli.errors import CheckpointError, NotFiniteError, reason_of, shown
 from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.tensors import ties_head
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -69,9 +70,7 @@ def merge_adapter(
     in_full = {name: tensor for name, tensor in tensors.items() if name not in lora}
     untied = _load_trained_in_full(checkpoint, model, in_full, {name.partition(".lora_")[0] for name in lora})
     if untied and config.ensure_weight_tying:
-        raise CheckpointError(
-            f"{checkpoint.name}: a LoRA of tied embeddings with ensure_weight_tying is not supported for merging."
-        )
+        raise CheckpointError(f"{checkpoint.name}: ensure_weight_tying is not supported for merging tied embeddings.")
     lora_config = dataclasses.replace(
         config, modules_to_save=None, ensure_weight_tying=False, init_lora_weights=True, inference_mode=True
     )
@@ -100,7 +99,7 @@ def only_weights(checkpoint: Checkpoint) -> Checkpoint:
 def other_base(adapter: Path, base: Checkpoint) -> str | None:
     """Return a warning if the adapter was trained with other base weights."""
     recorded = entry(read_record(adapter), ADAPTER_NOTE).get("weights")
-    if not recorded or recorded == only_weights(base).digest():
+    if not recorded or recorded == only_weights(base).digest:
         return None
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."
 
@@ -126,7 +125,7 @@ def _load_trained_in_full(
         model.resize_token_embeddings(min(rows), mean_resizing=False)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_adapted = False
-    if head is not None and head.weight is embeddings.weight:
+    if ties_head(model):
         pair = [trained[name] for name in names.values() if name in trained]
         is_adapted = any(PREFIX + name.removesuffix(".weight") in adapted for name in names.values())
         if is_adapted or len(pair) == 1 or (pair and not torch.equal(*pair)):

@@ -1,8 +1,5 @@
-"""The devices of a loaded model, and its peak memory."""
+"""The devices of a loaded model, and ids to run it on."""
 
-import contextlib
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -58,26 +55,3 @@ def total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)
-
-
-def reset_peak(device: torch.device) -> None:
-    """Reset the peak that `peak_memory` returns."""
-    if device.type == "cuda":
-        for number in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(number)
-        return
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # 5 resets VmHWM, the peak of the resident set
-
-
-def peak_memory(device: torch.device) -> int:
-    """Peak since `reset_peak`, bytes; 0 if the system does not report it.
-
-    For a GPU, the sum of this process's peaks on all GPUs; otherwise the resident set of the process.
-    """
-    if device.type == "cuda":
-        return sum(int(torch.cuda.max_memory_allocated(number)) for number in range(torch.cuda.device_count()))
-    with contextlib.suppress(OSError):
-        if peak := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8")):
-            return int(peak[1]) * 1024
-    return 0

@@ -84,9 +84,7 @@ class SplitModel:
         return torch.allclose(plain, capped, rtol=1e-2, atol=1e-3 * plain.abs().max().item())
 
     def _cannot_split(self) -> CheckpointError:
-        return CheckpointError(
-            f"{type(self.model).__name__} is not supported: its LM head cannot run separately from its decoder."
-        )
+        return CheckpointError(f"{type(self.model).__name__}: its LM head cannot run separately from its decoder.")
 
 
 def _decoder_of(model: "PreTrainedModel") -> Any:

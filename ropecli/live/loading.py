@@ -162,11 +162,9 @@ def _placement(
     """The arguments of from_pretrained that say where weights go, and in how many bits."""
     from transformers import BitsAndBytesConfig
 
-    placed: dict[str, Any] = {}
+    placed: dict[str, Any] = {"device_map": device_map or {"": device}}
     if device_map:
-        placed = {"device_map": device_map, "max_memory": dict(max_memory) if max_memory else None}
-    else:
-        placed = {"device_map": {"": device}}
+        placed["max_memory"] = dict(max_memory) if max_memory else None
     if bits == 8:
         # it warns in every forward pass that inputs are cast to float16
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
@@ -228,9 +226,7 @@ def load_tokenizer(checkpoint: Checkpoint):
     homes = (checkpoint.folder, checkpoint.configured)
     folder = next((home for home in homes if any((home / name).is_file() for name in known)), None)
     if folder is None:
-        raise CheckpointError(
-            f"{checkpoint.name}: no tokenizer in {checkpoint.folder}; expected one of {', '.join(known)}."
-        )
+        raise CheckpointError(f"{checkpoint.name}: no tokenizer in {checkpoint.folder}; expected {' or '.join(known)}.")
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

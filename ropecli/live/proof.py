@@ -74,7 +74,7 @@ def prove_reading(
     try:
         settings, config = read_settings(config, stock=True), copy.deepcopy(config)
         write_head_dim(section_of(config), settings.family)
-        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in settings.ropes}
+        ropes = settings.scaled()
         tables = rotary_tables(build_without_weights(stock_config_of(config)) if model is None else model)
         for table in tables:
             compare(table, ropes, table)
@@ -99,11 +99,7 @@ def compare(
     unpatched: the same table before a patch. sides: words for `table` and `ropes` in messages. Raises ProofError, and
     PatchError if the module cannot compute. The module keeps the table of the longest length.
     """
-    rope = ropes.get(table.layer_type)
-    if rope is None:
-        raise ProofError(
-            f"{table.name}: the live model has layers of type {table.layer_type!r}, but config.json does not."
-        )
+    rope = table.rope_in(ropes)
     varies = varies_with_length(rope)
     if varies or table.rope_type in FOLLOWS_LENGTH:
         pretrained = rope.geometry.original_max_position_embeddings
@@ -171,7 +167,6 @@ def _compare_table(
             f"{name}: pair {pair} rotates by {inv_freq[pair]:.6g} radians per token {here}, but by "
             f"{rope.inv_freq[pair]:.6g} {there} (relative difference {relative:.2g})."
         )
-    if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:
-        raise ProofError(
-            f"{name}: the attention factor is {attention_factor:.6g} {here}, but {rope.attention_factor:.6g} {there}."
-        )
+    expected = rope.attention_factor
+    if abs(attention_factor - expected) > _RELATIVE * expected:
+        raise ProofError(f"{name}: the attention factor is {attention_factor:.6g} {here}, but {expected:.6g} {there}.")

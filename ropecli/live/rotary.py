@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ropecli.config.families import family_of
-from ropecli.errors import PatchError, reason_of
+from ropecli.errors import PatchError, ProofError, reason_of
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope
 
@@ -110,17 +111,21 @@ class RotaryTable:
     @torch.no_grad()
     def refuse_if_computed(self) -> None:
         """Raise PatchError if the module ignores its table and computes its frequencies in each pass."""
-        buffer = self.buffer
-        outputs = []
-        for value in (0.0, 1.0):
-            setattr(self.module, self._prefix + _TABLE, torch.full_like(buffer, value))
-            outputs.append(self._cos_sin(1))
-        setattr(self.module, self._prefix + _TABLE, buffer)
-        if all(torch.equal(*pair) for pair in zip(*map(tensors_of, outputs), strict=True)):
+        before = self._cos_sin(1)
+        with self.changed():
+            after = self._cos_sin(1)
+        if all(torch.equal(*pair) for pair in zip(*map(tensors_of, (before, after)), strict=True)):
             raise PatchError(
                 f"{self.name} computes its frequencies again in each pass, so it cannot be patched in memory. "
                 "Write the patch to a folder instead."
             )
+
+    def rope_in(self, ropes: Mapping[str | None, ScaledRope]) -> ScaledRope:
+        """The rope of the table's layer type. Raises ProofError if there is none."""
+        if self.layer_type not in ropes:
+            what = f"the live model has layers of type {self.layer_type!r}, but config.json does not"
+            raise ProofError(f"{self.name}: {what}.")
+        return ropes[self.layer_type]
 
     def set(self, rope: ScaledRope) -> None:
         """Set the module's table to `rope`, for every length."""
@@ -153,16 +158,12 @@ def rotate_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) 
         if (hook := module.__dict__.pop(_HOOK, None)) is not None:
             hook.remove()
     for table in tables:
-        if table.layer_type not in ropes:
-            raise PatchError(
-                f"{table.name}: the live model has layers of type {table.layer_type!r}, but config.json does not."
-            )
-        table.set(ropes[table.layer_type])
+        table.set(table.rope_in(ropes))
         table.refuse_if_computed()
     for module in modules_of(tables):
         varying = [table for table in tables if table.module is module and varies_with_length(ropes[table.layer_type])]
         if varying:
-            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(varying, ropes), with_kwargs=True)
+            module.__dict__[_HOOK] = on_positions(module, _follow(varying, ropes))
 
 
 def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
@@ -179,17 +180,30 @@ def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, 
         )
 
 
-def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> Callable[..., None]:
-    """A forward pre-hook that sets the tables for the largest position of the pass."""
+def _follow(
+    tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """For `on_positions`: set the tables for the largest position."""
 
-    def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        positions = named["position_ids"] if "position_ids" in named else arguments[1]
+    def follow(positions: torch.Tensor) -> torch.Tensor:
         length = int(positions.max()) + 1
         for table in tables:
             rope = ropes[table.layer_type]
             table.set(scale(rope.geometry, rope.spec, length))
+        return positions
 
-    return before_pass
+    return follow
+
+
+def on_positions(module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> RemovableHandle:
+    """Change the positions that a rotary module receives in each pass."""
+
+    def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if "position_ids" in named:
+            return arguments, {**named, "position_ids": change(named["position_ids"])}
+        return (arguments[0], change(arguments[1]), *arguments[2:]), named
+
+    return module.register_forward_pre_hook(before_pass, with_kwargs=True)
 
 
 def tensors_of(output: Any) -> tuple[torch.Tensor, ...]:

@@ -57,9 +57,8 @@ def build_model(config: Any, device: str = "meta", **options: Any) -> "PreTraine
         with quiet_transformers(), torch.device(device):
             return auto_class.from_config(copy.deepcopy(config), trust_remote_code=False, **options)
     except Exception as error:  # model classes raise many kinds of errors
-        raise CheckpointError(
-            f"transformers cannot build a model of type {config.model_type} from this config: {reason_of_stock(error)}"
-        ) from error
+        reason = reason_of_stock(error)
+        raise CheckpointError(f"transformers cannot build a model of type {config.model_type}: {reason}") from error
 
 
 def build_without_weights(config: Any) -> "PreTrainedModel":

@@ -55,9 +55,7 @@ def auto_class_of(config: Any) -> Any:
     for auto_class in auto_classes():
         if type(config) in auto_class._model_mapping:
             return auto_class
-    raise CheckpointError(
-        f"transformers has no causal, multimodal or masked language model for model_type {shown(config.model_type)}."
-    )
+    raise CheckpointError(f"transformers has no language model for model_type {shown(config.model_type)}.")
 
 
 def auto_classes() -> tuple[Any, ...]:

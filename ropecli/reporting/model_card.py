@@ -44,7 +44,7 @@ def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[lis
         if not any(_is_of(report, checkpoint) for report in measured):
             names = dict.fromkeys(report.checkpoint + ", patched in memory" * report.in_memory for report in measured)
             raise DataError(
-                f"{path} has no measurement of {name} as it is now (digest {checkpoint.digest()[:19]}): it is of "
+                f"{path} has no measurement of {name} as it is now (digest {checkpoint.digest[:19]}): it is of "
                 f"{' and '.join(names)}. Measure {name}, such as with ropecli eval-ppl."
             )
         files.append(measured)

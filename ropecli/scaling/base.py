@@ -7,13 +7,7 @@ from ropecli.scaling.registry import scaling_method
 
 @scaling_method("abf", source="Xiong et al. 2023, arXiv:2309.16039, section 4.1", training="advised",
                 uses_factor=False, h="b'^(-2d/|D|), b' = rope_theta or beta·b", rope_type="default")  # fmt: skip
-def abf(
-    rope: RopeGeometry,
-    s: float,
-    *,
-    rope_theta: float | None = None,
-    beta: float | None = None,
-) -> Frequencies:
+def abf(rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: float | None = None) -> Frequencies:
     """Adjusted base frequency (ABF): replace the base b with rope_theta, or with beta * b.
 
     rope_theta: the new base (Llama 2 Long: 500000, Code Llama: 1000000). beta: the new base divided by the pretrained

@@ -40,10 +40,8 @@ def scaling_method(
     """Register the decorated function as a frequency method. fields: further fields of ScalingMethod."""
 
     def register(function: Callable[..., Frequencies]) -> Callable[..., Frequencies]:
-        by_length = "length" in inspect.signature(function).parameters
-        _METHODS[name] = ScalingMethod(
-            name, function, g=g, h=h, depends_on_length=by_length, other_names=METHODS[name], **fields
-        )
+        fields["depends_on_length"] = "length" in inspect.signature(function).parameters
+        _METHODS[name] = ScalingMethod(name, function, g=g, h=h, other_names=METHODS[name], **fields)
         return function
 
     return register
@@ -53,9 +51,8 @@ def remapping_method(name: str, **fields: Any) -> Callable[[Callable[..., Remapp
     """Register the decorated function as a distance method, and add the temperatures to its options."""
 
     def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
-        _METHODS[name] = ScalingMethod(
-            name, with_temperatures(function), remaps=True, other_names=METHODS[name], **fields
-        )
+        method = with_temperatures(function)
+        _METHODS[name] = ScalingMethod(name, method, remaps=True, other_names=METHODS[name], **fields)
         return function
 
     return register
@@ -67,9 +64,8 @@ def scaling_methods() -> dict[str, ScalingMethod]:
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             importlib.import_module(f"{package}.{module.name}")
-    return {
-        method.name: method for method in sorted(_METHODS.values(), key=lambda method: (method.remaps, method.name))
-    }
+    methods = sorted(_METHODS.values(), key=lambda method: (method.remaps, method.name))
+    return {method.name: method for method in methods}
 
 
 def find_method(name: str) -> ScalingMethod:

@@ -123,13 +123,7 @@ def dynamic_yarn(
 @scaling_method("llama3", source="Meta 2024, Llama 3.1's apply_scaling in llama-models", training="a little",
                 h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at low_freq_factor rotations to 1 at high_freq_factor",
                 targeted=True, rope_type="llama3")  # fmt: skip
-def llama3(
-    rope: RopeGeometry,
-    s: float,
-    *,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-) -> Frequencies:
+def llama3(rope: RopeGeometry, s: float, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0) -> Frequencies:
     """Llama 3.1: divide the frequencies of slow pairs by the factor, keep fast pairs, and interpolate in between.
 
     low_freq_factor, high_freq_factor: rotations within the pretraining length. Pairs with fewer than low_freq_factor
@@ -137,9 +131,8 @@ def llama3(
     linear in the number of rotations. Equal values, as in Llama 4, leave nothing in between.
     """
     if high_freq_factor < low_freq_factor:
-        raise MethodError(
-            f"high_freq_factor is {high_freq_factor:g}; expected at least low_freq_factor, {low_freq_factor:g}."
-        )
+        least = f"expected at least low_freq_factor, {low_freq_factor:g}"
+        raise MethodError(f"high_freq_factor is {high_freq_factor:g}; {least}.")
     base = rope.inv_freq()
     rotations = rope.original_max_position_embeddings * base / (2 * math.pi)
     band = max(high_freq_factor - low_freq_factor, np.finfo(float).tiny)

@@ -17,6 +17,7 @@ from ropecli.checkpoint.files import ADAPTER_WEIGHTS
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import RecipeError
 from ropecli.live.adapter import PREFIX, Tensors
+from ropecli.live.tensors import named_tensors, ties_head
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -87,9 +88,8 @@ def _train_in_full(model: "PreTrainedModel") -> None:
     float32 outputs would double the memory of hidden states, and without autocast would meet weights of another dtype.
     """
     embeddings: Any = model.get_input_embeddings()
-    dtype, lm_head = embeddings.weight.dtype, model.get_output_embeddings()
-    tied = lm_head is not None and lm_head.weight is embeddings.weight
-    head = [name for name, module in model.named_modules() if tied and module is lm_head]
+    dtype, tied_head = embeddings.weight.dtype, model.get_output_embeddings() if ties_head(model) else None
+    head = [name for name, module in model.named_modules() if module is tied_head]
     names = [name for name, module in _decoder_modules(model).items() if module is embeddings or _is_norm(module)]
 
     def cast_output(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -118,14 +118,6 @@ def lora_config(model: nn.Module) -> Any:
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """(name, parameter) of each trained parameter; a tied parameter is listed once."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
-    """Each parameter with all its names; a tied parameter has several."""
-    named: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        named.setdefault(parameter, []).append(name)
-    return list(named.items())
 
 
 def quantization(recipe: Recipe, device: torch.device) -> dict[str, Any]:
@@ -157,7 +149,7 @@ def save_only_trained(accelerator: Any) -> None:
 
 def _drop_frozen(models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
     for model, state in zip(models, weights, strict=False):  # FSDP passes no weights
-        trained = {name for parameter, names in all_names(model) if parameter.requires_grad for name in names}
+        trained = {name for names, tensor in named_tensors(model) if tensor.requires_grad for name in names}
         for name in state.keys() - trained:
             del state[name]
 
@@ -177,9 +169,9 @@ def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> T
     from peft import get_peft_model_state_dict
 
     full: Tensors = {}
-    for parameter, names in all_names(model):
-        if parameter.requires_grad:
-            value = parameter if state is None else next(state[name] for name in names if name in state)
+    for names, tensor in named_tensors(model):
+        if tensor.requires_grad:
+            value = tensor if state is None else next(state[name] for name in names if name in state)
             full |= {name: value.detach().cpu().clone() for name in names}
     lora = get_peft_model_state_dict(model, full, ADAPTER, save_embedding_layers=False)
     in_full = {name: tensor for name, tensor in full.items() if f".{ADAPTER}." not in name}

@@ -207,7 +207,7 @@ def _prepare(
         recipe, log_with=run_folder.choose_tracker(recipe.tracker), project_dir=str(output / run_folder.LOGS)
     )
     origin = source.origin() if launch.is_main else {}  # only compared and written there
-    checkpoint = _patch(launch, source, recipe.patch, patched, output, say) if recipe.patch else source
+    checkpoint = _patch(launch, source, recipe.patch, patched, output) if recipe.patch else source
     sequences, processes = stage.sequences_per_step(launch.world), "process" if launch.world == 1 else "processes"
     say(
         f"Training with {launch.world} {processes}: {sequences} sequence{'s'[: sequences > 1]} of {stage.length:,} "
@@ -256,15 +256,13 @@ def _run_stage(run: _Run) -> None:
         _write(run)
 
 
-def _patch(
-    launch: Launch, source: Checkpoint, patch: Patch, patched: Path, output: Path, say: Callable[[str], None]
-) -> Checkpoint:
+def _patch(launch: Launch, source: Checkpoint, patch: Patch, patched: Path, output: Path) -> Checkpoint:
     """The patched checkpoint, which the main process writes unless it is there."""
     if launch.is_main:
         if not (output / RUN).exists():  # what a run with another recipe may have left
             shutil.rmtree(patched, ignore_errors=True)
         if not patched.exists():  # if it exists, it is complete
-            patch_to(plan_patch(source, patch), patched, say=say)
+            patch_to(plan_patch(source, patch), patched)
     launch.wait()
     return open_checkpoint(patched, weights=True)
 

@@ -16,15 +16,16 @@ from safetensors import SafetensorError, safe_open
 
 from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
-from ropecli.checkpoint.files import ADAPTER_CONFIG, PROVENANCE, is_own_file, read_json, read_record
-from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
+from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG, PROVENANCE, is_own_file, read_json, read_record
+from ropecli.checkpoint.opening import Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.writing import TRAINED_AFTER, place, write_json
 from ropecli.config.fields import section_of
 from ropecli.errors import NotFiniteError, OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
+from ropecli.live.tensors import named_tensors
 from ropecli.messages import warn
-from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
+from ropecli.training.adapters import adapter_tensors, lora_config, save_adapter
 from ropecli.training.sharded_weights import FileTensor, write_gathered
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def write_result(
     elif not hasattr(model, "peft_config"):
         write = partial(save_weights, checkpoint, model, state=state)
     elif save == "adapter":
-        notes[ADAPTER_NOTE] = {"weights": only_weights(checkpoint).digest()}
+        notes[ADAPTER_NOTE] = {"weights": only_weights(checkpoint).digest}
         write = partial(save_adapter, checkpoint, model, state=state)
     else:
         # merge into the weights on disk: a base loaded in 4 bits or bfloat16 is rounded
@@ -69,7 +70,7 @@ def write_result(
 
 def _small_files(checkpoint: Checkpoint) -> list[Path]:
     """Such as the tokenizer's. Warns of files that are not copied."""
-    for warning in checkpoint.skip_warnings():
+    if warning := checkpoint.skip_warning:
         warn(warning)
     return [file for file in checkpoint.files() if ".safetensors" not in file.name and file.name != ADAPTER_CONFIG]
 
@@ -147,17 +148,12 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
     dtypes = _source_dtypes(checkpoint)
     # for tensors that transformers renames or fuses on loading
     most_common = Counter(dtypes.values()).most_common(1)[0][0]
-    tensors = model.state_dict() if state is None else dict(state)
-    for _, names in all_names(model):
-        # tie again: gathered from shards, they may be two tensors, or one under only one of its names
-        if state is not None and len(names) > 1:
-            tensors |= dict.fromkeys(names, next(state[name] for name in names if name in state))
-    cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
-    for key, value in tensors.items():
-        if key in dtypes or value.data_ptr() not in cast:
-            dtype = dtypes.get(key, most_common) if value.is_floating_point() else value.dtype
-            cast[value.data_ptr()] = value.detach().to("cpu", dtype)
-    written = {key: cast[value.data_ptr()] for key, value in tensors.items()}
+    written: Tensors = {}
+    for names, tensor in named_tensors(model):  # tied ones, which are written once, may have one name in `state`
+        value = tensor if state is None else next(state[name] for name in names if name in state)
+        dtype = next((dtypes[name] for name in names if name in dtypes), most_common)
+        cast = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype)
+        written |= dict.fromkeys(names, cast)
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=written)
 

@@ -19,6 +19,7 @@ from ropecli.attention.head_layout import in_evaluation
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, RopecliError
 from ropecli.evaluation.protocols import ShortContext
+from ropecli.live.devices import probe_ids
 from ropecli.live.lm_head import SplitModel
 from ropecli.live.skeleton import make_small_model
 
@@ -288,11 +289,10 @@ def _states(
     loss_of: NextTokenLoss, positions: list[int], *, packed: bool = False, changed: bool = False
 ) -> torch.Tensor:
     """The last hidden states, shape (tokens, width)."""
-    device = next(loss_of.parameters()).device
-    ids = torch.arange(1, 2 * _HALF + 1, device=device)[None]
+    ids = probe_ids(loss_of.model, 2 * _HALF)
     if changed:
         ids[0, _HALF - 2] = 0
-    return loss_of.hidden(ids, torch.tensor([positions], device=device), packed).last_hidden_state[0]
+    return loss_of.hidden(ids, torch.tensor([positions], device=ids.device), packed).last_hidden_state[0]
 
 
 def _same(states: torch.Tensor, references: torch.Tensor) -> bool:

@@ -22,11 +22,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ropecli.attention import load_model
-from ropecli.checkpoint.files import indexed_weights
+from ropecli.checkpoint.files import INDEX, WHOLE
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, RopecliError
 from ropecli.live.skeleton import build_model
 from ropecli.live.stock_transformers import read_stock_config
+from ropecli.live.tensors import local_part, named_tensors
 from ropecli.training.adapters import trainable
 from ropecli.training.launch import Launch
 
@@ -75,7 +76,7 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
     """
     from transformers.initialization import no_init_weights
 
-    checkpoint.weight_files()
+    paths = checkpoint.weight_files()
     config = read_stock_config(checkpoint.folder, checkpoint.name)
     attention = {} if attn == "auto" else {"attn_implementation": attn}
     with no_init_weights():
@@ -84,15 +85,8 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if any(f".{part}." in f".{name}." for part in model._keep_in_fp32_modules_strict or ()):
             tensor.data = tensor.data.float()
-    files = {} if checkpoint.base else _readable_files(model, _files_in_use(checkpoint))  # an adapter has to be merged
+    files = {} if checkpoint.base else _readable_files(model, paths)  # an adapter has to be merged
     return UnreadModel(checkpoint, model.eval(), files)
-
-
-def _files_in_use(checkpoint: Checkpoint) -> list[Path]:
-    """The files that transformers reads; some folders have the same weights in another form as well."""
-    folder, name = checkpoint.folder, "model.safetensors"
-    names = [name] if (folder / name).is_file() else indexed_weights(folder)
-    return [folder / name for name in names] or checkpoint.weight_files()
 
 
 def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
@@ -118,15 +112,12 @@ def is_converted(model: "PreTrainedModel") -> bool:
 
 
 def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:
-    """(names in the checkpoint, tensor) of parameters and saved buffers. Tied ones have several names."""
-    unsaved = {name for name, _ in model.named_non_persistent_buffers()}
-    named: dict[int, tuple[list[str], torch.Tensor]] = {}
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in tensors:
-        if name not in unsaved and ".lora_" not in name:
-            name = name.replace(".base_layer.", ".")  # peft inserts this into the names of the layers that it wraps
-            named.setdefault(id(tensor), ([], tensor))[0].append(name)
-    return list(named.values())
+    """`named_tensors` under their names in the checkpoint, where peft has not inserted those of its wrappers."""
+    return [
+        ([name.replace(".base_layer.", ".") for name in names], tensor)
+        for names, tensor in named_tensors(model)
+        if ".lora_" not in names[0]
+    ]
 
 
 def _own_part(tensor: Any) -> tuple[slice, ...]:
@@ -143,11 +134,13 @@ def _send_from_main(launch: Launch, checkpoint: Checkpoint, targets: list[tuple[
 
     def load() -> str:
         try:
-            state.update(load_model(checkpoint, dtype="float32", device="cpu").state_dict())
+            model = load_model(checkpoint, dtype="float32", device="cpu")
         except RopecliError as error:
             return str(error)
-        if untied := [names for names, _ in targets if len({state[name].data_ptr() for name in names}) > 1]:
-            tied = " and ".join(untied[0])
+        state.update(model.state_dict())
+        loaded = [names for names, _ in named_tensors(model)]
+        if untied := next((names for names, _ in targets if len(names) > 1 and names not in loaded), None):
+            tied = " and ".join(untied)
             return f"{checkpoint.name}: config.json ties {tied}, but their values differ in the weight files."
         return ""
 
@@ -161,7 +154,7 @@ def _send_from_main(launch: Launch, checkpoint: Checkpoint, targets: list[tuple[
             dtype = torch.float32 if target.is_floating_point() else target.dtype
             values = torch.empty(target.shape, dtype=dtype, device=part.device)
         if isinstance(target, DTensor):
-            values = distribute_tensor(values, target.device_mesh, target.placements).to_local()
+            values = local_part(distribute_tensor(values, target.device_mesh, target.placements))
         else:
             distributed.broadcast(values, 0)
         part.copy_(values)
@@ -179,15 +172,9 @@ def write_gathered(
             folder / name,
             metadata={"format": "pt"},
         )
-    index = checkpoint.folder / "model.safetensors.index.json"
-    if name != "model.safetensors" and index.is_file():
+    index = checkpoint.folder / INDEX
+    if name != WHOLE and index.is_file():
         shutil.copy(index, folder / index.name)  # the same tensors, dtypes and files
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor, which may be written to."""
-    part = tensor.detach()
-    return part.to_local() if isinstance(part, DTensor) else part
 
 
 @torch.no_grad()

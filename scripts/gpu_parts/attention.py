@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from peak_memory import peak_memory, reset_peak
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpu_parts.measuring import LLAMA_8B, Part
 from ropecli.attention.block_attention import BlockAttention, Rotation
-from ropecli.live.devices import peak_memory, reset_peak
 from ropecli.rope import Branch, Remapping
 from ropecli.scaling.registry import scaling_methods
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from peak_memory import peak_memory, reset_peak
 
 from gpu_parts.measuring import Part, measured_flops
 from ropecli.data.documents import Document, Documents
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.tasks.perplexity import Perplexity
-from ropecli.live.devices import peak_memory, reset_peak
 
 
 def run(part: Part) -> None:

@@ -13,9 +13,9 @@ from unittest import mock
 
 import torch
 from bench_parts import plan as bench_plan
+from peak_memory import peak_memory, reset_peak
 
 from gpu_parts.measuring import Part, measured_flops, peak_flops
-from ropecli.live.devices import peak_memory, reset_peak
 from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of, model_shape
 
 WAYS: dict[str, dict[str, Any]] = {

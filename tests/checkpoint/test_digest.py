@@ -31,11 +31,11 @@ def fresh(large, tmp_path):
 
 
 def test_every_byte_of_the_weights_counts(fresh, changed_amid):
-    digest = open_checkpoint(fresh).digest()
+    digest = open_checkpoint(fresh).digest
     assert digest.startswith("sha256:")
-    assert open_checkpoint(shutil.copytree(fresh, fresh.with_name("copy"))).digest() == digest
+    assert open_checkpoint(shutil.copytree(fresh, fresh.with_name("copy"))).digest == digest
     shutil.copyfile(changed_amid(fresh) / "model.safetensors", fresh / "model.safetensors")
-    assert open_checkpoint(fresh).digest() != digest  # not from memory
+    assert open_checkpoint(fresh).digest != digest  # not from memory
 
 
 def test_a_process_reads_each_file_once(fresh, hashed, ropecli, corpus, tmp_path):
@@ -45,7 +45,7 @@ def test_a_process_reads_each_file_once(fresh, hashed, ropecli, corpus, tmp_path
     outcome = ropecli("compare", fresh, tmp_path / "patched", "--methods", "as-is", *options)
     assert outcome.code == 0, outcome.err
     assert hashed == ["model.safetensors"]
-    assert open_checkpoint(fresh).digest() != open_checkpoint(tmp_path / "patched").digest()
+    assert open_checkpoint(fresh).digest != open_checkpoint(tmp_path / "patched").digest
 
 
 def test_commands_without_records_read_no_weights(fresh, hashed, ropecli, monkeypatch, tmp_path):

@@ -10,7 +10,6 @@ import yaml
 from completions_server import CompletionsServer
 from fake_hub import MAIN, NAME, OLD, RefusalError, Repository
 
-CONFIGS = {"config.json", "tokenizer_config.json", "ropecli.yaml"}
 YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
 OFFLINE = "huggingface_hub.constants.HF_HUB_OFFLINE"
 
@@ -23,8 +22,7 @@ def test_looking_downloads_the_config_files_alone(command, hub, ropecli, llama):
     name, *options = command
     remote, local = (ropecli(name, checkpoint, *options, "--json").json() for checkpoint in (NAME, llama))
     assert json.loads(json.dumps(remote).replace(NAME, str(llama))) == local
-    assert hub.files_of("HEAD") == CONFIGS
-    assert hub.files_of("GET") == CONFIGS - {"ropecli.yaml"}
+    assert hub.files_of("HEAD") == hub.files_of("GET") == {"config.json", "tokenizer_config.json"}
 
 
 def test_patching_downloads_a_checkpoints_files_and_no_more(hub, ropecli, llama, tmp_path):

@@ -126,7 +126,7 @@ def test_the_record_says_what_was_done_to_what(patch, source, config_of):
     output = patch(source, "--method", "yarn", "--target-length", 256, "--set", "beta_fast=8")
     record = yaml.safe_load((output / "ropecli.yaml").read_text())
     assert record["source"]["checkpoint"] == str(source)
-    assert record["source"]["digest"] == open_checkpoint(source).digest()
+    assert record["source"]["digest"] == open_checkpoint(source).digest
     assert (record["original_max_position_embeddings"], record["target_length"]) == (64, 256)
     scaling = {"method": "yarn", "factor": 4.0, "params": {"beta_fast": 8}}
     assert scaling.items() <= record["scaling"].items()

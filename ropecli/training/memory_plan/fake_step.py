@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ropecli.attention.attention_function import make_kernel
-from ropecli.attention.head_layout import for_every_head
 from ropecli.config.layers import RECURRENT
 from ropecli.config.saved_remapping import method_of
 from ropecli.config.settings import read_settings
@@ -39,7 +38,7 @@ from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.shared_sequences import for_every_rank
+from ropecli.training.shared_sequences import repeats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -415,7 +414,9 @@ def _memory_efficient(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, None]:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
-    key, value = for_every_head(query, key, value)
+    from transformers.integrations.sdpa_attention import repeat_kv
+
+    key, value = (repeat_kv(tensor, query.shape[1] // tensor.shape[1]) for tensor in (key, value))
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]
@@ -427,7 +428,9 @@ def _shared(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Tensor:
 
     It sees this process's tokens and all heads, which takes as much as all tokens and a share of the heads.
     """
-    key, value = (for_every_rank(tensor, ranks) for tensor in (key, value))
+    from transformers.integrations.sdpa_attention import repeat_kv
+
+    key, value = (repeat_kv(tensor, repeats(tensor, ranks)) for tensor in (key, value))
     grouped = query.shape[1] != key.shape[1]
     if grouped:
         (query,), (key, value) = Exchange.apply(query[None]), Exchange.apply(torch.stack([key, value]))
