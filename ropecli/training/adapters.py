@@ -120,14 +120,6 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
-    """Each parameter with all its names; a tied parameter has several."""
-    named: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        named.setdefault(parameter, []).append(name)
-    return list(named.items())
-
-
 def quantization(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Keyword arguments for from_pretrained: for qlora, 4-bit weights in all linear modules except the head.
 
@@ -157,8 +149,7 @@ def save_only_trained(accelerator: Any) -> None:
 
 def _drop_frozen(models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
     for model, state in zip(models, weights, strict=False):  # FSDP passes no weights
-        trained = {name for parameter, names in all_names(model) if parameter.requires_grad for name in names}
-        for name in state.keys() - trained:
+        for name in state.keys() - _trained_tensors(model).keys():
             del state[name]
 
 
@@ -168,19 +159,22 @@ def _load_trained(models: list[nn.Module], folder: str) -> None:
         models.pop().load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
 
 
+def _trained_tensors(model: nn.Module) -> Tensors:
+    """By name; a tied tensor under each of its names."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
 def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> Tensors:
     """The trained tensors on the CPU, under peft's names.
 
-    state: full tensors under the model's own names, if the model holds shards. A tied tensor is listed under each of
-    its names: peft does not detect all ties, and would not update the head.
+    state: their full tensors under the model's own names, if the model holds shards. A tied tensor is listed under each
+    of its names: peft does not detect all ties, and would not update the head.
     """
     from peft import get_peft_model_state_dict
 
-    full: Tensors = {}
-    for parameter, names in all_names(model):
-        if parameter.requires_grad:
-            value = parameter if state is None else next(state[name] for name in names if name in state)
-            full |= {name: value.detach().cpu().clone() for name in names}
+    trained = _trained_tensors(model) if state is None else state
+    full = {name: tensor.detach().cpu().clone() for name, tensor in trained.items()}
     lora = get_peft_model_state_dict(model, full, ADAPTER, save_embedding_layers=False)
     in_full = {name: tensor for name, tensor in full.items() if f".{ADAPTER}." not in name}
     return {PREFIX + name: tensor.contiguous() for name, tensor in {**lora, **in_full}.items()}

@@ -31,13 +31,14 @@ from ropecli.errors import NotFiniteError, ProofError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
+from ropecli.live.lm_head import SplitModel
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import size
 from ropecli.ranks import read_ranks
 from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import is_finished, write_result
 from ropecli.training.interrupt import Interrupt, stop_on_signals
-from ropecli.training.launch import Launch, leave_processes, start_launch
+from ropecli.training.launch import Launch, leave_processes, refuse_unsuitable, start_launch
 from ropecli.training.loop import TrainingProgress, make_optimizer, rate_factor, train_steps
 from ropecli.training.loss import (
     LongContextLoss,
@@ -48,7 +49,6 @@ from ropecli.training.loss import (
 )
 from ropecli.training.memory_plan.setups import resolve_checkpointing
 from ropecli.training.recipe_schema import Patch, Recipe
-from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.sharded_weights import UnreadModel, all_finite, build_unread, gather_state
 from ropecli.training.stages import Stage, heading, plan_patch
 from ropecli.training.validation import TIMED_STEPS, Scoring, make_validation
@@ -99,7 +99,7 @@ def run_stages(
             origin = {"source": checkpoint.origin()} if stage.number == 1 and is_finished(folder) else {}
             run_folder.refuse_other_run(folder, {**origin, "recipe": stage.recipe.record()})
     for stage in stages:
-        for warning in stage.warnings:
+        for warning in stage.warnings():
             listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
     with sole_use(output / run_folder.LOCK, output) if first else nullcontext():
         if kept := len(stages) - 1:
@@ -286,12 +286,13 @@ def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreT
 
 def _make_loss(model: "PreTrainedModel", recipe: Recipe, unread: UnreadModel | None, stage: Stage) -> NextTokenLoss:
     """Create the loss in training mode. A small model tells what the head of an unread one does."""
-    like = small_loss(model.config, recipe.attn) if unread else None
-    options: dict[str, Any] = {"offload": recipe.offload_activations, "like": like}
-    loss_of = NextTokenLoss(model, **options)
+    split = SplitModel(model, like=small_loss(model.config, recipe.attn).split) if unread else None
+    options: dict[str, Any] = {"offload": recipe.offload_activations, "split": split}
     if recipe.loss == "longce":
         short = short_context(stage.positions.pretraining_length)
-        loss_of = LongContextLoss(model, short, recipe.longce_cap, **options)
+        loss_of: NextTokenLoss = LongContextLoss(model, short, recipe.longce_cap, **options)
+    else:
+        loss_of = NextTokenLoss(model, **options)
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
@@ -375,16 +376,14 @@ def _not_finite(what: str, checkpoints: run_folder.TrainingCheckpoints) -> NotFi
 def _write(run: _Run) -> None:
     """Write the result. All processes take part, since they hold its shards."""
     launch, whole = run.launch, run.recipe.adapter == "none"
-    written = (run.checkpoint, run.model, run.output, run.settings)
+    shards: dict[str, Any] = {}
     if run.unread and run.unread.files and whole:
-        tensors = run.unread.gathered()
-        try:
-            if launch.is_main:
-                write_result(*written, gathered=tensors)
-        finally:
-            deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
-    else:
-        state = gather_state(launch, run.model, only_trained=not whole) if launch.shards else None
+        shards["gathered"] = run.unread.gathered()
+    elif launch.shards:
+        shards["state"] = gather_state(launch, run.model, only_trained=not whole)
+    try:
         if launch.is_main:
-            write_result(*written, save=run.recipe.save, state=state)
+            write_result(run.checkpoint, run.model, run.output, run.settings, save=run.recipe.save, **shards)
+    finally:
+        deque(shards.get("gathered", ()), maxlen=0)  # all processes gather every tensor, even if writing fails
     launch.wait()

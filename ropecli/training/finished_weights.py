@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import yaml
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
@@ -24,8 +24,8 @@ from ropecli.errors import NotFiniteError, OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
 from ropecli.messages import warn
-from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
-from ropecli.training.sharded_weights import FileTensor, write_gathered
+from ropecli.training.adapters import adapter_tensors, lora_config, save_adapter
+from ropecli.training.sharded_weights import FileTensor, stored_tensors, write_gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,8 +47,8 @@ def write_result(
 ) -> None:
     """Write a trained model as a whole checkpoint or as an adapter.
 
-    checkpoint: the source. settings: recorded in ropecli.yaml. state: full tensors on the CPU under the model's own
-    names, if the model holds shards. gathered: instead of state, (source file, name, full tensor) of all.
+    checkpoint: the source. settings: recorded in ropecli.yaml. state: of gather_state, if the model holds shards.
+    gathered: instead of state, (source file, name, full tensor) of all.
     Raises OutputError; CheckpointError if the source no longer exists.
     """
     notes: dict[str, Any] = {_RECORD: settings}
@@ -129,13 +129,11 @@ def _refuse_not_finite(files: Iterable[Path], source: Checkpoint) -> None:
 
 def _not_finite(paths: Iterable[Path]) -> list[str]:
     """The names of tensors that are not finite, of dtypes that are written."""
-    names = []
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if file.get_slice(name).get_dtype() in _DTYPES and not file.get_tensor(name).isfinite().all():
-                    names.append(name)
-    return names
+    return [
+        name
+        for _, name, tensor in stored_tensors(paths)
+        if tensor.get_dtype() in _DTYPES and not tensor[...].isfinite().all()
+    ]
 
 
 def is_finished(output: Path) -> bool:
@@ -147,11 +145,7 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
     dtypes = _source_dtypes(checkpoint)
     # for tensors that transformers renames or fuses on loading
     most_common = Counter(dtypes.values()).most_common(1)[0][0]
-    tensors = model.state_dict() if state is None else dict(state)
-    for _, names in all_names(model):
-        # tie again: gathered from shards, they may be two tensors, or one under only one of its names
-        if state is not None and len(names) > 1:
-            tensors |= dict.fromkeys(names, next(state[name] for name in names if name in state))
+    tensors = model.state_dict() if state is None else state
     cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
     for key, value in tensors.items():
         if key in dtypes or value.data_ptr() not in cast:
@@ -164,14 +158,12 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
 
 def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     """The dtype of each tensor of numbers: routers and norms are often float32 in a bfloat16 checkpoint."""
-    dtypes = {}
-    for path in checkpoint.weight_files():
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  (not a mapping)
-                name = file.get_slice(key).get_dtype()
-                if not name.startswith(("I", "U", "BOOL")):
-                    dtypes[key] = _DTYPES.get(name, torch.float32)
-    return dtypes
+    dtypes = {name: tensor.get_dtype() for _, name, tensor in stored_tensors(checkpoint.weight_files())}
+    return {
+        name: _DTYPES.get(dtype, torch.float32)
+        for name, dtype in dtypes.items()
+        if not dtype.startswith(("I", "U", "BOOL"))
+    }
 
 
 def merge_to(

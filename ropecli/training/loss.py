@@ -43,18 +43,15 @@ class NextTokenLoss(torch.nn.Module):
     backward pass.
 
     offload: keep the decoder's saved activations in CPU memory; with gradient checkpointing, one hidden state per
-    layer. like: the loss of a model of the same architecture, which tells what this model's head does, if its weights
-    are not read yet.
+    layer. split: the model's decoder and head, if its weights cannot tell what the head does.
     """
 
-    split_model = SplitModel
-
-    def __init__(self, model: "PreTrainedModel", *, offload: bool = False, like: "NextTokenLoss | None" = None) -> None:
+    def __init__(self, model: "PreTrainedModel", *, offload: bool = False, split: SplitModel | None = None) -> None:
         super().__init__()
         self.model = model
         self.offload = offload
-        self._split: SplitModel = self.split_model(model, like=like._split if like else None)
-        self._chunk = max(1, min(_CHUNK, _LOGITS // self._split.vocabulary))
+        self.split = split or SplitModel(model)
+        self._chunk = max(1, min(_CHUNK, _LOGITS // self.split.vocabulary))
 
     def forward(
         self,
@@ -76,10 +73,10 @@ class NextTokenLoss(torch.nn.Module):
         # logits in the head's dtype, the loss in float32
         with torch.autocast(ids.device.type, enabled=False):
             # autocast may return another dtype than a frozen head's
-            hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
+            hidden = outputs.last_hidden_state.to(self.split.head.weight.dtype)
             # Liger 0.6 computes wrong gradients of a weighted sum
             liger = weigh is None and _suits_liger(hidden)
-            if self._split.plain_head and (liger or hasattr(torch.nn, "LinearCrossEntropyOptions")):
+            if self.split.plain_head and (liger or hasattr(torch.nn, "LinearCrossEntropyOptions")):
                 return self._of_plain_head(hidden, labels, weigh)
             return self._recomputed(outputs, hidden, labels, weigh)
 
@@ -89,7 +86,7 @@ class NextTokenLoss(torch.nn.Module):
         if positions is not None and not packed:
             # without a mask, transformers treats every gap in the positions as a document boundary
             options["attention_mask"] = torch.ones_like(ids)
-        return self._split.decode(ids, **options)
+        return self.split.decode(ids, **options)
 
     def _weighting(
         self,
@@ -107,7 +104,7 @@ class NextTokenLoss(torch.nn.Module):
         return torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda")
 
     def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor, weigh: Weighting | None) -> torch.Tensor:
-        weight, states, targets = self._split.head.weight, hidden.flatten(0, 1), labels.flatten()
+        weight, states, targets = self.split.head.weight, hidden.flatten(0, 1), labels.flatten()
         if weigh is None and _suits_liger(hidden):
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
@@ -138,7 +135,7 @@ class NextTokenLoss(torch.nn.Module):
         self, outputs: Any, hidden: torch.Tensor, labels: torch.Tensor, reduction: str = "none"
     ) -> torch.Tensor:
         """Loss of each label, shape (batch, tokens), nats; 0 for UNSCORED. reduction: sum for their sum."""
-        logits = self._split.logits(outputs, hidden)
+        logits = self.split.logits(outputs, hidden)
         losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNSCORED, reduction=reduction)
         return losses if reduction == "sum" else losses.view(labels.shape)
 
@@ -195,7 +192,7 @@ class LongContextLoss(NextTokenLoss):
             outputs = self.hidden(ids[:, start:stop], part, packed=part is not None)
             scored = slice(start + first, stop - 1)
             with torch.autocast(ids.device.type, enabled=False):
-                hidden = outputs.last_hidden_state[:, first:-1].to(self._split.head.weight.dtype)
+                hidden = outputs.last_hidden_state[:, first:-1].to(self.split.head.weight.dtype)
                 parts = [
                     self._losses(outputs, hidden[:, chunk], labels[:, scored][:, chunk])
                     for chunk in self._chunks(hidden)

@@ -51,7 +51,7 @@ class UnreadModel:
 
     def read(self, launch: Launch) -> None:
         """Fill this process's part of all tensors. All processes call it, after sharding. Raises CheckpointError."""
-        targets = _tensors_of(self.model)
+        targets = _targets(self.model)
         if not self.files:
             _send_from_main(launch, self.checkpoint, targets)
             return
@@ -63,7 +63,7 @@ class UnreadModel:
 
     def gathered(self) -> Iterator[FileTensor]:
         """Yield all tensors in the order of the files. All processes exhaust it together."""
-        targets = {name: target for names, target in _tensors_of(self.model) for name in names}
+        targets = {name: target for names, target in _targets(self.model) for name in names}
         for name, file in sorted(self.files.items(), key=lambda item: (item[1], item[0])):
             yield file, name, _full(targets[name].detach())
 
@@ -97,16 +97,20 @@ def _files_in_use(checkpoint: Checkpoint) -> list[Path]:
 
 def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
     """The file of each tensor, if the files have exactly the model's tensors; otherwise empty."""
-    files: dict[str, Path] = {}
-    shapes: dict[str, list[int]] = {}
+    files, shapes = {}, {}
+    for path, name, tensor in stored_tensors(paths):
+        files[name], shapes[name] = path, tensor.get_shape()
+    matches = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in _targets(model)]
+    exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)
+    return files if exact and not is_converted(model) else {}
+
+
+def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Any]]:
+    """(file, name, tensor) of all tensors in weight files. tensor[...] reads it; get_shape and get_dtype do not."""
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                files[name], shapes[name] = path, file.get_slice(name).get_shape()
-    targets = _tensors_of(model)
-    matches = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
-    exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)
-    return files if exact and not is_converted(model) else {}
+                yield path, name, file.get_slice(name)
 
 
 def is_converted(model: "PreTrainedModel") -> bool:
@@ -117,16 +121,24 @@ def is_converted(model: "PreTrainedModel") -> bool:
     return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
 
 
-def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:
-    """(names in the checkpoint, tensor) of parameters and saved buffers. Tied ones have several names."""
+def _named_tensors(model: "PreTrainedModel") -> dict[torch.Tensor, list[str]]:
+    """The names of each parameter and saved buffer. Tied ones have several."""
     unsaved = {name for name, _ in model.named_non_persistent_buffers()}
-    named: dict[int, tuple[list[str], torch.Tensor]] = {}
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in tensors:
-        if name not in unsaved and ".lora_" not in name:
-            name = name.replace(".base_layer.", ".")  # peft inserts this into the names of the layers that it wraps
-            named.setdefault(id(tensor), ([], tensor))[0].append(name)
-    return list(named.values())
+    named: dict[torch.Tensor, list[str]] = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        if name not in unsaved:
+            named.setdefault(tensor, []).append(name)
+    return named
+
+
+def _targets(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:
+    """(names in the checkpoint, tensor) of all tensors that are not an adapter's."""
+    return [
+        # peft inserts this into the names of the layers that it wraps
+        ([name.replace(".base_layer.", ".") for name in names], tensor)
+        for tensor, names in _named_tensors(model).items()
+        if ".lora_" not in names[0]
+    ]
 
 
 def _own_part(tensor: Any) -> tuple[slice, ...]:
@@ -198,13 +210,16 @@ def all_finite(launch: Launch, model: torch.nn.Module) -> bool:
 
 
 def gather_state(launch: Launch, model: "PreTrainedModel", *, only_trained: bool) -> dict[str, torch.Tensor]:
-    """The full tensors of a sharded model, on the CPU of the main process. All processes call it together."""
-    tensors = trainable(model) if only_trained else model.state_dict().items()
-    state = {}
-    for name, tensor in tensors:
-        full = _full(tensor.detach())
-        if launch.is_main:
-            state[name] = full.cpu()
+    """The full tensors of a sharded model on the CPU of the main process, a tied one under each of its names.
+
+    All processes call it together.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for tensor, names in _named_tensors(model).items():
+        if tensor.requires_grad or not only_trained:
+            full = _full(tensor.detach())
+            if launch.is_main:
+                state |= dict.fromkeys(names, full.cpu())
     return state
 
 
