@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropecli.attention.head_layout import in_evaluation
 from ropecli.data.sequences import UNSCORED
+from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, RopecliError
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.live.lm_head import SplitModel
@@ -67,7 +68,7 @@ class NextTokenLoss(torch.nn.Module):
         only to itself; otherwise tokens attend across such gaps. There is no padding. Returns Σ nll, nats.
         document_labels: see Batch. With them, the gradient is that of Σ nll ÷ document_labels.
         """
-        weigh = self._weighting(ids, labels, positions if packed else None, document_labels)
+        weigh = self._weighting(Batch(ids, labels, positions, packed, document_labels))
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
         # logits in the head's dtype, the loss in float32
@@ -88,15 +89,10 @@ class NextTokenLoss(torch.nn.Module):
             options["attention_mask"] = torch.ones_like(ids)
         return self.split.decode(ids, **options)
 
-    def _weighting(
-        self,
-        ids: torch.Tensor,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None,
-        document_labels: torch.Tensor | None,
-    ) -> Weighting | None:
-        """The weights of the gradient; None if all are 1. positions: of packed documents."""
-        return None if document_labels is None else lambda losses, chunk: 1 / document_labels[:, chunk]
+    def _weighting(self, batch: Batch[torch.Tensor]) -> Weighting | None:
+        """The weights of the gradient; None if all are 1."""
+        counts = batch.document_labels
+        return None if counts is None else lambda losses, chunk: 1 / counts[:, chunk]
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         if not self.offload:
@@ -161,30 +157,25 @@ class LongContextLoss(NextTokenLoss):
         super().__init__(model, **options)
         self._context, self._cap = short_context, cap
 
-    def _weighting(
-        self,
-        ids: torch.Tensor,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None,
-        document_labels: torch.Tensor | None,
-    ) -> Weighting | None:
+    def _weighting(self, batch: Batch[torch.Tensor]) -> Weighting | None:
         if not torch.is_grad_enabled():
             return None
-        short = self._short_losses(ids, labels, positions)
+        short, counts = self._short_losses(batch), batch.document_labels
 
         def weigh(losses: torch.Tensor, chunk: slice) -> torch.Tensor:
             weights = (short[:, chunk] - losses.detach()).clamp(max=math.log(self._cap)).exp()
             weights = torch.where(short[:, chunk].isnan(), 1.0, weights)
-            return weights if document_labels is None else weights / document_labels[:, chunk]
+            return weights if counts is None else weights / counts[:, chunk]
 
         return weigh
 
     @torch.no_grad()
-    def _short_losses(self, ids: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    def _short_losses(self, batch: Batch[torch.Tensor]) -> torch.Tensor:
         """Loss of each label with a short context, nats, shape (batch, tokens); NaN where all of it is short.
 
         Reads the same windows whatever the documents are, since processes that share weights read together.
         """
+        ids, positions = batch.ids, batch.positions if batch.packed else None
         losses = torch.full(ids.shape, math.nan, device=ids.device)
         first = self._context.tokens - 1
         for start, stop in self._context.windows(ids.shape[1]):
@@ -194,7 +185,7 @@ class LongContextLoss(NextTokenLoss):
             with torch.autocast(ids.device.type, enabled=False):
                 hidden = outputs.last_hidden_state[:, first:-1].to(self.split.head.weight.dtype)
                 parts = [
-                    self._losses(outputs, hidden[:, chunk], labels[:, scored][:, chunk])
+                    self._losses(outputs, hidden[:, chunk], batch.labels[:, scored][:, chunk])
                     for chunk in self._chunks(hidden)
                 ]
             losses[:, scored] = torch.cat(parts, dim=1)
@@ -255,44 +246,35 @@ def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> Non
     restart, in the middle. positions: the recipe's key. Raises RecipeError if a gap changes nothing or blocks
     attention, or if a restart does not block it.
     """
+    name, device = type(loss_of.model).__name__, next(loss_of.parameters()).device
+
+    def states(start: int, token: int = _HALF - 1, *, packed: bool = False) -> torch.Tensor:
+        """Shape (tokens, width). start: the position after the middle. token: one before it."""
+        ids = torch.arange(1, 2 * _HALF + 1, device=device)[None]
+        ids[0, _HALF - 2] = token
+        at = torch.tensor([[*range(_HALF), *range(start, start + _HALF)]], device=device)
+        return loss_of.hidden(ids, at, packed).last_hidden_state[0]
+
+    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Up to rounding, which differs when experts get other batches of tokens."""
+        return bool((one - other).abs().max() <= _ROUNDINGS * torch.finfo(one.dtype).eps * one.abs().max())
+
+    def is_blocked(start: int, *, packed: bool) -> bool:
+        """Whether no state after the middle changes with a token before it."""
+        return same(states(start, packed=packed)[_HALF:], states(start, 0, packed=packed)[_HALF:])
+
+    gap = _HALF + _GAP
     with in_evaluation(loss_of):  # without dropout
-        if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
+        if packed and not is_blocked(0, packed=True):
             raise RecipeError(
-                f"{type(loss_of.model).__name__} lets packed documents attend to one another. Use --sequences long "
-                "or concat, or another attn."
+                f"{name} lets packed documents attend to one another. Use --sequences long or concat, or another attn."
             )
-        if positions != "full":
-            gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
-            if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
-                raise RecipeError(
-                    f"{type(loss_of.model).__name__} ignores position_ids, which --positions {positions} needs. Use "
-                    "--positions full."
-                )
-            if not _is_seen_beyond(loss_of, gap, packed=False):
-                raise RecipeError(
-                    f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot "
-                    f"train with --positions {positions}. Try another attn."
-                )
-
-
-def _is_seen_beyond(loss_of: NextTokenLoss, positions: list[int], *, packed: bool) -> bool:
-    """Return whether predictions after the middle change with a token before it."""
-    states, changed = (_states(loss_of, positions, packed=packed, changed=changed) for changed in (False, True))
-    return not _same(states[_HALF:], changed[_HALF:])
-
-
-def _states(
-    loss_of: NextTokenLoss, positions: list[int], *, packed: bool = False, changed: bool = False
-) -> torch.Tensor:
-    """The last hidden states, shape (tokens, width)."""
-    device = next(loss_of.parameters()).device
-    ids = torch.arange(1, 2 * _HALF + 1, device=device)[None]
-    if changed:
-        ids[0, _HALF - 2] = 0
-    return loss_of.hidden(ids, torch.tensor([positions], device=device), packed).last_hidden_state[0]
-
-
-def _same(states: torch.Tensor, references: torch.Tensor) -> bool:
-    """Return whether both are equal up to rounding, which differs when experts get other batches of tokens."""
-    allowed = _ROUNDINGS * torch.finfo(states.dtype).eps * states.abs().max()
-    return bool((states - references).abs().max() <= allowed)
+        if positions != "full" and same(states(_HALF), states(gap)):
+            raise RecipeError(
+                f"{name} ignores position_ids, which --positions {positions} needs. Use --positions full."
+            )
+        if positions != "full" and is_blocked(gap, packed=False):
+            raise RecipeError(
+                f"{name} treats gaps in the positions as document boundaries, so it cannot train with --positions "
+                f"{positions}. Try another attn."
+            )
