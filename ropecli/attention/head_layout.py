@@ -1,9 +1,9 @@
 """Find which dimensions of a head rotate, in which pairs, and prove that the attention can rotate them further.
 
 The proof runs two passes over the same tokens, the second at twice the positions. Queries and keys must differ by
-exactly one more rotation by the positions. The second pass reuses the attention outputs of the first, so that every
-layer sees the same hidden states and any other effect of the positions changes the model's output. For these passes, an
-attention function and a mask function for transformers' interfaces replace the model's own and record their arguments.
+exactly one more rotation by the positions. For these passes, an attention function and a mask function for
+transformers' interfaces replace the model's own and record their arguments. Every token attends to itself alone, so
+that every layer sees the same hidden states in both, and any other effect of the positions changes the model's output.
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
@@ -33,7 +33,7 @@ layout, 0.5."""
 _NAME = "ropecli:layout"
 # arguments that do not change the attention or that the methods support
 _UNDERSTOOD = {
-    *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
+    *("scaling", "dropout", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
 }
 
@@ -52,6 +52,7 @@ class AttentionCall(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
+    scaling: float
     slides: bool
 
     @property
@@ -60,26 +61,15 @@ class AttentionCall(NamedTuple):
         return name if index is None else f"Layer {index} ({name})"
 
 
-class AttentionProbe:
-    """An attention function that records its arguments, and a mask function whose mask it must receive."""
+class AttentionRecorder:
+    """An attention function that records its calls, while every token attends to itself alone, and a mask function."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
-        self._outputs: list[Tensor] = []
-        self._replays = False
-        self._causal: list[bool] = []  # whether each mask is exactly causal
 
-    def replay(self) -> None:
-        """Start a second pass, in which each call returns its output of the first pass."""
-        self._replays, self.calls, self._causal = True, [], []
-
-    def mask(self, *, batch_size: int, mask_function: Any = None, **unused: Any) -> Tensor:
-        """The mask function. Each mask holds only a number that identifies it."""
-        from transformers.masking_utils import causal_mask_function
-
-        number = len(self._causal)
-        self._causal.append(mask_function is causal_mask_function)
-        return torch.full((batch_size, 1, 1, 3), number)
+    def mask(self, **unused: Any) -> Tensor | None:
+        """The mask function."""
+        return None
 
     def __call__(
         self,
@@ -89,20 +79,36 @@ class AttentionProbe:
         value: Tensor,
         attention_mask: Any,
         scaling: float | None = None,
-        dropout: float = 0.0,
         **arguments: Any,
     ) -> tuple[Tensor, None]:
-        """The attention function: causal attention, or the output of the same call in the first pass."""
-        slides = arguments.get("sliding_window") is not None
-        if not self._replays:
-            self._check(type(module).__name__, attention_mask, slides, arguments)
-            self._outputs.append(causal_attention(query, key, value, scaling))
-        output = self._outputs[len(self.calls)]
-        self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), slides))
-        return output, None
+        """The attention function."""
+        from transformers.integrations.sdpa_attention import repeat_kv
 
-    def _check(self, name: str, mask: Any, slides: bool, arguments: dict[str, Any]) -> None:
-        """Raise PatchError for anything other than standard causal attention. name: the module, for messages."""
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        slides = arguments.get("sliding_window") is not None
+        self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), scaling, slides))
+        return repeat_kv(value, query.shape[1] // value.shape[1]).transpose(1, 2).contiguous(), None
+
+    def taken(self) -> list[AttentionCall]:
+        """The calls. Forgets them."""
+        calls, self.calls = self.calls, []
+        return calls
+
+
+class _CausalRecorder(AttentionRecorder):
+    """Refuses everything other than standard causal attention."""
+
+    def mask(self, *, batch_size: int, mask_function: Any = None, **unused: Any) -> Tensor:
+        """The mask function. Each mask holds only whether it is exactly causal, 1 or 0."""
+        from transformers.masking_utils import causal_mask_function
+
+        return torch.full((batch_size, 1, 1, 3), int(mask_function is causal_mask_function))
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
+    ) -> tuple[Tensor, None]:
+        """The attention function. Raises PatchError."""
+        name, mask = type(module).__name__, attention_mask
         unknown = sorted(key for key, value in arguments.items() if value is not None and key not in _UNDERSTOOD)
         if unknown:
             raise PatchError(f"{name} passes unsupported arguments to its attention: {unknown}.")
@@ -110,36 +116,18 @@ class AttentionProbe:
             raise PatchError(
                 f"{name} changes the attention mask, which is not supported (sparse attention, for example)."
             )
-        causal = self._causal[mask.flatten()[0]]
-        if slides == causal:
+        if (arguments.get("sliding_window") is not None) == bool(mask.flatten()[0]):
             raise PatchError(f"{name} has either a sliding_window or a mask that hides part of the context, not both.")
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention. Returns shape (batch, tokens, heads, width), as transformers expects."""
-    key, value = for_every_head(query, key, value)
-    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    return output.transpose(1, 2).contiguous()
-
-
-def for_every_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values as kernels need them that do not support grouped queries."""
-    groups = query.shape[1] // key.shape[1]
-    if groups == 1:
-        return key, value
-    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        return super().__call__(module, query, key, value, attention_mask, **arguments)
 
 
 @contextlib.contextmanager
-def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
-    """Run the model with `probe` as its attention, in evaluation mode and without gradients; restore it at the end.
-
-    probe: an attention function with a method `mask`, the mask function.
-    """
+def attending_by(model: "PreTrainedModel", recorder: AttentionRecorder) -> Iterator[None]:
+    """Run the model with this attention, in evaluation mode and without gradients; restore it at the end."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(_NAME, probe)
-    AttentionMaskInterface.register(_NAME, probe.mask)
+    AttentionInterface.register(_NAME, recorder)
+    AttentionMaskInterface.register(_NAME, recorder.mask)
     try:
         with torch.no_grad(), quiet_transformers(), in_evaluation(model), unpatched_after(model):
             model.set_attn_implementation(_NAME)
@@ -211,17 +199,16 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
 
 def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
     """Run the two passes. Raises PatchError if anything other than queries and keys depends on positions."""
-    probe = AttentionProbe()
-    with attending_by(model, probe):
-        output, first = _run(model), probe.calls
+    recorder = _CausalRecorder()
+    with attending_by(model, recorder):
+        output, first = _run(model), recorder.taken()
         if not first:
             raise PatchError(
                 "No layer uses transformers' attention interface: the model has its own attention code, which cannot "
                 "be replaced."
             )
         change_positions(rotary_tables(model), lambda positions: 2 * positions)
-        probe.replay()
-        output_of_second, second = _run(model), probe.calls
+        output_of_second, second = _run(model), recorder.taken()
     layers = [_Seen(*calls) for calls in zip(first, second, strict=True)]
     for before, after in layers:
         if not all(states.isfinite().all() for states in (before.query, before.key, before.value)):
@@ -239,7 +226,7 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
 def _run(model: "PreTrainedModel") -> Tensor:
     try:
         return model(input_ids=probe_ids(model, _TOKENS), use_cache=False)[0]
-    except Exception as error:  # of the probe; models raise many kinds
+    except Exception as error:  # of the recorder; models raise many kinds
         raise PatchError(
             f"{type(model).__name__} does not run with another attention function, perhaps because it uses the mask "
             f"itself, as sparse attention does: {reason_of(error)}"

@@ -10,7 +10,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from ropecli.attention.head_layout import (
     ALLOWED,
+    AttentionRecorder,
     attending_by,
     change_positions,
     difference,
-    for_every_head,
     layer_label,
 )
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
@@ -178,43 +178,13 @@ def _config_cause(model: "PreTrainedModel", checkpoint: Checkpoint) -> str:
     return "The model's config agrees with config.json, so the rotary module was changed after loading."
 
 
-@dataclass
-class _Recorder:
-    """An attention function that records queries and keys, while every token attends to itself alone."""
-
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
-
-    def mask(self, *unused: Any, **named: Any) -> None:
-        """The mask function."""
-
-    def __call__(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        scaling: float | None = None,
-        **unused: Any,
-    ) -> tuple[Tensor, None]:
-        """The attention function."""
-        self.calls.append((module, query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key))
-        value, _ = for_every_head(query, value, value)
-        return value.transpose(1, 2).contiguous(), None
-
-    def taken(self, module: nn.Module) -> list[Tensor]:
-        """The queries, with the softmax scale, and keys of a module's calls. Forgets all calls."""
-        calls, self.calls = self.calls, []
-        return [tensor for caller, query, key in calls if caller is module for tensor in (query, key)]
-
-
 class _Comparison:
     """Compares each attention module with transformers' own code, from forward hooks.
 
     labels: the layer types that have a rotary table. recorder: the model's attention function.
     """
 
-    def __init__(self, labels: Collection[str | None], recorder: _Recorder) -> None:
+    def __init__(self, labels: Collection[str | None], recorder: AttentionRecorder) -> None:
         self.labels, self.recorder = labels, recorder
         self.rotations: dict[str | None, tuple[Tensor, ...]] = {}
         self.proved: set[nn.Module] = set()
@@ -225,12 +195,12 @@ class _Comparison:
         self.rotations[named.get("layer_type", args[2] if len(args) > 2 else None)] = tensors_of(output)
 
     def attended(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        live, stock = self.recorder.taken(module), _stock_class(type(module))
+        live, stock = self._rotated_by(module), _stock_class(type(module))
         assert stock is not None
         twin = stock.__new__(stock)
         twin.__dict__.update({key: value for key, value in vars(module).items() if key != "forward"})
         stock.forward(twin, *args, **named)
-        expected = self.recorder.taken(twin)
+        expected = self._rotated_by(twin)
         if not expected:  # it only holds the attention, or does not use transformers' interface
             return
         name = f"Layer {getattr(module, 'layer_idx', '?')} ({type(module).__name__})"
@@ -256,6 +226,11 @@ class _Comparison:
         else:
             self.proved.add(module)
 
+    def _rotated_by(self, module: nn.Module) -> list[Tensor]:
+        """The queries, with the softmax scale, and keys of a module's calls."""
+        calls = [call for call in self.recorder.taken() if call.module is module]
+        return [tensor for call in calls for tensor in (call.query * call.scaling, call.key)]
+
     def _has_its_rotation(self, module: nn.Module, embeddings: Any) -> bool:
         """Return whether the cos and sin that a layer gets, if any, are those of the rotary module for its type."""
         with contextlib.suppress(PatchError):  # a layer of an unknown type
@@ -268,7 +243,7 @@ class _Comparison:
 
 def _check_attention(model: nn.Module, positions: Positions, check: LoadedCheck) -> LoadedCheck:
     """Add the attention to a check of the tables that found no differences."""
-    loaded, recorder = unwrapped(model), _Recorder()
+    loaded, recorder = unwrapped(model), AttentionRecorder()
     tables = rotary_tables(loaded)
     comparison = _Comparison({table.layer_type for table in tables}, recorder)
     last = max(rope.scaled_length for rope in positions.ropes.values()) - 1

@@ -21,7 +21,7 @@ RUN, STAGES = "run.yaml", "stages"
 README = "README.md"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-WEIGHTS = "*.safetensors"
+WEIGHTS, WHOLE, INDEX = "*.safetensors", "model.safetensors", "model.safetensors.index.json"
 _TERMS = ["LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]
 # Files that are copied to a new folder. Code is copied only if the config refers to it.
 CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", *_TERMS]
@@ -51,7 +51,7 @@ def weights_in(folder: Path) -> list[Path]:
 
 def indexed_weights(folder: Path) -> list[str]:
     """The names of the files in model.safetensors.index.json; empty without one. Raises CheckpointError."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if not is_own_file(index):
         return []
     listed = read_json(index).get("weight_map")

@@ -18,6 +18,7 @@ from ropecli.checkpoint.files import (
     PROVENANCE,
     TOKENIZER_CONFIG,
     WEIGHTS,
+    WHOLE,
     indexed_weights,
     is_file,
     is_of_mistral,
@@ -68,7 +69,10 @@ class Checkpoint:
         return read_record(self.configured)
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files. Raises CheckpointError if there are none, or one is missing or damaged."""
+        """The safetensors files that transformers reads: some folders have the same weights in another form as well.
+
+        Raises CheckpointError if there are none, or one is missing or damaged.
+        """
         if self.base:
             return self.base.weight_files()
         files = weights_in(self.folder)
@@ -77,7 +81,7 @@ class Checkpoint:
         if missing := sorted(set(listed) - names):
             what = f"the index of the weights lists {missing[0][:100]}, which is not in {self.folder}"
             raise CheckpointError(f"{self.name}: {what}.")
-        if listed and "model.safetensors" in names.difference(listed):
+        if listed and WHOLE in names.difference(listed):
             raise CheckpointError(
                 f"{self.name}: {self.folder} has the weights twice: transformers reads model.safetensors, other "
                 f"engines the files of its index, such as {listed[0]}. Remove the older ones."
@@ -88,9 +92,10 @@ class Checkpoint:
             if other := next(self.folder.glob(WEIGHTS), None):
                 hint = f" {other.name} is in Mistral's own format, which transformers does not read: convert it."
             raise CheckpointError(f"{self.name}: no *.safetensors weights in {self.folder}.{hint}")
-        for path in files:
-            _check_header(path)
-        return files
+        in_use = listed or sorted({WHOLE} & names or names)
+        for name in in_use:
+            _check_header(self.folder / name)
+        return [self.folder / name for name in in_use]
 
     def files(self) -> list[Path]:
         """The files to copy: all files of the checkpoint except config.json, ropecli's own, and `skipped_files`.

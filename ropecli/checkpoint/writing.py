@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
-from ropecli.checkpoint.files import PROVENANCE
+from ropecli.checkpoint.files import PROVENANCE, WEIGHTS
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import Provenance, entry, other_notes, read_provenance
@@ -121,11 +121,10 @@ def _place_files(
 
     Only weights are linked, because users edit the small files.
     """
-    weights = source.weight_files()
     copied = 0
     for file in source.files():
-        linked = place(file, folder / file.name, link=link and file in weights)
-        copied += file.stat().st_size if file in weights and not linked else 0
+        linked = place(file, folder / file.name, link=link and file.match(WEIGHTS))
+        copied += file.stat().st_size if file.match(WEIGHTS) and not linked else 0
     if tokenizer_config is not None:
         write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
     if link and copied:
@@ -203,6 +202,7 @@ def revert_to(
     reversal: Reversal, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
 ) -> None:
     """Write the original checkpoint. link, say: see write_patch. Raises OSError, OutputError: nothing is written."""
+    reversal.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, reversal.config)
         if reversal.notes:

@@ -13,6 +13,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import entry
 from ropecli.errors import CheckpointError, NotFiniteError, reason_of, shown
 from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.tensors import ties_head
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -126,7 +127,7 @@ def _load_trained_in_full(
         model.resize_token_embeddings(min(rows), mean_resizing=False)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_adapted = False
-    if head is not None and head.weight is embeddings.weight:
+    if ties_head(model):
         pair = [trained[name] for name in names.values() if name in trained]
         is_adapted = any(PREFIX + name.removesuffix(".weight") in adapted for name in names.values())
         if is_adapted or len(pair) == 1 or (pair and not torch.equal(*pair)):

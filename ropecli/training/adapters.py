@@ -17,6 +17,7 @@ from ropecli.checkpoint.files import ADAPTER_WEIGHTS
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import RecipeError
 from ropecli.live.adapter import PREFIX, Tensors
+from ropecli.live.tensors import named_tensors, ties_head
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -87,9 +88,8 @@ def _train_in_full(model: "PreTrainedModel") -> None:
     float32 outputs would double the memory of hidden states, and without autocast would meet weights of another dtype.
     """
     embeddings: Any = model.get_input_embeddings()
-    dtype, lm_head = embeddings.weight.dtype, model.get_output_embeddings()
-    tied = lm_head is not None and lm_head.weight is embeddings.weight
-    head = [name for name, module in model.named_modules() if tied and module is lm_head]
+    dtype, tied_head = embeddings.weight.dtype, model.get_output_embeddings() if ties_head(model) else None
+    head = [name for name, module in model.named_modules() if module is tied_head]
     names = [name for name, module in _decoder_modules(model).items() if module is embeddings or _is_norm(module)]
 
     def cast_output(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -149,7 +149,8 @@ def save_only_trained(accelerator: Any) -> None:
 
 def _drop_frozen(models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
     for model, state in zip(models, weights, strict=False):  # FSDP passes no weights
-        for name in state.keys() - _trained_tensors(model).keys():
+        trained = {name for names, tensor in named_tensors(model) if tensor.requires_grad for name in names}
+        for name in state.keys() - trained:
             del state[name]
 
 
@@ -159,22 +160,19 @@ def _load_trained(models: list[nn.Module], folder: str) -> None:
         models.pop().load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
 
 
-def _trained_tensors(model: nn.Module) -> Tensors:
-    """By name; a tied tensor under each of its names."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: parameter for name, parameter in named if parameter.requires_grad}
-
-
 def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> Tensors:
     """The trained tensors on the CPU, under peft's names.
 
-    state: their full tensors under the model's own names, if the model holds shards. A tied tensor is listed under each
-    of its names: peft does not detect all ties, and would not update the head.
+    state: full tensors under the model's own names, if the model holds shards. A tied tensor is listed under each of
+    its names: peft does not detect all ties, and would not update the head.
     """
     from peft import get_peft_model_state_dict
 
-    trained = _trained_tensors(model) if state is None else state
-    full = {name: tensor.detach().cpu().clone() for name, tensor in trained.items()}
+    full: Tensors = {}
+    for names, tensor in named_tensors(model):
+        if tensor.requires_grad:
+            value = tensor if state is None else next(state[name] for name in names if name in state)
+            full |= {name: value.detach().cpu().clone() for name in names}
     lora = get_peft_model_state_dict(model, full, ADAPTER, save_embedding_layers=False)
     in_full = {name: tensor for name, tensor in full.items() if f".{ADAPTER}." not in name}
     return {PREFIX + name: tensor.contiguous() for name, tensor in {**lora, **in_full}.items()}

@@ -23,6 +23,7 @@ from ropecli.config.fields import section_of
 from ropecli.errors import NotFiniteError, OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
+from ropecli.live.tensors import named_tensors
 from ropecli.messages import warn
 from ropecli.training.adapters import adapter_tensors, lora_config, save_adapter
 from ropecli.training.sharded_weights import FileTensor, stored_tensors, write_gathered
@@ -47,8 +48,8 @@ def write_result(
 ) -> None:
     """Write a trained model as a whole checkpoint or as an adapter.
 
-    checkpoint: the source. settings: recorded in ropecli.yaml. state: of gather_state, if the model holds shards.
-    gathered: instead of state, (source file, name, full tensor) of all.
+    checkpoint: the source. settings: recorded in ropecli.yaml. state: full tensors on the CPU under the model's own
+    names, if the model holds shards. gathered: instead of state, (source file, name, full tensor) of all.
     Raises OutputError; CheckpointError if the source no longer exists.
     """
     notes: dict[str, Any] = {_RECORD: settings}
@@ -145,13 +146,12 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
     dtypes = _source_dtypes(checkpoint)
     # for tensors that transformers renames or fuses on loading
     most_common = Counter(dtypes.values()).most_common(1)[0][0]
-    tensors = model.state_dict() if state is None else state
-    cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
-    for key, value in tensors.items():
-        if key in dtypes or value.data_ptr() not in cast:
-            dtype = dtypes.get(key, most_common) if value.is_floating_point() else value.dtype
-            cast[value.data_ptr()] = value.detach().to("cpu", dtype)
-    written = {key: cast[value.data_ptr()] for key, value in tensors.items()}
+    written: Tensors = {}
+    for names, tensor in named_tensors(model):  # tied ones, which are written once, may have one name in `state`
+        value = tensor if state is None else next(state[name] for name in names if name in state)
+        dtype = next((dtypes[name] for name in names if name in dtypes), most_common)
+        cast = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype)
+        written |= dict.fromkeys(names, cast)
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=written)
 

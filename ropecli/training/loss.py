@@ -20,6 +20,7 @@ from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, RopecliError
 from ropecli.evaluation.protocols import ShortContext
+from ropecli.live.devices import probe_ids
 from ropecli.live.lm_head import SplitModel
 from ropecli.live.skeleton import make_small_model
 
@@ -246,13 +247,14 @@ def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> Non
     restart, in the middle. positions: the recipe's key. Raises RecipeError if a gap changes nothing or blocks
     attention, or if a restart does not block it.
     """
-    name, device = type(loss_of.model).__name__, next(loss_of.parameters()).device
+    name = type(loss_of.model).__name__
 
-    def states(start: int, token: int = _HALF - 1, *, packed: bool = False) -> torch.Tensor:
-        """Shape (tokens, width). start: the position after the middle. token: one before it."""
-        ids = torch.arange(1, 2 * _HALF + 1, device=device)[None]
-        ids[0, _HALF - 2] = token
-        at = torch.tensor([[*range(_HALF), *range(start, start + _HALF)]], device=device)
+    def states(start: int, *, packed: bool = False, changed: bool = False) -> torch.Tensor:
+        """Shape (tokens, width). start: the position after the middle. changed: whether a token before it is."""
+        ids = probe_ids(loss_of.model, 2 * _HALF)
+        if changed:
+            ids[0, _HALF - 2] = 0
+        at = torch.tensor([[*range(_HALF), *range(start, start + _HALF)]], device=ids.device)
         return loss_of.hidden(ids, at, packed).last_hidden_state[0]
 
     def same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -261,7 +263,7 @@ def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> Non
 
     def is_blocked(start: int, *, packed: bool) -> bool:
         """Whether no state after the middle changes with a token before it."""
-        return same(states(start, packed=packed)[_HALF:], states(start, 0, packed=packed)[_HALF:])
+        return same(states(start, packed=packed)[_HALF:], states(start, packed=packed, changed=True)[_HALF:])
 
     gap = _HALF + _GAP
     with in_evaluation(loss_of):  # without dropout

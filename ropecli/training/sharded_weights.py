@@ -22,11 +22,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ropecli.attention import load_model
-from ropecli.checkpoint.files import indexed_weights
+from ropecli.checkpoint.files import INDEX, WHOLE
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, RopecliError
 from ropecli.live.skeleton import build_model
 from ropecli.live.stock_transformers import read_stock_config
+from ropecli.live.tensors import local_part, named_tensors
 from ropecli.training.adapters import trainable
 from ropecli.training.launch import Launch
 
@@ -51,7 +52,7 @@ class UnreadModel:
 
     def read(self, launch: Launch) -> None:
         """Fill this process's part of all tensors. All processes call it, after sharding. Raises CheckpointError."""
-        targets = _targets(self.model)
+        targets = _tensors_of(self.model)
         if not self.files:
             _send_from_main(launch, self.checkpoint, targets)
             return
@@ -63,7 +64,7 @@ class UnreadModel:
 
     def gathered(self) -> Iterator[FileTensor]:
         """Yield all tensors in the order of the files. All processes exhaust it together."""
-        targets = {name: target for names, target in _targets(self.model) for name in names}
+        targets = {name: target for names, target in _tensors_of(self.model) for name in names}
         for name, file in sorted(self.files.items(), key=lambda item: (item[1], item[0])):
             yield file, name, _full(targets[name].detach())
 
@@ -75,7 +76,7 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
     """
     from transformers.initialization import no_init_weights
 
-    checkpoint.weight_files()
+    paths = checkpoint.weight_files()
     config = read_stock_config(checkpoint.folder, checkpoint.name)
     attention = {} if attn == "auto" else {"attn_implementation": attn}
     with no_init_weights():
@@ -84,15 +85,8 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if any(f".{part}." in f".{name}." for part in model._keep_in_fp32_modules_strict or ()):
             tensor.data = tensor.data.float()
-    files = {} if checkpoint.base else _readable_files(model, _files_in_use(checkpoint))  # an adapter has to be merged
+    files = {} if checkpoint.base else _readable_files(model, paths)  # an adapter has to be merged
     return UnreadModel(checkpoint, model.eval(), files)
-
-
-def _files_in_use(checkpoint: Checkpoint) -> list[Path]:
-    """The files that transformers reads; some folders have the same weights in another form as well."""
-    folder, name = checkpoint.folder, "model.safetensors"
-    names = [name] if (folder / name).is_file() else indexed_weights(folder)
-    return [folder / name for name in names] or checkpoint.weight_files()
 
 
 def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
@@ -100,7 +94,8 @@ def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str
     files, shapes = {}, {}
     for path, name, tensor in stored_tensors(paths):
         files[name], shapes[name] = path, tensor.get_shape()
-    matches = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in _targets(model)]
+    targets = _tensors_of(model)
+    matches = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
     exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)
     return files if exact and not is_converted(model) else {}
 
@@ -121,22 +116,11 @@ def is_converted(model: "PreTrainedModel") -> bool:
     return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
 
 
-def _named_tensors(model: "PreTrainedModel") -> dict[torch.Tensor, list[str]]:
-    """The names of each parameter and saved buffer. Tied ones have several."""
-    unsaved = {name for name, _ in model.named_non_persistent_buffers()}
-    named: dict[torch.Tensor, list[str]] = {}
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
-        if name not in unsaved:
-            named.setdefault(tensor, []).append(name)
-    return named
-
-
-def _targets(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:
-    """(names in the checkpoint, tensor) of all tensors that are not an adapter's."""
+def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:
+    """`named_tensors` under their names in the checkpoint, where peft has not inserted those of its wrappers."""
     return [
-        # peft inserts this into the names of the layers that it wraps
         ([name.replace(".base_layer.", ".") for name in names], tensor)
-        for tensor, names in _named_tensors(model).items()
+        for names, tensor in named_tensors(model)
         if ".lora_" not in names[0]
     ]
 
@@ -155,11 +139,13 @@ def _send_from_main(launch: Launch, checkpoint: Checkpoint, targets: list[tuple[
 
     def load() -> str:
         try:
-            state.update(load_model(checkpoint, dtype="float32", device="cpu").state_dict())
+            model = load_model(checkpoint, dtype="float32", device="cpu")
         except RopecliError as error:
             return str(error)
-        if untied := [names for names, _ in targets if len({state[name].data_ptr() for name in names}) > 1]:
-            tied = " and ".join(untied[0])
+        state.update(model.state_dict())
+        loaded = [names for names, _ in named_tensors(model)]
+        if untied := next((names for names, _ in targets if len(names) > 1 and names not in loaded), None):
+            tied = " and ".join(untied)
             return f"{checkpoint.name}: config.json ties {tied}, but their values differ in the weight files."
         return ""
 
@@ -173,7 +159,7 @@ def _send_from_main(launch: Launch, checkpoint: Checkpoint, targets: list[tuple[
             dtype = torch.float32 if target.is_floating_point() else target.dtype
             values = torch.empty(target.shape, dtype=dtype, device=part.device)
         if isinstance(target, DTensor):
-            values = distribute_tensor(values, target.device_mesh, target.placements).to_local()
+            values = local_part(distribute_tensor(values, target.device_mesh, target.placements))
         else:
             distributed.broadcast(values, 0)
         part.copy_(values)
@@ -191,15 +177,9 @@ def write_gathered(
             folder / name,
             metadata={"format": "pt"},
         )
-    index = checkpoint.folder / "model.safetensors.index.json"
-    if name != "model.safetensors" and index.is_file():
+    index = checkpoint.folder / INDEX
+    if name != WHOLE and index.is_file():
         shutil.copy(index, folder / index.name)  # the same tensors, dtypes and files
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor, which may be written to."""
-    part = tensor.detach()
-    return part.to_local() if isinstance(part, DTensor) else part
 
 
 @torch.no_grad()
@@ -210,16 +190,13 @@ def all_finite(launch: Launch, model: torch.nn.Module) -> bool:
 
 
 def gather_state(launch: Launch, model: "PreTrainedModel", *, only_trained: bool) -> dict[str, torch.Tensor]:
-    """The full tensors of a sharded model on the CPU of the main process, a tied one under each of its names.
-
-    All processes call it together.
-    """
-    state: dict[str, torch.Tensor] = {}
-    for tensor, names in _named_tensors(model).items():
-        if tensor.requires_grad or not only_trained:
-            full = _full(tensor.detach())
-            if launch.is_main:
-                state |= dict.fromkeys(names, full.cpu())
+    """The full tensors of a sharded model, on the CPU of the main process. All processes call it together."""
+    tensors = trainable(model) if only_trained else model.state_dict().items()
+    state = {}
+    for name, tensor in tensors:
+        full = _full(tensor.detach())
+        if launch.is_main:
+            state[name] = full.cpu()
     return state
 
 

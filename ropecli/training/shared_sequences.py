@@ -47,6 +47,7 @@ def share_attention(model: Any, size: int, groups: int, device: str) -> None:
     import ringmaster
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import repeat_kv
 
     text = model.config.get_text_config()
     mesh = init_device_mesh(device, (groups, size), mesh_dim_names=("data", "cp"))
@@ -74,7 +75,7 @@ def share_attention(model: Any, size: int, groups: int, device: str) -> None:
                 f"context_parallel_size {size} would lose {lost[0]} of {type(module).__name__}. Set it to 1."
             )
         if key.shape[1] % size:
-            key, value = (for_every_rank(tensor, size) for tensor in (key, value))
+            key, value = (repeat_kv(tensor, repeats(tensor, size)) for tensor in (key, value))
             module.num_key_value_groups = query.shape[1] // key.shape[1]  # transformers repeats wide heads by it
         return shared(module, query, key, value, mask, **arguments)
 
@@ -99,10 +100,10 @@ def part_of(batch: Batch, rank: int, ranks: int) -> Batch:
     return Batch(batch.ids[:, part], batch.labels[:, part], positions[:, part], True, counts)
 
 
-def for_every_rank(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Repeat the heads of keys or values, shape (batch, heads, tokens, width), until each process has as many."""
+def repeats(tensor: torch.Tensor, ranks: int) -> int:
+    """How often to repeat the heads of keys or values, dimension 1, so that each process has as many."""
     heads = tensor.shape[1]
-    return tensor.repeat_interleave(math.lcm(heads, ranks) // heads, dim=1) if heads % ranks else tensor
+    return math.lcm(heads, ranks) // heads
 
 
 def sharing_faults(size: int, model: "PreTrainedModel", recipe: Recipe, length: int) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, shown
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS, build_model, decoder_layers
+from ropecli.live.tensors import ties_head
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps
 from ropecli.training.recipe_schema import Recipe
@@ -50,7 +51,6 @@ class ModelShape:
 
 def model_shape(model: "PreTrainedModel") -> ModelShape:
     text = model.config.get_text_config()
-    head: Any = model.get_output_embeddings()
     embeddings: Any = model.get_input_embeddings()
     experts, chosen = (
         next((value for key in keys if (value := getattr(text, key, None))), None) for keys in (EXPERTS, CHOSEN_EXPERTS)
@@ -63,8 +63,8 @@ def model_shape(model: "PreTrainedModel") -> ModelShape:
         active += used
         if parameter.ndim >= 2 and parameter is not embeddings.weight:
             matmul += used
-    if head is not None and head.weight is embeddings.weight:
-        matmul += head.weight.numel()
+    if ties_head(model):
+        matmul += embeddings.weight.numel()
     return ModelShape(total, active, matmul, tuple(_attention(text)))
 
 

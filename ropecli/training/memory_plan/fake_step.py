@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ropecli.attention.attention_function import make_kernel
-from ropecli.attention.head_layout import for_every_head
 from ropecli.config.layers import RECURRENT
 from ropecli.config.saved_remapping import method_of
 from ropecli.config.settings import read_settings
@@ -39,7 +38,7 @@ from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.shared_sequences import for_every_rank
+from ropecli.training.shared_sequences import repeats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -146,25 +145,23 @@ class FakeSteps:
         with counter:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
                 loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-            counter.owner = "head"
             loss.backward(inputs=trained)
         for hook in hooks:
             hook.remove()
 
         def peak(phase: str, held: int, gradients: int) -> Peak:
             live = counter.peaks[phase]
-            working = sum(live[phase] for phase in ("loss", "head", "layers", "embeddings"))
+            working = sum(live[phase] for phase in ("head", "layers", "embeddings"))
             activations = live.total() - working - live["gradients"]
             return Peak(activations + held, working, live["gradients"] + gradients)
 
-        in_loss, in_head = (self._of_others(counter.peaks[phase]) for phase in ("loss", "head"))
+        held = self._of_others(counter.peaks["head"])
         gradients = 0 if accumulates else 4 * trained_in_others // shards
         return FakeStep(
             # the backward pass of the layers begins with all activations, and ends with all gradients
             peaks=[
-                peak("loss", in_loss, 0),
-                peak("head", in_head, 0),
-                peak("layers", in_head, 0),
+                peak("head", held, 0),
+                peak("layers", held, 0),
                 peak("layers", 0, gradients),
                 peak("embeddings", 0, gradients),
             ],
@@ -310,7 +307,7 @@ class _WatchedLoss(NextTokenLoss):
 
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
-        self.counter.owner = "loss"
+        self.counter.owner = "head"
         self._enter_at(outputs.last_hidden_state, "layers")
         return outputs
 
@@ -407,7 +404,9 @@ def _memory_efficient(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, None]:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
-    key, value = for_every_head(query, key, value)
+    from transformers.integrations.sdpa_attention import repeat_kv
+
+    key, value = (repeat_kv(tensor, query.shape[1] // tensor.shape[1]) for tensor in (key, value))
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]
@@ -419,7 +418,9 @@ def _shared(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Tensor:
 
     It sees this process's tokens and all heads, which takes as much as all tokens and a share of the heads.
     """
-    key, value = (for_every_rank(tensor, ranks) for tensor in (key, value))
+    from transformers.integrations.sdpa_attention import repeat_kv
+
+    key, value = (repeat_kv(tensor, repeats(tensor, ranks)) for tensor in (key, value))
     grouped = query.shape[1] != key.shape[1]
     if grouped:
         (query,), (key, value) = Exchange.apply(query[None]), Exchange.apply(torch.stack([key, value]))
