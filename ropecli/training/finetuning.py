@@ -47,7 +47,7 @@ from ropecli.training.loss import (
     explain_out_of_memory,
     small_loss,
 )
-from ropecli.training.memory_plan.setups import resolve_checkpointing
+from ropecli.training.memory_plan.setups import agree_on_checkpointing
 from ropecli.training.recipe_schema import Patch, Recipe
 from ropecli.training.sharded_weights import UnreadModel, all_finite, build_unread, gather_state
 from ropecli.training.stages import Stage, heading, plan_patch
@@ -142,12 +142,11 @@ def _clear(stage: Stage, folder: Path, patched: Path) -> None:
 
 @dataclass
 class _Run:
-    """A stage, prepared. recipe: the stage's, with what was left to this machine. settings: recorded with the run.
+    """A stage, prepared. recipe: with what was left to this machine. settings: recorded with the run.
 
     module: the loss, which the engine wraps. unread: the model, if its weights are read after that.
     """
 
-    stage: Stage
     recipe: Recipe
     launch: Launch
     checkpoint: Checkpoint
@@ -221,7 +220,7 @@ def _prepare(
     launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
     recorded = launch.from_main(lambda: get_path(run_folder.read_run(output), "resolved.gradient_checkpointing"))
-    recipe = resolve_checkpointing(launch, model.config, recipe, stage.length, recorded, say)
+    recipe = agree_on_checkpointing(launch, model.config, recipe, stage.length, recorded, say)
     refuse_unsuitable(launch, model, recipe, stage.length)
     loss_of = _make_loss(model, recipe, unread, stage)
     scoring = scoring or make_validation(recipe, checkpoint, tokenizer, stage.longest, launch, say)
@@ -241,7 +240,7 @@ def _prepare(
     }
     optimizer = make_optimizer(loss_of, recipe)
     opened = (launch, checkpoint, output, listener, stream, scoring, model, unread)
-    return _Run(stage, recipe, *opened, loss_of, optimizer, settings)
+    return _Run(recipe, *opened, loss_of, optimizer, settings)
 
 
 def _run_stage(run: _Run) -> None:

@@ -192,12 +192,8 @@ def all_finite(launch: Launch, model: torch.nn.Module) -> bool:
 def gather_state(launch: Launch, model: "PreTrainedModel", *, only_trained: bool) -> dict[str, torch.Tensor]:
     """The full tensors of a sharded model, on the CPU of the main process. All processes call it together."""
     tensors = trainable(model) if only_trained else model.state_dict().items()
-    state = {}
-    for name, tensor in tensors:
-        full = _full(tensor.detach())
-        if launch.is_main:
-            state[name] = full.cpu()
-    return state
+    gathered = ((name, _full(tensor.detach())) for name, tensor in tensors)
+    return {name: full.cpu() for name, full in gathered if launch.is_main}
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:

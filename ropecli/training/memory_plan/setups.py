@@ -107,19 +107,21 @@ def find_setup(
     if refused := next(launch_faults(launch, model, recipe, length), ""):
         return Setup(launch, recipe, {}, MemoryEstimate(), 0, False, refused)
 
-    def setup_with(changes: dict[str, Any]) -> Setup:
-        changed = recipe.model_copy(update=changes)
+    def setup_with(keys: dict[str, Any]) -> Setup:
+        changed = recipe.model_copy(update=keys)
         estimate = estimator.estimate(changed, length, launch)
         needed = host_memory(estimator, estimate, changed, launch)
-        listed = {key: value for key, value in changes.items() if getattr(recipe, key) not in (value, "auto")}
+        listed = {key: value for key, value in keys.items() if getattr(recipe, key) not in (value, "auto")}
         return Setup(launch, changed, listed, estimate, needed, estimate.total <= memory and needed <= host)
 
-    changes = [one for one in changes if not any(launch_faults(launch, model, recipe.model_copy(update=one), length))]
+    changes = [
+        keys for keys in changes if not any(launch_faults(launch, model, recipe.model_copy(update=keys), length))
+    ]
     last = setup_with(changes[-1])
     if last.estimate.total > memory:  # then so do all others
         return last
     recipe = estimator.resolve_checkpointing(recipe, length, launch, memory)
-    return next((setup for one in changes if (setup := setup_with(one)).fits), last)
+    return next((setup for keys in changes if (setup := setup_with(keys)).fits), last)
 
 
 def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> int:
@@ -170,7 +172,7 @@ def memory_of(device: Any) -> int:
     return total_memory(device) // (read_ranks().local_count if device.type == "cpu" else 1)
 
 
-def resolve_checkpointing(
+def agree_on_checkpointing(
     launch: Launch, config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
 ) -> Recipe:
     """Replace gradient_checkpointing: auto, as the main process estimates it. All processes call it together.
