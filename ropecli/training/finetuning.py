@@ -238,9 +238,8 @@ def _prepare(
         "processes": launch.world,
         "resolved": recipe.model_dump(mode="json", include={"mixed_precision", "gradient_checkpointing"}),
     }
-    optimizer = make_optimizer(loss_of, recipe)
-    opened = (launch, checkpoint, output, listener, stream, scoring, model, unread)
-    return _Run(recipe, *opened, loss_of, optimizer, settings)
+    optimizer, trained = make_optimizer(loss_of, recipe), (model, unread, loss_of)
+    return _Run(recipe, launch, checkpoint, output, listener, stream, scoring, *trained, optimizer, settings)
 
 
 def _run_stage(run: _Run) -> None:
@@ -285,13 +284,12 @@ def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreT
 
 def _make_loss(model: "PreTrainedModel", recipe: Recipe, unread: UnreadModel | None, stage: Stage) -> NextTokenLoss:
     """Create the loss in training mode. A small model tells what the head of an unread one does."""
-    split = SplitModel(model, like=small_loss(model.config, recipe.attn).split) if unread else None
-    options: dict[str, Any] = {"offload": recipe.offload_activations, "split": split}
+    like = small_loss(model.config, recipe.attn).split if unread else None
+    options: dict[str, Any] = {"offload": recipe.offload_activations, "split": SplitModel(model, like=like)}
+    loss_of = NextTokenLoss(model, **options)
     if recipe.loss == "longce":
         short = short_context(stage.positions.pretraining_length)
-        loss_of: NextTokenLoss = LongContextLoss(model, short, recipe.longce_cap, **options)
-    else:
-        loss_of = NextTokenLoss(model, **options)
+        loss_of = LongContextLoss(model, short, recipe.longce_cap, **options)
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)

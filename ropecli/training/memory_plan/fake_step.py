@@ -145,23 +145,26 @@ class FakeSteps:
         with counter:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
                 loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
+            counter.owner = "head"
             loss.backward(inputs=trained)
         for hook in hooks:
             hook.remove()
 
         def peak(phase: str, held: int, gradients: int) -> Peak:
             live = counter.peaks[phase]
-            working = sum(live[phase] for phase in ("head", "layers", "embeddings"))
+            working = sum(live[phase] for phase in ("loss", "head", "layers", "embeddings"))
             activations = live.total() - working - live["gradients"]
             return Peak(activations + held, working, live["gradients"] + gradients)
 
-        held = self._of_others(counter.peaks["head"])
+        # until its end, the forward pass also holds the weights that autocast has cast
+        in_loss, in_head = (self._of_others(counter.peaks[phase]) for phase in ("loss", "head"))
         gradients = 0 if accumulates else 4 * trained_in_others // shards
         return FakeStep(
             # the backward pass of the layers begins with all activations, and ends with all gradients
             peaks=[
-                peak("head", held, 0),
-                peak("layers", held, 0),
+                peak("loss", in_loss, 0),
+                peak("head", in_head, 0),
+                peak("layers", in_head, 0),
                 peak("layers", 0, gradients),
                 peak("embeddings", 0, gradients),
             ],
@@ -307,7 +310,7 @@ class _WatchedLoss(NextTokenLoss):
 
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
-        self.counter.owner = "head"
+        self.counter.owner = "loss"
         self._enter_at(outputs.last_hidden_state, "layers")
         return outputs
 
