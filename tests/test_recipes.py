@@ -95,9 +95,8 @@ def test_recipe_fits_on_eight_gpus(name, tmp_path):
     """On eight GPUs of 80 GB, in every stage, patched as it says, by FSDP2, which does not refuse it."""
     from transformers import AutoConfig
 
-    from ropecli.training.launch import Launch
+    from ropecli.training.launch import Launch, launch_faults
     from ropecli.training.memory_plan.estimate import MemoryEstimator
-    from ropecli.training.refusals import launch_faults
 
     path = ROOT / "finetune" / f"{name}.yaml"
     (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))

@@ -14,7 +14,7 @@ from ropecli.messages import Span, progress_bar, say, say_opening, show, warn
 from ropecli.options import DATA, OUTPUT, CheckpointName, OutputFolder, Revision
 from ropecli.ranks import read_ranks
 from ropecli.signature import Flag, Interval, command
-from ropecli.training.recipe_options import RecipeFile, RecipeKeys
+from ropecli.training.recipe_files import RecipeFile, RecipeKeys, recipe_path
 
 if TYPE_CHECKING:
     from ropecli.training.loop import TrainingProgress
@@ -78,7 +78,6 @@ def finetune(
     if not (shared["data"] or recipe or further.keys() & {"data", "mixture", "stages"}):
         raise RecipeError("Set --data SOURCE, the texts to train on, or --recipe with a recipe that names them.")
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.recipe_files import recipe_path
     from ropecli.training.recipe_schema import make_recipe
 
     full_recipe = make_recipe(recipe_path(optional_path(recipe)), {**keys, **further})
@@ -95,7 +94,7 @@ def finetune(
         return _run(stages, as_path(output), resume, total)
     for stage in stages:
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
-        for warning in stage.warnings:
+        for warning in stage.warnings():
             warn(number + warning)
     sentences = describe(stages, read_ranks().count)
     return FinetuneResult(checkpoint, None, total, tuple(sentences), tuple(sequences))

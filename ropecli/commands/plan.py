@@ -11,7 +11,7 @@ from ropecli.errors import RecipeError
 from ropecli.messages import say_opening, warn
 from ropecli.options import TOKENS, CheckpointName, Revision
 from ropecli.signature import Flag, Interval, command
-from ropecli.training.recipe_options import RecipeFile
+from ropecli.training.recipe_files import RecipeFile, recipe_path
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ def plan(
     from ropecli.checkpoint.state import read_state
     from ropecli.live.devices import total_memory
     from ropecli.training.memory_plan.plan_report import make_report
-    from ropecli.training.recipe_files import recipe_path
     from ropecli.training.recipe_schema import make_recipe
     from ropecli.training.stages import plan_stages
 

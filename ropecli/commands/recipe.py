@@ -1,22 +1,20 @@
 """`ropecli recipe`: lists the recipes that come with ropecli, or prints one."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_doc import Doc
 
 from ropecli.errors import RecipeError
 from ropecli.signature import command
-
-if TYPE_CHECKING:
-    from ropecli.training.recipe_files import ShippedFile
+from ropecli.training.recipe_files import ShippedFile, find_file, recipe_files
 
 
 @dataclass(frozen=True)
 class RecipeList:
     """recipes: the listed files. single: whether the user asked for a single one. path: whether for paths."""
 
-    recipes: "tuple[ShippedFile, ...]" = ()
+    recipes: tuple[ShippedFile, ...] = ()
     single: bool = False
     path: bool = False
     schema: dict[str, Any] | None = None
@@ -39,8 +37,6 @@ def recipe(
     schema: Annotated[bool, Doc("Print the JSON schema of recipes, for editors.")] = False,
 ) -> RecipeList:
     """List recipes, launch configurations and jobs, or print one."""
-    from ropecli.training.recipe_files import find_file, recipe_files
-
     if not schema:
         files = recipe_files("finetune", "accelerate")
         return RecipeList(tuple(files.values()) if name is None else (find_file(name, files),), name is not None, path)

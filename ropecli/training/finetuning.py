@@ -31,13 +31,14 @@ from ropecli.errors import NotFiniteError, ProofError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
+from ropecli.live.lm_head import SplitModel
 from ropecli.live.loading import load_tokenizer
 from ropecli.messages import size
 from ropecli.ranks import read_ranks
 from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import is_finished, write_result
 from ropecli.training.interrupt import Interrupt, stop_on_signals
-from ropecli.training.launch import Launch, leave_processes, start_launch
+from ropecli.training.launch import Launch, leave_processes, refuse_unsuitable, start_launch
 from ropecli.training.loop import TrainingProgress, make_optimizer, rate_factor, train_steps
 from ropecli.training.loss import (
     LongContextLoss,
@@ -46,9 +47,8 @@ from ropecli.training.loss import (
     explain_out_of_memory,
     small_loss,
 )
-from ropecli.training.memory_plan.setups import resolve_checkpointing
+from ropecli.training.memory_plan.setups import agree_on_checkpointing
 from ropecli.training.recipe_schema import Patch, Recipe
-from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.sharded_weights import UnreadModel, all_finite, build_unread, gather_state
 from ropecli.training.stages import Stage, heading, plan_patch
 from ropecli.training.validation import TIMED_STEPS, Scoring, make_validation
@@ -99,7 +99,7 @@ def run_stages(
             origin = {"source": checkpoint.origin()} if stage.number == 1 and is_finished(folder) else {}
             run_folder.refuse_other_run(folder, {**origin, "recipe": stage.recipe.record()})
     for stage in stages:
-        for warning in stage.warnings:
+        for warning in stage.warnings():
             listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
     with sole_use(output / run_folder.LOCK, output) if first else nullcontext():
         if kept := len(stages) - 1:
@@ -142,12 +142,11 @@ def _clear(stage: Stage, folder: Path, patched: Path) -> None:
 
 @dataclass
 class _Run:
-    """A stage, prepared. recipe: the stage's, with what was left to this machine. settings: recorded with the run.
+    """A stage, prepared. recipe: with what was left to this machine. settings: recorded with the run.
 
     module: the loss, which the engine wraps. unread: the model, if its weights are read after that.
     """
 
-    stage: Stage
     recipe: Recipe
     launch: Launch
     checkpoint: Checkpoint
@@ -221,7 +220,7 @@ def _prepare(
     launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
     recorded = launch.from_main(lambda: get_path(run_folder.read_run(output), "resolved.gradient_checkpointing"))
-    recipe = resolve_checkpointing(launch, model.config, recipe, stage.length, recorded, say)
+    recipe = agree_on_checkpointing(launch, model.config, recipe, stage.length, recorded, say)
     refuse_unsuitable(launch, model, recipe, stage.length)
     loss_of = _make_loss(model, recipe, unread, stage)
     scoring = scoring or make_validation(recipe, checkpoint, tokenizer, stage.longest, launch, say)
@@ -239,9 +238,8 @@ def _prepare(
         "processes": launch.world,
         "resolved": recipe.model_dump(mode="json", include={"mixed_precision", "gradient_checkpointing"}),
     }
-    optimizer = make_optimizer(loss_of, recipe)
-    opened = (launch, checkpoint, output, listener, stream, scoring, model, unread)
-    return _Run(stage, recipe, *opened, loss_of, optimizer, settings)
+    optimizer, trained = make_optimizer(loss_of, recipe), (model, unread, loss_of)
+    return _Run(recipe, launch, checkpoint, output, listener, stream, scoring, *trained, optimizer, settings)
 
 
 def _run_stage(run: _Run) -> None:
@@ -284,8 +282,8 @@ def _load(checkpoint: Checkpoint, recipe: Recipe, launch: Launch) -> tuple["PreT
 
 def _make_loss(model: "PreTrainedModel", recipe: Recipe, unread: UnreadModel | None, stage: Stage) -> NextTokenLoss:
     """Create the loss in training mode. A small model tells what the head of an unread one does."""
-    like = small_loss(model.config, recipe.attn) if unread else None
-    options: dict[str, Any] = {"offload": recipe.offload_activations, "like": like}
+    like = small_loss(model.config, recipe.attn).split if unread else None
+    options: dict[str, Any] = {"offload": recipe.offload_activations, "split": SplitModel(model, like=like)}
     loss_of = NextTokenLoss(model, **options)
     if recipe.loss == "longce":
         short = short_context(stage.positions.pretraining_length)
@@ -373,16 +371,14 @@ def _not_finite(what: str, checkpoints: run_folder.TrainingCheckpoints) -> NotFi
 def _write(run: _Run) -> None:
     """Write the result. All processes take part, since they hold its shards."""
     launch, whole = run.launch, run.recipe.adapter == "none"
-    written = (run.checkpoint, run.model, run.output, run.settings)
+    shards: dict[str, Any] = {}
     if run.unread and run.unread.files and whole:
-        tensors = run.unread.gathered()
-        try:
-            if launch.is_main:
-                write_result(*written, gathered=tensors)
-        finally:
-            deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
-    else:
-        state = gather_state(launch, run.model, only_trained=not whole) if launch.shards else None
+        shards["gathered"] = run.unread.gathered()
+    elif launch.shards:
+        shards["state"] = gather_state(launch, run.model, only_trained=not whole)
+    try:
         if launch.is_main:
-            write_result(*written, save=run.recipe.save, state=state)
+            write_result(run.checkpoint, run.model, run.output, run.settings, save=run.recipe.save, **shards)
+    finally:
+        deque(shards.get("gathered", ()), maxlen=0)  # all processes gather every tensor, even if writing fails
     launch.wait()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import yaml
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
@@ -130,13 +130,11 @@ def _refuse_not_finite(files: Iterable[Path], source: Checkpoint) -> None:
 
 def _not_finite(paths: Iterable[Path]) -> list[str]:
     """The names of tensors that are not finite, of dtypes that are written."""
-    names = []
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if file.get_slice(name).get_dtype() in _DTYPES and not file.get_tensor(name).isfinite().all():
-                    names.append(name)
-    return names
+    return [
+        name
+        for _, name, tensor in stored_tensors(paths)
+        if tensor.get_dtype() in _DTYPES and not tensor[...].isfinite().all()
+    ]
 
 
 def is_finished(output: Path) -> bool:
@@ -160,14 +158,12 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
 
 def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     """The dtype of each tensor of numbers: routers and norms are often float32 in a bfloat16 checkpoint."""
-    dtypes = {}
-    for path in checkpoint.weight_files():
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  (not a mapping)
-                name = file.get_slice(key).get_dtype()
-                if not name.startswith(("I", "U", "BOOL")):
-                    dtypes[key] = _DTYPES.get(name, torch.float32)
-    return dtypes
+    dtypes = {name: tensor.get_dtype() for _, name, tensor in stored_tensors(checkpoint.weight_files())}
+    return {
+        name: _DTYPES.get(dtype, torch.float32)
+        for name, dtype in dtypes.items()
+        if not dtype.startswith(("I", "U", "BOOL"))
+    }
 
 
 def merge_to(

@@ -1,4 +1,4 @@
-"""How processes share a run, by DDP or FSDP2, and wait for one another.
+"""How processes share a run, by DDP or FSDP2, and wait for one another; and what they cannot train.
 
 Accelerate provides the engines, configured by `accelerate launch`. Processes meet in the methods of Launch.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,8 +20,12 @@ from torch import distributed
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, reason_of
 from ropecli.evaluation.processes import meet
+from ropecli.live.rotary import varying_tables
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.shared_sequences import part_of, share_attention
+from ropecli.training.shared_sequences import part_of, share_attention, sharing_faults
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Engine = Literal["ddp", "fsdp2"]
 T = TypeVar("T")
@@ -134,17 +138,15 @@ class Launch:
         """
         device = self.accelerator.device
 
-        def placed(array: np.ndarray | None) -> Any:
-            if array is None:
-                return None
-            tensor = torch.tensor(array)
+        def placed(part: Any) -> Any:
+            if not isinstance(part, np.ndarray):
+                return part
+            tensor = torch.tensor(part)
             return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
         if self.sequence_ranks > 1:
             batch = part_of(batch, self.rank % self.sequence_ranks, self.sequence_ranks)
-        arrays = (batch.ids, batch.labels, batch.positions, batch.document_labels)
-        ids, labels, positions, document_labels = map(placed, arrays)
-        return Batch(ids, labels, positions, batch.packed, document_labels)
+        return Batch(*map(placed, batch))
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float | torch.Tensor:
         """Clip the gradient norm over all parameters and processes. Returns the norm before clipping."""
@@ -232,3 +234,41 @@ def refuse_engine(launch: Launch) -> None:
         )
     if launch.sequence_ranks > 1 and find_spec("ringmaster") is None:
         raise RecipeError("context_parallel_size needs axolotl-ringmaster. Run `pip install 'ropecli[ringmaster]'`.")
+
+
+def refuse_unsuitable(launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
+    """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
+    faults: list[str] = []
+    if recipe.loss == "longce" and varying_tables(model, length):
+        faults.append(
+            "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
+            "length. Use loss: next-token."
+        )
+    if recipe.packs and recipe.batch_size > 1 and "flash" in model.config.get_text_config()._attn_implementation:
+        # transformers' _is_packed_sequence
+        faults.append(
+            "flash attention separates packed documents in a batch of one sequence only. Use --batch-size 1, and "
+            "--gradient-accumulation for the rest."
+        )
+    faults += launch_faults(launch, model, recipe, length)
+    if faults:
+        raise RecipeError(
+            "\n  ".join(["This recipe cannot be trained with this model and launch configuration:", *faults])
+        )
+
+
+def launch_faults(launch: Launch, model: "PreTrainedModel", recipe: Recipe, length: int) -> Iterator[str]:
+    """Yield why a recipe cannot train with sharded weights or shared sequences, one sentence each.
+
+    model: may be on the meta device.
+    """
+    if launch.shards and recipe.optimizer == "adamw-8bit":
+        # its kernels do not support sharded tensors: bitsandbytes issue 1633, illegal memory access
+        yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw."
+    quantized = recipe.adapter == "qlora" or any(not weight.is_floating_point() for weight in model.parameters())
+    if launch.shards and quantized:
+        # peft's guide to FSDP: bnb_4bit_quant_storage must be a floating dtype
+        hint = "Use DDP (MULTI_GPU), or --adapter lora."
+        yield f"--adapter {recipe.adapter} stores weights as integers, which FSDP2 cannot shard. {hint}"
+    if launch.sequence_ranks > 1:
+        yield from sharing_faults(launch.sequence_ranks, model, recipe, length)

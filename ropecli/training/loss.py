@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropecli.attention.head_layout import in_evaluation
 from ropecli.data.sequences import UNSCORED
+from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError, RopecliError
 from ropecli.evaluation.protocols import ShortContext
 from ropecli.live.devices import probe_ids
@@ -44,18 +45,15 @@ class NextTokenLoss(torch.nn.Module):
     backward pass.
 
     offload: keep the decoder's saved activations in CPU memory; with gradient checkpointing, one hidden state per
-    layer. like: the loss of a model of the same architecture, which tells what this model's head does, if its weights
-    are not read yet.
+    layer. split: the model's decoder and head, if its weights cannot tell what the head does.
     """
 
-    split_model = SplitModel
-
-    def __init__(self, model: "PreTrainedModel", *, offload: bool = False, like: "NextTokenLoss | None" = None) -> None:
+    def __init__(self, model: "PreTrainedModel", *, offload: bool = False, split: SplitModel | None = None) -> None:
         super().__init__()
         self.model = model
         self.offload = offload
-        self._split: SplitModel = self.split_model(model, like=like._split if like else None)
-        self._chunk = max(1, min(_CHUNK, _LOGITS // self._split.vocabulary))
+        self.split = split or SplitModel(model)
+        self._chunk = max(1, min(_CHUNK, _LOGITS // self.split.vocabulary))
 
     def forward(
         self,
@@ -71,16 +69,16 @@ class NextTokenLoss(torch.nn.Module):
         only to itself; otherwise tokens attend across such gaps. There is no padding. Returns Σ nll, nats.
         document_labels: see Batch. With them, the gradient is that of Σ nll ÷ document_labels.
         """
-        weigh = self._weighting(ids, labels, positions if packed else None, document_labels)
+        weigh = self._weighting(Batch(ids, labels, positions, packed, document_labels))
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
         # logits in the head's dtype, the loss in float32
         with torch.autocast(ids.device.type, enabled=False):
             # autocast may return another dtype than a frozen head's
-            hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
+            hidden = outputs.last_hidden_state.to(self.split.head.weight.dtype)
             # Liger 0.6 computes wrong gradients of a weighted sum
             liger = weigh is None and _suits_liger(hidden)
-            if self._split.plain_head and (liger or hasattr(torch.nn, "LinearCrossEntropyOptions")):
+            if self.split.plain_head and (liger or hasattr(torch.nn, "LinearCrossEntropyOptions")):
                 return self._of_plain_head(hidden, labels, weigh)
             return self._recomputed(outputs, hidden, labels, weigh)
 
@@ -90,17 +88,12 @@ class NextTokenLoss(torch.nn.Module):
         if positions is not None and not packed:
             # without a mask, transformers treats every gap in the positions as a document boundary
             options["attention_mask"] = torch.ones_like(ids)
-        return self._split.decode(ids, **options)
+        return self.split.decode(ids, **options)
 
-    def _weighting(
-        self,
-        ids: torch.Tensor,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None,
-        document_labels: torch.Tensor | None,
-    ) -> Weighting | None:
-        """The weights of the gradient; None if all are 1. positions: of packed documents."""
-        return None if document_labels is None else lambda losses, chunk: 1 / document_labels[:, chunk]
+    def _weighting(self, batch: Batch[torch.Tensor]) -> Weighting | None:
+        """The weights of the gradient; None if all are 1."""
+        counts = batch.document_labels
+        return None if counts is None else lambda losses, chunk: 1 / counts[:, chunk]
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         if not self.offload:
@@ -108,7 +101,7 @@ class NextTokenLoss(torch.nn.Module):
         return torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda")
 
     def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor, weigh: Weighting | None) -> torch.Tensor:
-        weight, states, targets = self._split.head.weight, hidden.flatten(0, 1), labels.flatten()
+        weight, states, targets = self.split.head.weight, hidden.flatten(0, 1), labels.flatten()
         if weigh is None and _suits_liger(hidden):
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
@@ -139,7 +132,7 @@ class NextTokenLoss(torch.nn.Module):
         self, outputs: Any, hidden: torch.Tensor, labels: torch.Tensor, reduction: str = "none"
     ) -> torch.Tensor:
         """Loss of each label, shape (batch, tokens), nats; 0 for UNSCORED. reduction: sum for their sum."""
-        logits = self._split.logits(outputs, hidden)
+        logits = self.split.logits(outputs, hidden)
         losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNSCORED, reduction=reduction)
         return losses if reduction == "sum" else losses.view(labels.shape)
 
@@ -165,30 +158,25 @@ class LongContextLoss(NextTokenLoss):
         super().__init__(model, **options)
         self._context, self._cap = short_context, cap
 
-    def _weighting(
-        self,
-        ids: torch.Tensor,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None,
-        document_labels: torch.Tensor | None,
-    ) -> Weighting | None:
+    def _weighting(self, batch: Batch[torch.Tensor]) -> Weighting | None:
         if not torch.is_grad_enabled():
             return None
-        short = self._short_losses(ids, labels, positions)
+        short, counts = self._short_losses(batch), batch.document_labels
 
         def weigh(losses: torch.Tensor, chunk: slice) -> torch.Tensor:
             weights = (short[:, chunk] - losses.detach()).clamp(max=math.log(self._cap)).exp()
             weights = torch.where(short[:, chunk].isnan(), 1.0, weights)
-            return weights if document_labels is None else weights / document_labels[:, chunk]
+            return weights if counts is None else weights / counts[:, chunk]
 
         return weigh
 
     @torch.no_grad()
-    def _short_losses(self, ids: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    def _short_losses(self, batch: Batch[torch.Tensor]) -> torch.Tensor:
         """Loss of each label with a short context, nats, shape (batch, tokens); NaN where all of it is short.
 
         Reads the same windows whatever the documents are, since processes that share weights read together.
         """
+        ids, positions = batch.ids, batch.positions if batch.packed else None
         losses = torch.full(ids.shape, math.nan, device=ids.device)
         first = self._context.tokens - 1
         for start, stop in self._context.windows(ids.shape[1]):
@@ -196,9 +184,9 @@ class LongContextLoss(NextTokenLoss):
             outputs = self.hidden(ids[:, start:stop], part, packed=part is not None)
             scored = slice(start + first, stop - 1)
             with torch.autocast(ids.device.type, enabled=False):
-                hidden = outputs.last_hidden_state[:, first:-1].to(self._split.head.weight.dtype)
+                hidden = outputs.last_hidden_state[:, first:-1].to(self.split.head.weight.dtype)
                 parts = [
-                    self._losses(outputs, hidden[:, chunk], labels[:, scored][:, chunk])
+                    self._losses(outputs, hidden[:, chunk], batch.labels[:, scored][:, chunk])
                     for chunk in self._chunks(hidden)
                 ]
             losses[:, scored] = torch.cat(parts, dim=1)
@@ -259,43 +247,36 @@ def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> Non
     restart, in the middle. positions: the recipe's key. Raises RecipeError if a gap changes nothing or blocks
     attention, or if a restart does not block it.
     """
+    name = type(loss_of.model).__name__
+
+    def states(start: int, *, packed: bool = False, changed: bool = False) -> torch.Tensor:
+        """Shape (tokens, width). start: the position after the middle. changed: whether a token before it is."""
+        ids = probe_ids(loss_of.model, 2 * _HALF)
+        if changed:
+            ids[0, _HALF - 2] = 0
+        at = torch.tensor([[*range(_HALF), *range(start, start + _HALF)]], device=ids.device)
+        return loss_of.hidden(ids, at, packed).last_hidden_state[0]
+
+    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Up to rounding, which differs when experts get other batches of tokens."""
+        return bool((one - other).abs().max() <= _ROUNDINGS * torch.finfo(one.dtype).eps * one.abs().max())
+
+    def is_blocked(start: int, *, packed: bool) -> bool:
+        """Whether no state after the middle changes with a token before it."""
+        return same(states(start, packed=packed)[_HALF:], states(start, packed=packed, changed=True)[_HALF:])
+
+    gap = _HALF + _GAP
     with in_evaluation(loss_of):  # without dropout
-        if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
+        if packed and not is_blocked(0, packed=True):
             raise RecipeError(
-                f"{type(loss_of.model).__name__} lets packed documents attend to one another. Use --sequences long "
-                "or concat, or another attn."
+                f"{name} lets packed documents attend to one another. Use --sequences long or concat, or another attn."
             )
-        if positions != "full":
-            gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
-            if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
-                raise RecipeError(
-                    f"{type(loss_of.model).__name__} ignores position_ids, which --positions {positions} needs. Use "
-                    "--positions full."
-                )
-            if not _is_seen_beyond(loss_of, gap, packed=False):
-                raise RecipeError(
-                    f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot "
-                    f"train with --positions {positions}. Try another attn."
-                )
-
-
-def _is_seen_beyond(loss_of: NextTokenLoss, positions: list[int], *, packed: bool) -> bool:
-    """Return whether predictions after the middle change with a token before it."""
-    states, changed = (_states(loss_of, positions, packed=packed, changed=changed) for changed in (False, True))
-    return not _same(states[_HALF:], changed[_HALF:])
-
-
-def _states(
-    loss_of: NextTokenLoss, positions: list[int], *, packed: bool = False, changed: bool = False
-) -> torch.Tensor:
-    """The last hidden states, shape (tokens, width)."""
-    ids = probe_ids(loss_of.model, 2 * _HALF)
-    if changed:
-        ids[0, _HALF - 2] = 0
-    return loss_of.hidden(ids, torch.tensor([positions], device=ids.device), packed).last_hidden_state[0]
-
-
-def _same(states: torch.Tensor, references: torch.Tensor) -> bool:
-    """Return whether both are equal up to rounding, which differs when experts get other batches of tokens."""
-    allowed = _ROUNDINGS * torch.finfo(states.dtype).eps * states.abs().max()
-    return bool((states - references).abs().max() <= allowed)
+        if positions != "full" and same(states(_HALF), states(gap)):
+            raise RecipeError(
+                f"{name} ignores position_ids, which --positions {positions} needs. Use --positions full."
+            )
+        if positions != "full" and is_blocked(gap, packed=False):
+            raise RecipeError(
+                f"{name} treats gaps in the positions as document boundaries, so it cannot train with --positions "
+                f"{positions}. Try another attn."
+            )

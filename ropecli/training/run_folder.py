@@ -62,11 +62,10 @@ def refuse_other_run(output: Path, settings: dict[str, Any]) -> None:
 
 def begin_run(output: Path, settings: dict[str, Any]) -> None:
     """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
-    if read_run(output):
-        refuse_other_run(output, settings)
-        return
-    with new_file(output / RUN) as partial:
-        partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    refuse_other_run(output, settings)
+    if not (output / RUN).exists():
+        with new_file(output / RUN) as partial:
+            partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
 
 def read_run(output: Path) -> dict[str, Any]:

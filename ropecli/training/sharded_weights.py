@@ -91,16 +91,21 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
 
 def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
     """The file of each tensor, if the files have exactly the model's tensors; otherwise empty."""
-    files: dict[str, Path] = {}
-    shapes: dict[str, list[int]] = {}
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                files[name], shapes[name] = path, file.get_slice(name).get_shape()
+    files, shapes = {}, {}
+    for path, name, tensor in stored_tensors(paths):
+        files[name], shapes[name] = path, tensor.get_shape()
     targets = _tensors_of(model)
     matches = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
     exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)
     return files if exact and not is_converted(model) else {}
+
+
+def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Any]]:
+    """(file, name, tensor) of all tensors in weight files. tensor[...] reads it; get_shape and get_dtype do not."""
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                yield path, name, file.get_slice(name)
 
 
 def is_converted(model: "PreTrainedModel") -> bool:
@@ -187,12 +192,8 @@ def all_finite(launch: Launch, model: torch.nn.Module) -> bool:
 def gather_state(launch: Launch, model: "PreTrainedModel", *, only_trained: bool) -> dict[str, torch.Tensor]:
     """The full tensors of a sharded model, on the CPU of the main process. All processes call it together."""
     tensors = trainable(model) if only_trained else model.state_dict().items()
-    state = {}
-    for name, tensor in tensors:
-        full = _full(tensor.detach())
-        if launch.is_main:
-            state[name] = full.cpu()
-    return state
+    gathered = ((name, _full(tensor.detach())) for name, tensor in tensors)
+    return {name: full.cpu() for name, full in gathered if launch.is_main}
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ ProLong (arXiv:2410.02660), which raise base and length step by step.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Stage:
 
     number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
     stage's; None for an unchanged checkpoint. positions: with that patch. remapping: of a distance method. length:
-    tokens per sequence. position_span: tokens that positions with gaps may span. warnings: shown before it runs.
+    tokens per sequence. position_span: tokens that positions with gaps may span.
     """
 
     number: int
@@ -46,7 +46,6 @@ class Stage:
     remapping: SavedRemapping | None
     length: int
     position_span: int
-    warnings: tuple[str, ...]
 
     @property
     def longest(self) -> int:
@@ -95,6 +94,26 @@ class Stage:
         """Check on a small model that the model follows gaps, or boundaries of packed documents, in its positions."""
         config = stock_config_of(self.config, self.checkpoint.name)
         prove_positions(small_loss(config, self.recipe.attn), self.recipe.positions, packed)
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what the user should know before it runs."""
+        recipe, longest, context_length = self.recipe, self.longest, self.positions.context_length
+        if self.plan:
+            yield from (finding.message for finding in self.plan.findings)
+        if longest > context_length:
+            what = f"sequences of {longest} tokens" if recipe.positions == "full" else f"positions up to {longest}"
+            more = how_to_read(read_state(self.checkpoint), longest)
+            yield f"{what} exceed the checkpoint's context length, {context_length}. {more}".rstrip()
+        if recipe.warmup_steps >= recipe.steps:
+            warmup = f"warmup_steps is {recipe.warmup_steps} of {recipe.steps} steps"
+            yield f"{warmup}: the peak learning rate is never reached."
+        if section_of(self.checkpoint.config).get("router_aux_loss_coef"):
+            yield "training uses only the next-token loss, without the routers' load-balancing loss."
+        if self.remapping:
+            last, keys = np.array([self.length - 1]), np.arange(self.length)
+            if np.array_equal(self.remapping.remapping().distances(last, keys), last[:, None] - keys):
+                method = self.remapping.method
+                yield f"{method} has no effect on sequences of {self.length} tokens. Use a greater --length."
 
 
 def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
@@ -155,10 +174,10 @@ def _plan_stage(
         )
     if remapping:
         _refuse_method_conflicts(recipe, remapping.method)
-    stage = Stage(number, recipe, checkpoint, plan, in_effect, positions, remapping, length, position_span, ())
+    stage = Stage(number, recipe, checkpoint, plan, in_effect, positions, remapping, length, position_span)
     if recipe.packs or recipe.positions != "full":
         stage.prove_positions(packed=recipe.packs)
-    return replace(stage, warnings=tuple(_warnings(stage)))
+    return stage
 
 
 def _refuse_method_conflicts(recipe: Recipe, method: str) -> None:
@@ -178,26 +197,6 @@ def _refuse_method_conflicts(recipe: Recipe, method: str) -> None:
         faults.append(f"attn: {recipe.attn} would replace {method}'s own attention. Use attn: auto.")
     if faults:
         raise RecipeError("\n  ".join([f"{method} cannot be trained with these settings:", *faults]))
-
-
-def _warnings(stage: Stage) -> Iterator[str]:
-    recipe, context_length = stage.recipe, stage.positions.context_length
-    if stage.plan:
-        yield from (finding.message for finding in stage.plan.findings)
-    if stage.longest > context_length:
-        longest = stage.longest
-        what = f"sequences of {longest} tokens" if recipe.positions == "full" else f"positions up to {longest}"
-        more = how_to_read(read_state(stage.checkpoint), longest)
-        yield f"{what} exceed the checkpoint's context length, {context_length}. {more}".rstrip()
-    if recipe.warmup_steps >= recipe.steps:
-        yield f"warmup_steps is {recipe.warmup_steps} of {recipe.steps} steps: the peak learning rate is never reached."
-    if section_of(stage.checkpoint.config).get("router_aux_loss_coef"):
-        yield "training uses only the next-token loss, without the routers' load-balancing loss."
-    if stage.remapping:
-        last, keys = np.array([stage.length - 1]), np.arange(stage.length)
-        if np.array_equal(stage.remapping.remapping().distances(last, keys), last[:, None] - keys):
-            method = stage.remapping.method
-            yield f"{method} has no effect on sequences of {stage.length} tokens. Use a greater --length."
 
 
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:

@@ -12,9 +12,8 @@ import yaml
 
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError
-from ropecli.training.launch import Launch, refuse_engine, start_launch
+from ropecli.training.launch import Launch, refuse_engine, refuse_unsuitable, start_launch
 from ropecli.training.recipe_schema import make_recipe
-from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.shared_sequences import share_attention
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"

@@ -137,11 +137,11 @@ def test_model_that_lets_packed_documents_attend_to_one_another_is_refused(loss_
 )
 def test_model_that_misreads_gaps_is_refused(loss_for, monkeypatch, dropped, positions, message):
     loss_of = loss_for("llama")
-    plain = loss_of._split.decode
+    plain = loss_of.split.decode
 
     def decode(ids, **inputs):
         return plain(ids, **{name: value for name, value in inputs.items() if name not in dropped})
 
-    monkeypatch.setattr(loss_of._split, "decode", decode)
+    monkeypatch.setattr(loss_of.split, "decode", decode)
     with pytest.raises(RecipeError, match=message):
         prove_positions(loss_of, positions, packed=False)

@@ -12,7 +12,7 @@ from ropecli.config.settings import read_settings
 from ropecli.live.skeleton import build_model
 from ropecli.training.launch import Launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator, model_shape
-from ropecli.training.memory_plan.fake_step import AllocationCounter, _shared
+from ropecli.training.memory_plan.fake_step import LiveBytes, _shared
 from ropecli.training.memory_plan.setups import best_setup, find_setups
 from ropecli.training.recipe_schema import Recipe
 
@@ -157,12 +157,12 @@ def test_shared_attention_takes_the_memory_of_ringmasters(keys):
     def peaks(attend):
         """Most bytes in the forward and in the backward pass."""
         heads = [torch.zeros(2, count, 128, 32, requires_grad=True) for count in (8, keys, keys)]
-        with AllocationCounter(heads) as counter:
-            counter.phase = "forward"
+        with LiveBytes(heads) as counter:
+            counter.owner = "forward"
             output = attend(*heads)
-            counter.phase = "backward"
+            counter.owner = "backward"
             torch.autograd.grad(output, heads, torch.zeros_like(output))
-        return [sum(counter.peaks[phase]) for phase in ("forward", "backward")]
+        return [counter.peaks[phase].total() for phase in ("forward", "backward")]
 
     distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
     try:

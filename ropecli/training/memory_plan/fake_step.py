@@ -53,12 +53,9 @@ _CHUNKS = 3
 class Peak(NamedTuple):
     """Live bytes. activations: allocated by the decoder's forward pass. working: allocated after it."""
 
-    activations: int = 0
-    working: int = 0
-    gradients: int = 0
-
-    def plus(self, part: str, size: int) -> "Peak":
-        return self._replace(**{part: getattr(self, part) + size})
+    activations: int
+    working: int
+    gradients: int
 
 
 class FakeStep(NamedTuple):
@@ -128,9 +125,10 @@ class FakeSteps:
 
     def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, length: int, shards: int) -> FakeStep:
         """Run a step on `tokens` tokens, and count the memory of one on `length` tokens."""
-        trained = [parameter for _, parameter in trainable(loss_of.model)]
-        trained_in_others = self._of_others(_values(trainable(layer)) for layer in decoder_layers(loss_of.model))
-        all_trained = _values(trainable(loss_of.model)) + trained_in_others
+        model = loss_of.model
+        trained = [parameter for _, parameter in trainable(model)]
+        trained_in_others = self._of_others([_values(layer) for layer in decoder_layers(model)])
+        all_trained = _values(model) + trained_in_others
         accumulates = recipe.gradient_accumulation > 1  # an earlier pass has left all gradients
         ids = torch.zeros(recipe.batch_size, tokens, dtype=torch.long)
         counter = loss_of.watch(ids, length)
@@ -147,57 +145,70 @@ class FakeSteps:
         with counter:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
                 loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-            held = loss_of.begin("head")
+            counter.owner = "head"
             loss.backward(inputs=trained)
         for hook in hooks:
             hook.remove()
-        peaks = counter.peaks
+
+        def peak(phase: str, held: int, gradients: int) -> Peak:
+            live = counter.peaks[phase]
+            working = sum(live[phase] for phase in ("loss", "head", "layers", "embeddings"))
+            activations = live.total() - working - live["gradients"]
+            return Peak(activations + held, working, live["gradients"] + gradients)
+
+        # until its end, the forward pass also holds the weights that autocast has cast
+        in_loss, in_head = (self._of_others(counter.peaks[phase]) for phase in ("loss", "head"))
         gradients = 0 if accumulates else 4 * trained_in_others // shards
         return FakeStep(
             # the backward pass of the layers begins with all activations, and ends with all gradients
             peaks=[
-                peaks["loss"].plus("activations", self._of_others(loss_of.held_in_loss)),
-                *(peaks[phase].plus("activations", self._of_others(held)) for phase in ("head", "layers")),
-                *(peaks[phase].plus("gradients", gradients) for phase in ("layers", "embeddings")),
+                peak("loss", in_loss, 0),
+                peak("head", in_head, 0),
+                peak("layers", in_head, 0),
+                peak("layers", 0, gradients),
+                peak("embeddings", 0, gradients),
             ],
-            host=loss_of.moved + self._of_others(loss_of.moved_by_layer),
+            host=loss_of.moved.total() + self._of_others(loss_of.moved),
             trained=all_trained,
         )
 
-    def _of_others(self, sizes: Iterable[int]) -> int:
-        """The sum over the layers that do not run. sizes: of those that do."""
-        return sum(count * size for count, size in zip(self.others, sizes, strict=True))
+    def _of_others(self, sizes: Any) -> int:
+        """The sum over the layers that do not run. sizes: of those that do, by place."""
+        return sum(count * sizes[place] for place, count in enumerate(self.others))
 
 
-def _values(parameters: Iterable[tuple[str, Tensor]]) -> int:
-    return sum(parameter.numel() for _, parameter in parameters)
+def _values(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for _, parameter in trainable(module))
 
 
-class AllocationCounter(TorchDispatchMode):
-    """Numbers the storages that are allocated inside its context, and follows them until they are freed.
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages that are allocated inside its context, until they are freed.
 
-    before: tensors that already exist. size_of: bytes of a tensor's storage. sizes: those of live storages, by number.
-    live: their sums. peaks: the largest in each phase after the decoder's forward pass. made: bytes ever allocated.
+    before: tensors that already exist. size_of: bytes of a tensor's storage. owner: what allocates now: a layer, by its
+    place, or a phase of the step. live: bytes by owner. peaks: those of the moment when a phase had most. made: bytes
+    ever allocated.
     """
 
     def __init__(self, before: Iterable[Tensor] = (), size_of: Callable[[Tensor], int] | None = None) -> None:
         super().__init__()
         self.size_of = size_of or (lambda tensor: tensor.untyped_storage().nbytes())
-        self.phase = "decoder"
-        self.sizes: dict[int, int] = {}
-        self.live = Peak()
-        self.peaks: dict[str, Peak] = defaultdict(Peak)
+        self.owner: int | str = "decoder"
+        self.live = Counter[int | str]()
+        self.peaks = defaultdict[int | str, Counter[int | str]](Counter)
         self.made = 0
-        self.next_number = 1
-        self._numbers = {_address(tensor): 0 for tensor in before}
+        self._storages: dict[int, tuple[int | str, int]] = {_address(tensor): ("before", 0) for tensor in before}
 
-    def number_of(self, tensor: Tensor) -> int:
-        return self._numbers[_address(tensor)]
+    def add(self, owner: int | str, size: int) -> None:
+        self.live[owner] += size
+        if self.live.total() > self.peaks[self.owner].total():
+            self.peaks[self.owner] = self.live.copy()
 
-    def add(self, part: str, size: int) -> None:
-        self.live = self.live.plus(part, size)
-        if self.phase != "decoder":
-            self.peaks[self.phase] = max(self.peaks[self.phase], self.live, key=sum)
+    def give(self, tensor: Tensor, owner: int | str) -> None:
+        """Let another owner have the tensor's storage."""
+        before, size = self._storages[_address(tensor)]
+        self.live[before] -= size
+        self.live[owner] += size
+        self._storages[_address(tensor)] = owner, size
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -207,24 +218,17 @@ class AllocationCounter(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, Tensor):
-                self._note(tensor)
+            if isinstance(tensor, Tensor) and (address := _address(tensor)) not in self._storages:
+                size = self.size_of(tensor)
+                self._storages[address] = self.owner, size
+                self.made += size
+                self.add(self.owner, size)
+                weakref.finalize(tensor.untyped_storage(), self._forget, address)
         return result
 
-    def _note(self, tensor: Tensor) -> None:
-        address, number = _address(tensor), self.next_number
-        if address in self._numbers:
-            return
-        size = self.size_of(tensor)
-        part = "activations" if self.phase == "decoder" else "working"
-        self.next_number += 1
-        self._numbers[address], self.sizes[number] = number, size
-        self.made += size
-        self.add(part, size)
-        weakref.finalize(tensor.untyped_storage(), self._forget, address, part)
-
-    def _forget(self, address: int, part: str) -> None:
-        self.add(part, -self.sizes.pop(self._numbers.pop(address)))
+    def _forget(self, address: int) -> None:
+        owner, size = self._storages.pop(address)
+        self.add(owner, -size)
 
 
 def _address(tensor: Tensor) -> int:
@@ -242,7 +246,7 @@ class _FakeSplit(SplitModel):
 
     @torch.no_grad()
     def _probe(self) -> bool:
-        with AllocationCounter(self.model.parameters()) as counter:
+        with LiveBytes(self.model.parameters()) as counter:
             outputs = self.decode(torch.zeros(1, 2, dtype=torch.long))
             counter.made = 0
             logits = self.logits(outputs, outputs.last_hidden_state)
@@ -250,54 +254,45 @@ class _FakeSplit(SplitModel):
 
 
 class _WatchedLoss(NextTokenLoss):
-    """Sets the counter's phase, and follows what each layer holds.
-
-    held_in_loss: bytes that each layer holds when the loss begins. moved: bytes moved to CPU memory; moved_by_layer:
-    those of each layer.
-    """
-
-    split_model = _FakeSplit
+    """Tells the counter which layer and which phase allocates. moved: bytes moved to CPU memory, by owner."""
 
     def __init__(self, model: "PreTrainedModel", *, offload: bool) -> None:
-        super().__init__(model, offload=offload)
+        super().__init__(model, offload=offload, split=_FakeSplit(model))
         embeddings: Any = model.get_input_embeddings()
         embeddings.register_forward_hook(self._embed)
-        for layer in decoder_layers(model):
-            self._watch_layer(layer)
+        for place, layer in enumerate(decoder_layers(model)):
+            self._watch_layer(place, layer)
 
-    def _watch_layer(self, layer: Any) -> None:
+    def _watch_layer(self, place: int, layer: Any) -> None:
+        """Let the layer own its input, and what its forward pass allocates but its output."""
         kind = type(layer)
 
         def call(layer: Any, *given: Any, **named: Any) -> Any:
-            counter, moved, first = self.counter, self.moved, self.counter.next_number
+            counter = self.counter
+            if counter.owner != "decoder":  # recomputed
+                return kind.__call__(layer, *given, **named)
+            counter.give(given[0] if given else named["hidden_states"], place)
+            counter.owner = place
             output = kind.__call__(layer, *given, **named)
-            ends = (given[0] if given else named["hidden_states"], output[0] if isinstance(output, tuple) else output)
-            entered, left = map(counter.number_of, ends)
-            # its output is held by the next layer
-            self._of_layers.append({entered, *counter.sizes.keys() & range(first, counter.next_number)} - {left})
-            self.moved_by_layer.append(self.moved - moved)
+            counter.owner = "decoder"
+            counter.give(output[0] if isinstance(output, tuple) else output, "decoder")
             return output
 
         # a hook would not see what gradient checkpointing saves before it calls the layer
         layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
-
-    def begin(self, phase: str) -> list[int]:
-        """Begin a phase. Returns the bytes that each layer holds: live ones of its input and of what it allocated."""
-        self.counter.phase = phase
-        return [sum(self.counter.sizes.get(number, 0) for number in numbers) for numbers in self._of_layers]
 
     def short_length(self) -> int:
         """A length that shows the memory of every length, as does its double."""
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in self.model.parameters() for size in weight.shape}
         # more tokens take the head no more memory
-        chunks = self._chunk * (1 if self._split.plain_head else _CHUNKS)
+        chunks = self._chunk * (1 if self.split.plain_head else _CHUNKS)
         block = getattr(self.model.config.get_text_config(), "block_size", _BLOCK)
         least = max(chunks, block * block // 32)  # long against the block × block scores of a block
         shorts = range(block, sys.maxsize, block)
         return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
 
-    def watch(self, ids: Tensor, length: int) -> AllocationCounter:
+    def watch(self, ids: Tensor, length: int) -> LiveBytes:
         """Start to count the memory of a step on `length` tokens. ids: those that it runs on."""
         weights, tokens = list(self.model.parameters()), ids.shape[1]
         of_weights = {_dimensions(weight) for weight in weights}  # which do not grow with the length
@@ -305,25 +300,23 @@ class _WatchedLoss(NextTokenLoss):
         def size_of(tensor: Tensor) -> int:
             size = tensor.untyped_storage().nbytes()
             # the head computes logits of as many tokens at any length
-            if self._split.vocabulary in tensor.shape or _dimensions(tensor) in of_weights:
+            if self.split.vocabulary in tensor.shape or _dimensions(tensor) in of_weights:
                 return size
             return round(size * (length / tokens) ** (2 if tensor.shape.count(tokens) > 1 else 1))
 
-        self.moved, self.moved_by_layer = 0, list[int]()
-        self._of_layers: list[set[int]] = []
-        scaled = None if tokens == length else size_of
-        self.counter = AllocationCounter([*weights, *self.model.buffers(), ids], scaled)
+        self.moved = Counter[int | str]()
+        self.counter = LiveBytes([*weights, *self.model.buffers(), ids], None if tokens == length else size_of)
         return self.counter
 
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
-        self.held_in_loss = self.begin("loss")
+        self.counter.owner = "loss"
         self._enter_at(outputs.last_hidden_state, "layers")
         return outputs
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         def move(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-            self.moved += self.counter.size_of(tensor)
+            self.moved[self.counter.owner] += self.counter.size_of(tensor)
             return tensor.shape, tensor.dtype
 
         def bring_back(moved: tuple[torch.Size, torch.dtype]) -> Tensor:
@@ -341,16 +334,16 @@ class _WatchedLoss(NextTokenLoss):
     def _enter_at(self, tensor: Tensor, phase: str) -> None:
         """Start the phase when the tensor's gradient is computed."""
         if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
+            tensor.register_hook(lambda gradient: setattr(self.counter, "owner", phase))
 
     def _of_plain_head(self, hidden: Tensor, labels: Tensor, weigh: Weighting | None) -> Tensor:
         """Also count what linear_cross_entropy allocates inside: its operands, and the logits of a chunk."""
         loss = super()._of_plain_head(hidden, labels, weigh)
-        chunk = min(labels.numel(), self._chunk), self._split.vocabulary
+        chunk = min(labels.numel(), self._chunk), self.split.vocabulary
         if weigh is not None:  # the backward pass needs the operands, so they are counted already
             loss.new_empty(chunk)
             return loss
-        operands = hidden.float(), self._split.head.weight.float()
+        operands = hidden.float(), self.split.head.weight.float()
         operands[0].new_empty(chunk)
         return loss
 

@@ -14,11 +14,10 @@ from ropecli.errors import CheckpointError
 from ropecli.live.devices import total_memory
 from ropecli.messages import progress_bar, size
 from ropecli.ranks import read_ranks
-from ropecli.training.launch import Launch
+from ropecli.training.launch import Launch, launch_faults
 from ropecli.training.memory_plan.estimate import ONE, MemoryEstimate, MemoryEstimator
 from ropecli.training.memory_plan.hardware import TRAINING_ENGINES
 from ropecli.training.recipe_schema import Recipe
-from ropecli.training.refusals import launch_faults
 from ropecli.training.sharded_weights import is_converted
 
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -108,22 +107,21 @@ def find_setup(
     if refused := next(launch_faults(launch, model, recipe, length), ""):
         return Setup(launch, recipe, {}, MemoryEstimate(), 0, False, refused)
 
-    def setup_with(keys: dict[str, Any], recipe: Recipe) -> Setup:
-        keys = {key: value for key, value in keys.items() if getattr(recipe, key) != value}
-        recipe = recipe.model_copy(update=keys)
-        estimate = estimator.estimate(recipe, length, launch)
-        needed = host_memory(estimator, estimate, recipe, launch)
-        return Setup(launch, recipe, keys, estimate, needed, estimate.total <= memory and needed <= host)
+    def setup_with(keys: dict[str, Any]) -> Setup:
+        changed = recipe.model_copy(update=keys)
+        estimate = estimator.estimate(changed, length, launch)
+        needed = host_memory(estimator, estimate, changed, launch)
+        listed = {key: value for key, value in keys.items() if getattr(recipe, key) not in (value, "auto")}
+        return Setup(launch, changed, listed, estimate, needed, estimate.total <= memory and needed <= host)
 
     changes = [
         keys for keys in changes if not any(launch_faults(launch, model, recipe.model_copy(update=keys), length))
     ]
-    auto = recipe.gradient_checkpointing == "auto"
-    last = setup_with(changes[-1], recipe.model_copy(update={"gradient_checkpointing": True}) if auto else recipe)
+    last = setup_with(changes[-1])
     if last.estimate.total > memory:  # then so do all others
         return last
     recipe = estimator.resolve_checkpointing(recipe, length, launch, memory)
-    return next((setup for keys in changes if (setup := setup_with(keys, recipe)).fits), last)
+    return next((setup for keys in changes if (setup := setup_with(keys)).fits), last)
 
 
 def host_memory(estimator: MemoryEstimator, estimate: MemoryEstimate, recipe: Recipe, launch: Launch) -> int:
@@ -174,7 +172,7 @@ def memory_of(device: Any) -> int:
     return total_memory(device) // (read_ranks().local_count if device.type == "cpu" else 1)
 
 
-def resolve_checkpointing(
+def agree_on_checkpointing(
     launch: Launch, config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
 ) -> Recipe:
     """Replace gradient_checkpointing: auto, as the main process estimates it. All processes call it together.
