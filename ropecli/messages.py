@@ -60,12 +60,7 @@ def say_opening(*names: object) -> None:
     say(f"Opening {', '.join(map(str, names))} ...")
 
 
-def show(spans: Sequence[Span]) -> None:
-    """Show a training sequence: as text, with what is trained on in double brackets, or in colour on a terminal."""
-    _LOG.info("%s", plain_text(spans), extra={"spans": spans})
-
-
-def plain_text(spans: Sequence[Span]) -> str:
+def marked(spans: Sequence[Span]) -> str:
     """The sequence with remarks on lines of their own, and what is trained on in double brackets."""
     parts = []
     for text, is_trained in spans:

@@ -14,26 +14,14 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Required, TypeVar, cast
 
 from ropecli.errors import MethodError, did_you_mean, shown
 
-# Methods that nobody calls would take time whenever a command starts: hence no dataclass's own.
 
-
-class _Note:
-    """A note of an annotation."""
-
-    def __repr__(self) -> str:
-        """For help() in Python: what was set, numbers by name."""
-        given = {key: value for key, value in vars(self).items() if value not in (None, ())}
-        words = [f"{key}={value}" if isinstance(value, int | float) else repr(value) for key, value in given.items()]
-        return f"{type(self).__name__}({', '.join(words)})"
-
-
-@dataclass(eq=False, repr=False)
-class Flag(_Note):
+@dataclass(eq=False)
+class Flag:
     """An option's name on the command line: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
 
     name: str
@@ -41,56 +29,53 @@ class Flag(_Note):
     metavar: str | None = None
 
 
-@dataclass(eq=False, repr=False)
-class Panel(_Note):
+@dataclass(eq=False)
+class Panel:
     """The group of options in which help lists an option."""
 
     title: str
 
 
-@dataclass(eq=False, repr=False)
-class InTokens(_Note):
+@dataclass(eq=False)
+class InTokens:
     """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
 
 
-@dataclass(eq=False, repr=False)
-class Only(_Note):
+@dataclass(eq=False)
+class Only:
     """Marks an option that has an effect only with another one: set to one of these values, or without them, set."""
 
     other: str
     values: tuple[str, ...] = ()
 
 
-@dataclass(eq=False, repr=False)
-class OneOf(_Note):
+@dataclass(eq=False)
+class OneOf:
     """The values of an option."""
 
     values: tuple[str, ...]
 
 
-@dataclass(eq=False, repr=False)
-class Check(_Note):
+@dataclass(eq=False)
+class Check:
     """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast.
 
     values: the names that a shell completes.
     """
 
     test: Callable[[str], None]
-    values: Iterable[str] = ()
-
-    def __repr__(self) -> str:
-        return f"Check({self.test.__name__})"
+    values: Iterable[str] = field(default=(), repr=False)
 
 
-@dataclass(eq=False, repr=False)
-class Default(_Note):
+@dataclass(eq=False)
+class Default:
     """The default of a group's field."""
 
     value: Any
 
 
-@dataclass(eq=False, repr=False)
-class Interval(_Note):
+@dataclass(eq=False)
+class Interval:
     """The range of a number, or of each number of a list."""
 
     gt: float | None = None
@@ -98,8 +83,8 @@ class Interval(_Note):
     le: float | None = None
 
 
-@dataclass(eq=False, repr=False)
-class MinLen(_Note):
+@dataclass(eq=False)
+class MinLen:
     """The least number of values of a list."""
 
     min_length: int

@@ -139,7 +139,7 @@ FAULTS: list[tuple[str, str]] = [
     # big models and large sources
     ("return replace(self, limit=HUB_DOCUMENTS)", "return self"),
     ("removeprefix(codecs.BOM_UTF8) if number == 1 else line", "strip()"),
-    ("value.encode()", "value.isascii()"),
+    (", allow_nan=False)).encode()", ")).encode()"),
     ("int(self._starts[document] - self._ends[number]) + len(shard.ids)", "int(self._starts[document])"),
     # conversations
     ("return passed % 2 == 1", "return reached % 2 == 1"),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
 from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
-from ropecli.cli.terminal import err, out, print_json, show_changes, show_spans, show_tables, tell, warn
+from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
 from ropecli.errors import quoted
-from ropecli.messages import duration, size
+from ropecli.messages import duration, marked, size
 from ropecli.table import Table
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def show_finetuned(result: "FinetuneResult") -> None:
     for sentence in result.stages:
         tell(sentence)
     for spans in result.sequences:
-        show_spans(out, spans)
+        tell(marked(spans))
     if result.output is None:
         return
     done = f"{result.steps} step{'s'[: result.steps > 1]}"

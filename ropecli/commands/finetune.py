@@ -10,7 +10,7 @@ from annotated_doc import Doc
 
 from ropecli.atomic import as_path, optional_path
 from ropecli.errors import RecipeError
-from ropecli.messages import Span, progress_bar, say, say_opening, show, warn
+from ropecli.messages import Span, marked, progress_bar, say, say_opening, warn
 from ropecli.options import DATA, OUTPUT, CheckpointName, OutputFolder, Revision
 from ropecli.ranks import read_ranks
 from ropecli.signature import Flag, Interval, command
@@ -91,7 +91,7 @@ def finetune(
     sequences = _first_sequences(stages[0], show_data) if show_data and read_ranks().rank == 0 else ()
     if not dry_run:
         for spans in sequences:
-            show(spans)
+            say(marked(spans))
         return _run(stages, as_path(output), resume, total)
     for stage in stages:
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
