@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
@@ -96,20 +95,16 @@ def naming(names: Mapping[Path, object]) -> Iterator[None]:
 
 
 def refuse_unwritable(*files: Path | None, overwrite: bool = False) -> None:
-    """Raise OutputError for a file that cannot be written, exists, or is a folder of another. Called before a long run.
+    """Raise OutputError for a file that cannot be written, or exists. Called before a long run.
 
     overwrite: whether existing files may be replaced. Empty ones always may.
     """
-    outputs = [path for path in files if path]
-    for path in outputs:
+    for path in filter(None, files):
         _refuse_place(path)
         if path.exists() and not path.is_file():
             raise OutputError(f"{path} could not be written: it exists and is not a file.")
         if path.exists() and path.stat().st_size and not overwrite:
             raise OutputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
-    for first, second in permutations(outputs, 2):
-        if second.resolve().is_relative_to(first.resolve()):
-            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
 
 
 def refuse_existing(output: Path) -> None:

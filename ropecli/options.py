@@ -179,21 +179,26 @@ class ParameterOptions(TypedDict, total=False):
     original_length: Annotated[OriginalLength, Default(None), Only("methods")]
 
 
-_METHODS = Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch.")
-_FACTORS = Doc("Target length ÷ pretraining length: one factor or several, separated by commas.")
-_FACTORS_FLAG = Flag("--factors", "-f")
-Factor = Annotated[float, Interval(gt=0)]
-Methods = Annotated[Sequence[str], _METHODS, IS_METHOD, SCALING]
-Factors = Annotated[Sequence[Factor], MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
+Methods = Annotated[
+    Sequence[str] | None,
+    Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch."),
+    IS_METHOD,
+    SCALING,
+]
+Factors = Annotated[
+    Sequence[Annotated[float, Interval(gt=0)]] | None,
+    MinLen(1),
+    Flag("--factors", "-f"),
+    Doc("Target length ÷ pretraining length: one factor or several, separated by commas."),
+    SCALING,
+]
 
 
 class InMemoryOptions(ParameterOptions, total=False):
     """Patches in memory. Without methods, checkpoints are measured as they are."""
 
-    methods: Annotated[Sequence[str] | None, Default(None), _METHODS, IS_METHOD, SCALING]
-    factors: Annotated[
-        Sequence[Factor] | None, Default(None), MinLen(1), Only("methods"), _FACTORS_FLAG, _FACTORS, SCALING
-    ]
+    methods: Annotated[Methods, Default(None)]
+    factors: Annotated[Factors, Default(None), Only("methods")]
 
 
 # Data

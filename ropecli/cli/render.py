@@ -232,7 +232,8 @@ def show_patch(result: "PatchResult") -> None:
     tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.positions.context_length} tokens")
     if output is None:
         show_changes(CONFIG, plan.changes)
-    tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
+    tables = f"{result.proved} rotary table{'s match' if result.proved > 1 else ' matches'} the formulas"
+    tell(f"Proved: in stock transformers, {tables}." if result.proved else "Not proved (--no-verify).")
     if plan.remapping:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
     if note := without_headroom(plan):
@@ -248,11 +249,6 @@ def show_reverted(result: "RevertResult") -> None:
     show_changes(CONFIG, result.reversal.changes)
     if result.reversal.tokenizer_changes:
         show_changes(TOKENIZER_CONFIG, result.reversal.tokenizer_changes)
-
-
-def _tables(proved: int) -> str:
-    tables = "rotary table matches" if proved == 1 else "rotary tables match"
-    return f"in stock transformers, {proved} {tables} the formulas"
 
 
 def _suggest_measuring(output: Path, base: str, *options: str) -> None:

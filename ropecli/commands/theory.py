@@ -1,6 +1,5 @@
 """`ropecli theory`: the quantities that papers use to explain a scaling."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -33,13 +32,7 @@ class Theory:
 def theory(
     checkpoint: options.CheckpointName,
     *,
-    methods: Annotated[
-        Sequence[str] | None,
-        Flag("--methods"),
-        options.IS_METHOD,
-        Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
-        options.SCALING,
-    ] = None,
+    methods: Annotated[options.Methods, Doc("Methods, separated by commas; as-is: no change. Default: as-is.")] = None,
     factor: Annotated[options.ScalingFactor, Only("methods")] = None,
     revision: options.Revision = None,
     plot: Annotated[
