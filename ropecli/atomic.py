@@ -57,11 +57,6 @@ def optional_path(path: str | Path | None) -> Path | None:
     return None if path is None else as_path(path)
 
 
-def sibling(path: Path, suffix: str) -> Path:
-    """`path` with `suffix` added to its name."""
-    return path.with_name(path.name + suffix)
-
-
 @contextlib.contextmanager
 def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
     """Lock `what` for this run. Raises OSError, and OutputError if another run holds the lock."""

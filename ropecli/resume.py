@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ropecli.atomic import new_file, sibling, sole_use
+from ropecli.atomic import new_file, sole_use
 from ropecli.errors import OutputError, RecipeError, shown
 
 _REQUEST = "request"
@@ -91,7 +91,7 @@ def append_record(path: Path, value: Any) -> None:
 
 
 def state_folder(output: Path) -> Path:
-    return sibling(output, ".state")
+    return output.with_name(f"{output.name}.state")
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:

@@ -56,7 +56,9 @@ def show_inspection(inspection: "Inspection") -> None:
             _show_layers(report)
         if report["reading"] and report["reading"]["verdict"] != "misread":  # which is a finding
             tell(report["reading"]["message"])
-        _show_findings(report["findings"], f" in {name}" * several)
+        where, found = f" in {name}" * several, len(report["findings"])
+        tell(f"{found} problem{'s'[: found != 1]} found{where}:" if found else f"No problems found{where}.")
+        _show_findings(report["findings"])
         for sentence in report["limits"]:
             tell(sentence)
         if extension := report["makers_extension"]:
@@ -81,25 +83,14 @@ def _show_layers(report: dict[str, Any]) -> None:
         tell(f"  KV cache in bfloat16: {size(each)} per token{beyond}, {total}")
 
 
-def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:
-    if not findings:
-        tell(f"No problems found{where}.")
-        return
-    tell(f"{len(findings)} problem{'s'[: len(findings) != 1]} found{where}:")
+def _show_findings(findings: Sequence[dict[str, Any]], stream: Any = out) -> None:
+    """Problems that `inspect` finds, and what fixes them. stream: `err` beside another result."""
     for fix in dict.fromkeys(finding["fix"] for finding in findings):
         for finding in findings:
             if finding["fix"] == fix:
-                out.print(finding["message"], label=f"{finding['rule']}:", colour="yellow")
+                stream.print(finding["message"], label=f"{finding['rule']}:", colour="yellow")
         if fix:
-            tell(f"  fix: {fix}")
-
-
-def _warn_of_findings(findings: Sequence[dict[str, Any]]) -> None:
-    """Repeat findings of `inspect`, on standard error."""
-    for finding in findings:
-        warn(f"{finding['rule']}: {finding['message']}")
-    for fix in dict.fromkeys(finding["fix"] for finding in findings if finding["fix"]):
-        tell(f"  fix: {fix}", err)
+            tell(f"  fix: {fix}", stream)
 
 
 def show_methods(listed: "MethodList") -> None:
@@ -221,7 +212,7 @@ def show_plan(plan: "TrainingPlan") -> None:
         tell(
             f"The figures are of stage {report['stage']}, the longest. The command runs all {report['stages']} stages."
         )
-    _warn_of_findings(report["findings"])
+    _show_findings(report["findings"], err)
 
 
 def show_patch(result: "PatchResult") -> None:
@@ -289,7 +280,7 @@ def show_served(check: "ServedCheck") -> None:
     tell(f"Accepts {known} tokens; compared up to {compared}." if known else f"Accepts at least {compared} tokens.")
     if check.fix:
         tell(f"To serve the checkpoint's scaling: {check.fix}")
-    _warn_of_findings(check.as_json()["findings"])
+    _show_findings(check.as_json()["findings"], err)
     for note in check.notes:
         tell(f"note: {note}", err)
 
@@ -360,7 +351,7 @@ def show_export(export: "Export") -> None:
     """The command alone on standard output, to be pasted; or its config file, to be redirected."""
     unwritten = export.file_text and not export.written
     tell(export.file_text.rstrip() if unwritten else export.command)
-    _warn_of_findings(export.as_json()["findings"])
+    _show_findings(export.as_json()["findings"], err)
     for sentence in export.cannot:
         warn(sentence)
     if unwritten:
