@@ -67,7 +67,6 @@ class LoadingOptions(TypedDict, total=False):
     ]
     device_map: Annotated[
         str | None,
-        Default(None),
         Flag("--device-map", metavar="MAP"),
         OneOf(("auto", "balanced", "balanced_low_0", "sequential")),
         Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
@@ -75,17 +74,14 @@ class LoadingOptions(TypedDict, total=False):
     ]
     max_memory: Annotated[
         str | None,
-        Default(None),
         Flag("--max-memory", metavar="DEVICE=SIZE,..."),
         Only("device_map"),
         Doc("Memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
         LOADING,
     ]
-    load_in_8bit: Annotated[
-        bool, Default(False), Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING
-    ]
+    load_in_8bit: Annotated[bool, Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING]
     load_in_4bit: Annotated[
-        bool, Default(False), Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
+        bool, Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
     ]
     attn: Annotated[
         str,
@@ -100,15 +96,10 @@ class ServerOptions(TypedDict, total=False):
     """The way to ask a server."""
 
     served_name: Annotated[
-        str | None,
-        Default(None),
-        Only("endpoint"),
-        Doc("The model's name at the server. Default: the only one."),
-        SERVER,
+        str | None, Only("endpoint"), Doc("The model's name at the server. Default: the only one."), SERVER
     ]
     api_key_env: Annotated[
         str | None,
-        Default(None),
         Flag("--api-key-env", metavar="NAME"),
         Only("endpoint"),
         Doc("Environment variable that holds the API key."),
@@ -116,7 +107,6 @@ class ServerOptions(TypedDict, total=False):
     ]
     timeout: Annotated[
         float | None,
-        Default(None),
         Interval(gt=0, le=86_400),
         Only("endpoint"),
         Doc("Seconds to wait for an answer. Default: 600."),
@@ -174,9 +164,9 @@ OriginalLength = Annotated[
 class ParameterOptions(TypedDict, total=False):
     """The parameters of methods."""
 
-    settings: Annotated[SeveralSettings, Default(None), Only("methods")]
-    factors_file: Annotated[FactorsFile, Default(None), Only("methods")]
-    original_length: Annotated[OriginalLength, Default(None), Only("methods")]
+    settings: Annotated[SeveralSettings, Only("methods")]
+    factors_file: Annotated[FactorsFile, Only("methods")]
+    original_length: Annotated[OriginalLength, Only("methods")]
 
 
 Methods = Annotated[
@@ -197,8 +187,8 @@ Factors = Annotated[
 class InMemoryOptions(ParameterOptions, total=False):
     """Patches in memory. Without methods, checkpoints are measured as they are."""
 
-    methods: Annotated[Methods, Default(None)]
-    factors: Annotated[Factors, Default(None), Only("methods")]
+    methods: Methods
+    factors: Annotated[Factors, Only("methods")]
 
 
 # Data
@@ -206,10 +196,8 @@ class TextOptions(TypedDict, total=False):
     """The texts of an evaluation."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
-    skip_faulty: Annotated[
-        bool, Default(False), Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA
-    ]
-    split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: test, validation or train."), DATA]
+    skip_faulty: Annotated[bool, Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA]
+    split: Annotated[str | None, Doc("Split of a dataset. Default: test, validation or train."), DATA]
 
 
 class DocumentOptions(TextOptions, total=False):
@@ -226,14 +214,12 @@ class DocumentOptions(TextOptions, total=False):
     ]
     max_documents: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1),
         Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
         DATA,
     ]
     max_tokens: Annotated[
         int | None,
-        Default(None),
         Interval(ge=2),
         TOKENS,
         Only("protocol", ("sliding", "recall")),
@@ -247,7 +233,6 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
 
     endpoint: Annotated[
         str | None,
-        Default(None),
         Flag("--endpoint", metavar="URL"),
         Doc(
             "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
@@ -256,15 +241,10 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
         SERVER,
     ]
     engine: Annotated[
-        str | None,
-        Default(None),
-        OneOf(("vllm",)),
-        Doc("Read with another engine than transformers in this process: vllm."),
-        ENGINE,
+        str | None, OneOf(("vllm",)), Doc("Read with another engine than transformers in this process: vllm."), ENGINE
     ]
     engine_arg: Annotated[
         Mapping[str, Any] | None,
-        Default(None),
         Flag("--engine-arg", metavar="KEY=VALUE"),
         Only("engine"),
         Doc("An argument of vllm.LLM, such as tensor_parallel_size=2; repeatable."),
@@ -272,7 +252,6 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
     ]
     requests: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1, le=1024),
         Only("endpoint"),
         Doc("Requests in flight at the server. Default: 16."),
@@ -281,7 +260,6 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
 
     chunk: Annotated[
         int | None,
-        Default(None),
         Interval(ge=0),
         TOKENS,
         Doc(
@@ -291,28 +269,17 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
         LOADING,
     ]
     baseline: Annotated[
-        str | None,
-        Default(None),
-        Doc("Checkpoint to compare with. Default: the first unscaled one, or the first."),
-        IS_CHECKPOINT,
+        str | None, Doc("Checkpoint to compare with. Default: the first unscaled one, or the first."), IS_CHECKPOINT
     ]
-    revision: Annotated[Revision, Default(None)]
+    revision: Revision
     output: Annotated[
-        str | Path | None,
-        Default(None),
-        Flag("--output", "-o", metavar="FILE"),
-        Doc("Write the reports as JSON."),
-        OUTPUT,
+        str | Path | None, Flag("--output", "-o", metavar="FILE"), Doc("Write the reports as JSON."), OUTPUT
     ]
     plot: Annotated[
-        str | Path | None,
-        Default(None),
-        Flag("--plot", metavar="FILE"),
-        Doc("Draw the result: .png, .svg or .pdf."),
-        OUTPUT,
+        str | Path | None, Flag("--plot", metavar="FILE"), Doc("Draw the result: .png, .svg or .pdf."), OUTPUT
     ]
-    resume: Annotated[Resume, Default(False)]
-    overwrite: Annotated[Overwrite, Default(False)]
+    resume: Resume
+    overwrite: Overwrite
 
 
 _MODES = OneOf(("rank", "generate"))
@@ -324,7 +291,7 @@ def _check_thinking(value: str) -> None:
 
 
 # Tasks
-_Lengths = Annotated[Sequence[Length] | None, Default(None), MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
+_Lengths = Annotated[Sequence[Length] | None, MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
 
 
 class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
@@ -345,7 +312,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     ]
     stride: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1),
         TOKENS,
         Only("protocol", ("sliding",)),
@@ -353,7 +319,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     ]
     targets: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1),
         TOKENS,
         Only("protocol", ("tail",)),
@@ -362,7 +327,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
     generate: Annotated[
         bool,
-        Default(False),
         Only("protocol", ("recall",)),
         Doc(
             "Generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
@@ -397,7 +361,6 @@ class AskingOptions(InMemoryOptions, TextOptions, MeasuringOptions, total=False)
     ]
     thinking: Annotated[
         str | None,
-        Default(None),
         Flag("--thinking", metavar="off|TOKENS"),
         Only("mode", ("generate",)),
         Check(_check_thinking),
@@ -411,7 +374,6 @@ class NeedleOptions(AskingOptions, total=False):
 
     style: Annotated[
         str | None,
-        Default(None),
         OneOf(("code", "prose", "passkey")),
         Doc(
             "code, prose or passkey. code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a "
@@ -448,7 +410,6 @@ class RulerOptions(AskingOptions, total=False):
 
     tasks: Annotated[
         Sequence[Annotated[str, OneOf(RULER_TASKS)]] | None,
-        Default(None),
         Flag("--tasks", "-t", metavar="TASK,..."),
         Doc(f"{', '.join(RULER_TASKS)}. Default: all whose prompts fit. RULER also has qa_1 and qa_2."),
     ]
@@ -464,7 +425,6 @@ class RulerOptions(AskingOptions, total=False):
     ]
     threshold: Annotated[
         float | None,
-        Default(None),
         Interval(gt=0, le=1),
         Doc(
             "Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."

@@ -1,7 +1,8 @@
 """Options of a command: what a signature says about them, and the decorator that checks it.
 
 A group of options is a TypedDict (total=False) whose fields are `Annotated[type, Default(value), Doc("help"), ...]`, or
-`Required[Annotated[type, Doc("help"), ...]]`. A command takes it by `**shared: Unpack[Group]`.
+`Required[Annotated[type, Doc("help"), ...]]`. A command takes it by `**shared: Unpack[Group]`. The default of a field
+is None, or False for a bool, unless there is a Default.
 """
 
 import functools
@@ -176,9 +177,13 @@ def _flat_signature(function: Callable[..., Any]) -> inspect.Signature:
             continue
         (group,) = typing.get_args(parameter.annotation)
         for name, annotation in group.__annotations__.items():
+            default: Any = parameter.empty
             if typing.get_origin(annotation) is Required:
                 (annotation,) = typing.get_args(annotation)
-            default = next((note.value for note in _parts(annotation)[1] if isinstance(note, Default)), parameter.empty)
+            else:
+                kind, notes = _parts(annotation)
+                without = False if kind is bool else None
+                default = next((note.value for note in notes if isinstance(note, Default)), without)
             parameters.append(inspect.Parameter(name, parameter.KEYWORD_ONLY, default=default, annotation=annotation))
     return signature.replace(parameters=parameters)
 
