@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
@@ -37,7 +37,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     refuse_existing(output)
     target = _followed(output)
     lock, partial = (target.with_name(f".{target.name}.{ending}") for ending in ("lock", "partial"))
-    with sole_use(lock, output), naming({partial: output}):
+    with sole_use(lock, output), naming(partial, output):
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -78,15 +78,12 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def naming(names: Mapping[Path, object]) -> Iterator[None]:
-    """Replace temporary paths, the keys of `names`, with their values in the messages of errors raised inside."""
+def naming(temporary: Path, name: object) -> Iterator[None]:
+    """Replace a temporary path with this name in the messages of errors raised inside."""
     try:
         yield
     except RopecliError as error:
-        message = str(error)
-        for temporary, name in names.items():
-            message = message.replace(str(temporary), str(name))
-        raise type(error)(message) from error
+        raise type(error)(str(error).replace(str(temporary), str(name))) from error
 
 
 def refuse_unwritable(*files: Path | None, overwrite: bool = False) -> None:

@@ -79,13 +79,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
-def clock(seconds: float) -> str:
-    """8:20, or 1:02:03 from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def size(count: float) -> str:
     """Format bytes as kB, MB or GB, in powers of 1,000 as the Hub and makers of GPUs do."""
     if count < 1e6:

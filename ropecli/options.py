@@ -11,7 +11,7 @@ from typing import Annotated, Any, Required, TypedDict
 from annotated_doc import Doc
 
 from ropecli.errors import MethodError, shown
-from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_training_data
+from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_picture, check_training_data
 from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel, token_count
 
 SCALING, DATA, OUTPUT, ENGINE = Panel("Scaling"), Panel("Data"), Panel("Output"), Panel("Engine")
@@ -48,6 +48,13 @@ Weights = Annotated[
 ]
 Overwrite = Annotated[bool, Doc("Replace an existing file."), OUTPUT]
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
+Picture = Annotated[
+    str | Path | None,
+    Flag("--plot", metavar="FILE"),
+    Doc("Draw the result: .png, .svg or .pdf."),
+    Check(check_picture),
+    OUTPUT,
+]
 OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
 
 
@@ -275,9 +282,7 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
     output: Annotated[
         str | Path | None, Flag("--output", "-o", metavar="FILE"), Doc("Write the reports as JSON."), OUTPUT
     ]
-    plot: Annotated[
-        str | Path | None, Flag("--plot", metavar="FILE"), Doc("Draw the result: .png, .svg or .pdf."), OUTPUT
-    ]
+    plot: Picture
     resume: Resume
     overwrite: Overwrite
 

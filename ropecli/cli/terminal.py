@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from ropecli.errors import shortened
-from ropecli.messages import Step, clock, command_line, progress_bars
+from ropecli.messages import Step, command_line, duration, progress_bars
 from ropecli.ranks import read_ranks
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class _Bar:
         if self.total and left is None and self.done > self.first:
             left = (now - self.started) * (self.total - self.done) / (self.done - self.first)
         share = f"{self.done / self.total:.0%}" if self.total else f"{self.done:g}"
-        time_left = "" if left is None else f"{clock(left)} left"
+        time_left = "" if left is None else f"{duration(left)} left"
         self.state = "  ".join(filter(None, [share, text, time_left]))
         if self.line or now - self.printed >= _SECONDS:
             self.printed = now

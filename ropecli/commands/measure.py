@@ -101,10 +101,6 @@ def _measure(checkpoints: Sequence[str], shared: Mapping[str, Any], task: str) -
 
         factors = sorted(set(shared["factors"] or ()))
         specs = method_specs(shared["methods"], factors, shared["settings"], shared["factors_file"])
-    if plot:
-        from ropecli.reporting.figures.style import refuse_unknown_ending
-
-        refuse_unknown_ending(plot)
     refuse_unwritable(output, plot, overwrite=shared["overwrite"])
     refuse_interrupted(output, shared["resume"])
     say_opening(*checkpoints)

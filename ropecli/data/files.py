@@ -6,7 +6,6 @@ save_to_disk wrote it.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.hub import PATIENCE
 from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TSV, has_texts
-from ropecli.errors import DataError, reason_of
+from ropecli.errors import DataError, reason_of, shortened
 from ropecli.messages import say
 from ropecli.names import HubDataset
 
@@ -114,9 +113,7 @@ def _say_unread(folder: Path, paths: Sequence[Path], files: Sequence[DataFile]) 
     """paths: all files of the folder. files: those that may be read."""
     read = {Path(file.address) for file in files}
     if unread := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
-        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in unread)
-        counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
-        say(f"Not read in {folder}: {', '.join(unread if len(unread) < 5 else counts)}.")
+        say(f"Not read in {folder}, {len(unread):,}: {shortened(', '.join(unread), 300)}.")
 
 
 def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:

@@ -47,7 +47,7 @@ UNKNOWN_END = -1
 """The end of a text, if nobody knows it."""
 _DIGEST, _REMARKS = "digest", "remarks"
 _TYPES = {"lengths": "<i8", "ids": "<i4", "trained": "?", "turns": "<i8", "turn_counts": "<i8"}
-"""Of the arrays of a shard, by name."""
+"""Types of a shard's arrays, by name."""
 _PIECE = 1 << 20
 _SHARD = 1 << 26
 """Bytes of text, compressed or not."""

@@ -328,7 +328,7 @@ def test_what_is_not_read_of_a_folder_is_said(tmp_path, caplog):
     for name in ("settings.json", "figures.csv", "README.md", "picture.png"):
         (tmp_path / name).write_text("a,b\n1,2\n" if name.endswith("csv") else "{}")
     assert texts_of(tmp_path) == ROWS
-    assert f"Not read in {tmp_path}: README.md, figures.csv, picture.png, settings.json." in caplog.text
+    assert f"Not read in {tmp_path}, 4: README.md, figures.csv, picture.png, settings.json." in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl", "a.csv"])

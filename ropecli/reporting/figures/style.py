@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropecli.atomic import new_file
-from ropecli.errors import OutputError, shortened
+from ropecli.errors import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-_ENDINGS = (".png", ".svg", ".pdf")
 INK, GREY = "#1a1a1a", "#595959"
 GRID = "#c8c8c8"
 _THEME = {INK: "currentColor", GREY: "var(--faint)", GRID: "var(--line)"}
@@ -54,13 +53,6 @@ _LETTER = 0.068
 _TICKS_APART = 0.13
 """Minimum distance of two tick labels, as a fraction of a length axis."""
 _DPI = 150
-
-
-def refuse_unknown_ending(path: Path | None, *endings: str) -> None:
-    """Raise OutputError unless the file name has one of these endings; by default .png, .svg or .pdf."""
-    endings = endings or _ENDINGS
-    if path is not None and path.suffix.lower() not in endings:
-        raise OutputError(f"{path} does not end in {' or '.join(endings)}.")
 
 
 @contextlib.contextmanager
