@@ -55,7 +55,9 @@ Picture = Annotated[
     Check(check_picture),
     OUTPUT,
 ]
-OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
+_FOLDER = Flag("--output", "-o", metavar="DIR")
+OutputFolder = Annotated[str | Path, _FOLDER, Doc("Folder to write."), OUTPUT]
+OptionalFolder = Annotated[str | Path | None, _FOLDER, Doc("Folder to write."), OUTPUT]
 
 
 # Loading

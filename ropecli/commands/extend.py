@@ -118,9 +118,7 @@ def extend(
     checkpoint: options.CheckpointName,
     *,
     length: Annotated[int, Flag("--length", "-l"), Interval(ge=2, le=2**24), options.TOKENS, Doc("Tokens to read.")],
-    output: Annotated[
-        str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), options.OUTPUT
-    ] = None,
+    output: options.OptionalFolder = None,
     data: Annotated[
         str | None,
         Flag("--data", "-d"),
